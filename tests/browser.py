@@ -1,0 +1,56 @@
+"""A headless Chromium for the tests of web pages, with a record of every request it makes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+class Visit:
+    """One open page with what happened on it."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.requests: list[str] = []  # data: addresses aside
+        self.failures: list[str] = []  # script errors, errors on the console, answers from 400 up
+        page.on("request", lambda request: self._note(request.url))
+        page.on("pageerror", lambda error: self.failures.append(str(error)))
+        page.on("console", lambda line: self.failures.append(line.text) if line.type == "error" else None)
+        page.on("response", lambda answer: self.failures.append(answer.url) if answer.status >= 400 else None)
+
+    def _note(self, url: str) -> None:
+        if not url.startswith("data:"):
+            self.requests.append(url)
+
+
+@contextmanager
+def open_page(url: str, *, scheme: str = "light", width: int = 1280) -> Iterator[Visit]:
+    """Visit `url`; skips the test where no Chromium is installed."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine: install chromium to run the tests of the web pages")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=_OPTIONS)
+        try:
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.set_default_timeout(60_000)
+            visit = Visit(page)
+            page.goto(url, timeout=60_000)
+            yield visit
+        finally:
+            browser.close()

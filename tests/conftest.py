@@ -1,0 +1,48 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+_asked_for_shared_data: set[str] = set()
+
+
+def shared_data() -> Path:
+    """The folder of real sample data beside the checkout; skips the test where there is none."""
+    _asked_for_shared_data.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"needs the sample data at {SHARED_DATA}")
+    return SHARED_DATA
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where the sample data lies beside the checkout, a test of it that skips is a failure."""
+    report = yield
+    reason = str(call.excinfo.value) if call.excinfo else ""
+    about_shared = item.nodeid in _asked_for_shared_data or "sample data" in reason or "shared" in reason
+    if report.skipped and not hasattr(report, "wasxfail") and about_shared and SHARED_DATA.is_dir():
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} skipped although {SHARED_DATA} is there: {reason}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny Qwen2.5-VL folder. Read it, never write into it."""
+    from data_prep.toy import tokenizer_texts
+    from vlm_rl.tiny import build_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return build_tiny_model(folder, seed=0, tokenizer_texts=tokenizer_texts())

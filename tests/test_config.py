@@ -1,0 +1,270 @@
+"""The configuration: every refusal names the file, the key's path, the value and the next step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from vlm_rl.config import Config, load_config, parse_config, save_config
+from vlm_rl.errors import UserError
+
+SHIPPED = sorted((Path(__file__).resolve().parents[1] / "configs").rglob("*.yaml"))
+MINIMAL = """\
+out: runs/x
+model: {path: some/model}
+data: {train: [data/toy]}
+"""
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    path = tmp_path / "minimal.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def tree(**sections: Any) -> dict[str, Any]:
+    return {**yaml.safe_load(MINIMAL), **sections}
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config(path, overrides)
+    message = str(caught.value)
+    assert str(path) in message or "override" in message
+    return message
+
+
+# -- what is accepted ------------------------------------------------------------------------------
+
+
+def test_some_files_are_shipped() -> None:
+    assert SHIPPED
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_file_parses_and_survives_saving(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_round_trip_of_a_config_far_from_the_defaults(minimal: Path, tmp_path: Path) -> None:
+    overrides = [
+        "seed=3",
+        "model.dtype=float32",
+        "data.eval=[data/a,data/b]",
+        "algorithm.name=ba",
+        "algorithm.clip_low=3e-4",
+        "algorithm.hadw.enabled=true",
+        "rollout.vllm.gpu_memory_utilization=0.5",
+        "train.betas=[0.9,0.999]",
+        "train.deepspeed.zero_optimization.offload_optimizer.device=cpu",
+        "eval.max_tokens=64",
+        "log.trackers=[tensorboard]",
+    ]
+    config = load_config(minimal, overrides)
+    assert config != load_config(minimal)
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_exponents_are_numbers_in_files_and_overrides(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "train: {lr: 1e-5, weight_decay: 1E-2}\n")
+    config = load_config(minimal, ["algorithm.clip_low=3e-4"])
+    assert (config.train.lr, config.train.weight_decay) == (1e-5, 1e-2)
+    assert config.algorithm.clip_low == 3e-4
+
+
+def test_overrides_win_over_the_file_and_the_last_over_the_first(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "train: {steps: 5, lr: 0.5}\n")
+    config = load_config(minimal, ["train.steps=7", "train.steps=9"])
+    assert (config.train.steps, config.train.lr) == (9, 0.5)
+
+
+def test_the_engines_own_blocks_pass_through_verbatim(minimal: Path) -> None:
+    deepspeed = {"zero_optimization": {"stage3_max_live_parameters": 1e9, "overlap_comm": True}, "made_up": [1, None]}
+    vllm = {"enforce_eager": True, "hf_overrides": {"a": {"b": "c"}}}
+    minimal.write_text(MINIMAL + yaml.safe_dump({"train": {"deepspeed": deepspeed}, "rollout": {"vllm": vllm}}))
+    config = load_config(minimal)
+    assert (config.train.deepspeed, config.rollout.vllm) == (deepspeed, vllm)
+
+
+def test_a_whole_number_may_stand_where_a_fraction_may(minimal: Path) -> None:
+    assert load_config(minimal, ["rollout.temperature=1", "train.grad_clip=2"]).train.grad_clip == 2.0
+
+
+# -- unknown keys ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("sede", "seed"),
+        ("modle.path", "model"),
+        ("train.learning_rte", None),
+        ("train.lrr", "lr"),
+        ("train.warmup", "warmup_steps"),
+        ("rollout.responses_per_promt", "responses_per_prompt"),
+        ("algorithm.hadw.scal", "scale"),
+        ("checkpoint.keep", None),
+        ("eval.temprature", "temperature"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_its_path_and_the_nearest_known_one(minimal: Path, key: str, nearest) -> None:
+    message = refusal(minimal, f"{key}=1")
+    shown = key if "modle" not in key else "modle"
+    assert f"unknown key {shown}:" in message
+    if nearest:
+        assert f"did you mean {nearest!r}?" in message
+
+
+def test_an_unknown_key_far_from_all_lists_the_known_ones(minimal: Path) -> None:
+    message = refusal(minimal, "checkpoint.zzzzzz=1")
+    assert "known keys: every, keep_every, keep_last" in message
+
+
+def sections(model: type[BaseModel], path: str = "") -> list[str]:
+    """The dotted path of every section, the top ("") included."""
+    found = [path]
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += sections(field.annotation, f"{path}.{name}" if path else name)
+    return found
+
+
+@pytest.mark.parametrize("section", sections(Config))
+def test_no_section_takes_an_unknown_key(minimal: Path, section: str) -> None:
+    key = f"{section}.surprise" if section else "surprise"
+    assert f"unknown key {key}:" in refusal(minimal, f"{key}=1")
+
+
+def test_all_faults_of_a_file_are_reported_together(minimal: Path) -> None:
+    lines = refusal(minimal, "train.lrr=1", "seed=x", "eval.every=-1").splitlines()
+    assert len(lines) == 3
+
+
+# -- wrong values ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.lr=abc", ["train.lr", "'abc'"]),
+        ("train.lr=-1", ["train.lr", "-1", "greater than 0"]),
+        ("train.steps=1.5", ["train.steps", "1.5"]),
+        ("train.steps='10'", ["train.steps", "'10'"]),
+        ("train.steps=true", ["train.steps", "True"]),
+        ("train.zero_stage=4", ["train.zero_stage", "4"]),
+        ("train.betas=[0.9]", ["train.betas"]),
+        ("train.betas=[0.9,1.5]", ["train.betas.1", "1.5"]),
+        ("train.optimizer=lion", ["train.optimizer", "'lion'", "adamw"]),
+        ("seed=null", ["seed", "None"]),
+        ("model=some/model", ["model", "'some/model'"]),
+        ("data.train=[]", ["data.train", "[]"]),
+        ("data.train=data/toy", ["data.train", "'data/toy'"]),
+        ("data.template=free", ["data.template", "'free'", "think_answer"]),
+        ("algorithm.hadw.enabled=1", ["algorithm.hadw.enabled", "1"]),
+        ("rollout.sampler=sglang", ["rollout.sampler", "'sglang'", "transformers"]),
+        ("log.trackers=[mlflow]", ["log.trackers.0", "'mlflow'"]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path_and_itself(minimal: Path, override: str, words: list[str]) -> None:
+    message = refusal(minimal, override)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("key", ["out", "model", "data"])
+def test_what_has_no_default_must_be_there(key: str) -> None:
+    with pytest.raises(UserError, match=f"{key} is missing"):
+        parse_config({name: value for name, value in tree().items() if name != key})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["rollout.top_p=0.7"], ["rollout", "top_p 0.7", "needs top_p 1"]),
+        (["rollout.top_k=50"], ["rollout", "top_k 50"]),
+        (["train.mini_batch_prompts=256"], ["train.mini_batch_prompts (256)", "rollout.prompts_per_step (128)"]),
+        (["train.micro_batch_tokens=100"], ["train.micro_batch_tokens (100)", "rollout.max_tokens (4096)"]),
+        (["reward.overlong_buffer=5000"], ["reward.overlong_buffer (5000)", "rollout.max_tokens (4096)"]),
+        (["eval.samples=4"], ["eval", "greedy", "4"]),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, overrides, words) -> None:
+    message = refusal(minimal, *overrides)
+    assert all(word in message for word in words), message
+
+
+# -- files and attacks -----------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_said_with_where_the_others_are(tmp_path: Path) -> None:
+    assert "configs/" in refusal(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\tx: 1", "- 1\n- 2\n", "just words\n", ""])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    refusal(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"out: \xe9"])
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(content)
+    refusal(path)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    refusal(tmp_path)
+
+
+def test_an_override_without_a_value_is_refused(minimal: Path) -> None:
+    message = refusal(minimal, "train.lr")
+    assert "'train.lr'" in message and "key.path=value" in message
+
+
+def test_the_same_key_twice_is_refused(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "seed: 1\nseed: 2\n")
+    assert "duplicate key seed" in refusal(minimal)
+
+
+@pytest.mark.parametrize(
+    "value", ["${oc.env:VLM_RL_SECRET}", "${seed}", "a-${oc.decode:'1'}", "${oc.create:{}}", "x\\${seed}"]
+)
+def test_interpolation_is_refused_and_not_carried_out(minimal: Path, value: str, monkeypatch) -> None:
+    monkeypatch.setenv("VLM_RL_SECRET", "hunter2")
+    minimal.write_text(yaml.safe_dump(tree(out=value)))
+    message = refusal(minimal)
+    assert "out is" in message and "interpolation" in message and "hunter2" not in message
+
+
+def test_interpolation_is_refused_inside_the_verbatim_blocks_too(minimal: Path) -> None:
+    minimal.write_text(yaml.safe_dump(tree(train={"deepspeed": {"a": [{"b": "${oc.env:HOME}"}]}})))
+    message = refusal(minimal)
+    assert "train.deepspeed.a[0].b" in message and os.environ.get("HOME", "?") not in message.replace(
+        str(minimal), ""
+    )
+
+
+def test_targets_are_unknown_keys(minimal: Path) -> None:
+    assert "unknown key model._target_" in refusal(minimal, "model._target_=os.system")
+
+
+def test_yaml_tags_create_nothing(minimal: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    minimal.write_text(MINIMAL + f"seed: !!python/object/apply:os.mkdir ['{marker}']\n")
+    refusal(minimal)
+    assert not marker.exists()
+
+
+def test_a_config_cannot_be_changed_after_it_was_read(minimal: Path) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config(minimal).seed = 5  # type: ignore[misc]

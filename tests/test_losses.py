@@ -1,0 +1,329 @@
+"""The loss against its papers: hand-computed numbers and per-token loops written from the equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vlm_rl.advantages import compute_advantages
+from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.losses import AGGREGATIONS, LossInputs, correction_weights, policy_loss, token_weights
+
+L_MAX = 50
+
+
+def equations(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray) -> Tensor:
+    """The aggregation of terms[group][response][token], written as the papers write it."""
+    flat = [response for group in terms for response in group]
+    num = len(flat)
+    zero = torch.zeros((), dtype=torch.float64)
+    if name == "sequence":
+        return sum((sum(r, zero) / len(r) for r in flat if r), zero) / num
+    if name == "token":
+        return sum((sum(r, zero) for r in flat), zero) / sum(len(r) for r in flat)
+    if name == "length_weighted":
+        return sum((sum(r, zero) for r in flat), zero) / num
+    if name == "constant":
+        return sum((sum(r, zero) for r in flat), zero) / (num * L_MAX)
+    assert name == "balanced"
+    total = zero
+    for group, row in zip(terms, advantages, strict=True):
+        for sign in (1, -1):
+            subset = [r for r, a in zip(group, row, strict=True) if np.sign(a) == sign]
+            tokens = sum(len(r) for r in subset)
+            if tokens:
+                total = total + len(subset) / len(group) * sum((sum(r, zero) for r in subset), zero) / tokens
+    return total / len(terms)
+
+
+@st.composite
+def batches(draw) -> tuple[np.ndarray, np.ndarray, int]:
+    """Lengths [P, G] (a few zeros), advantages [P, G] (a few zeros), a seed."""
+    num_prompts, num_responses = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    shape = (num_prompts, num_responses)
+    cells = num_prompts * num_responses
+    lengths = np.array(draw(st.lists(st.integers(0, 12), min_size=cells, max_size=cells))).reshape(shape)
+    values = st.sampled_from([-1.5, -0.3, 0.0, 0.4, 2.0])
+    advantages = np.array(draw(st.lists(values, min_size=cells, max_size=cells))).reshape(shape)
+    return lengths, advantages, draw(st.integers(0, 2**31))
+
+
+@pytest.mark.parametrize("name", list(AGGREGATIONS))
+@given(batch=batches())
+def test_weights_equal_the_papers_sums(name: str, batch: tuple[np.ndarray, np.ndarray, int]) -> None:
+    lengths, advantages, seed = batch
+    if lengths.sum() == 0:
+        assert not token_weights(name, lengths, advantages, max_tokens=L_MAX).any()
+        return
+    values = torch.from_numpy(np.random.default_rng(seed).normal(size=int(lengths.sum())))
+    stream = iter(values)
+    terms = [[[next(stream) for _ in range(n)] for n in row] for row in lengths]
+    weights = token_weights(name, lengths, advantages, max_tokens=L_MAX)
+    per_token = np.repeat(weights.ravel(), lengths.ravel())
+    weighted = float((torch.from_numpy(per_token) * values).sum())
+    assert weighted == pytest.approx(float(equations(name, terms, advantages)), rel=1e-12, abs=1e-14)
+    assert not weights[lengths == 0].any()
+
+
+def inputs(
+    lengths: list[int],
+    advantages: list[float],
+    weights: np.ndarray,
+    old: Tensor | None = None,
+    beh: Tensor | None = None,
+) -> LossInputs:
+    return LossInputs(
+        old_logp_K=old,
+        sampler_logp_K=beh,
+        response_K=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        lengths_n=torch.tensor(lengths),
+        advantages_n=torch.tensor(advantages, dtype=torch.float64),
+        weights_n=torch.from_numpy(weights.ravel()),
+    )
+
+
+def run(
+    name: str,
+    lengths: list[int],
+    advantages: list[float],
+    logp: Tensor,
+    old: Tensor | None,
+    *,
+    weights: np.ndarray | None = None,
+    **change,
+) -> tuple[float, Tensor]:
+    """Loss and gradient of one group under a named algorithm, float64."""
+    algorithm = ALGORITHMS[name]
+    if weights is None:
+        weights = token_weights(
+            change.pop("aggregation", algorithm.aggregation),
+            np.array([lengths]),
+            np.array([advantages]),
+            max_tokens=L_MAX,
+        )
+    logp = logp.clone().requires_grad_()
+    options = {
+        "ratio": algorithm.ratio,
+        "surrogate": algorithm.surrogate,
+        "clip_low": algorithm.clip_low,
+        "clip_high": algorithm.clip_high,
+        "cap": 2.0,
+        **change,
+    }
+    loss, _ = policy_loss(logp, inputs(lengths, advantages, weights, old), **options)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    return float(loss.detach()), gradient
+
+
+LENGTHS, ADVANTAGES = [2, 3, 1, 4], [1.2, -0.4, 0.5, -1.3]
+GENERATOR = torch.Generator().manual_seed(0)
+LOGP = torch.randn(10, generator=GENERATOR, dtype=torch.float64) * 0.05 - 1
+OLD = LOGP - torch.randn(10, generator=GENERATOR, dtype=torch.float64) * 1e-4
+
+
+def per_response(values: Tensor) -> list[Tensor]:
+    return list(values.split(LENGTHS))
+
+
+def test_token_clip_by_hand() -> None:
+    # One token each. w = 1.5, A = 1: clipped at 1.2, gradient 0. w = 1.5, A = -1: not clipped, grad = w.
+    # w = .5, A = 1: min takes w A, grad = -w. w = .5, A = -1: clipped at .8, gradient 0.
+    logp = torch.tensor([1.5, 1.5, 0.5, 0.5], dtype=torch.float64).log()
+    loss, gradient = run("grpo", [1] * 4, [1.0, -1.0, 1.0, -1.0], logp, torch.zeros(4, dtype=torch.float64))
+    assert loss == pytest.approx((-1.2 + 1.5 - 0.5 + 0.8) / 4)
+    torch.testing.assert_close(gradient * 4, torch.tensor([0.0, 1.5, -0.5, 0.0], dtype=torch.float64))
+
+
+def test_clip_counts_by_hand() -> None:
+    logp = torch.tensor([1.5, 1.5, 0.5, 0.5], dtype=torch.float64).log()
+    data = inputs([1] * 4, [1.0, -1.0, 1.0, -1.0], np.full(4, 0.25), torch.zeros(4, dtype=torch.float64))
+    _, sums = policy_loss(logp, data, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
+    assert (int(sums["tokens"]), int(sums["clipped_low"]), int(sums["clipped_high"])) == (4, 1, 1)
+
+
+def test_cispo_by_hand() -> None:
+    # w = 2 is capped at 1.28 but keeps its gradient -1.28 A; w = .1 has no lower bound.
+    logp = torch.tensor([2.0, 0.1], dtype=torch.float64).log()
+    loss, gradient = run("cispo", [1, 1], [1.0, 1.0], logp, torch.zeros(2, dtype=torch.float64))
+    assert loss == pytest.approx(-(1.28 * np.log(2) + 0.1 * np.log(0.1)) / 2)
+    torch.testing.assert_close(gradient, torch.tensor([-0.64, -0.05], dtype=torch.float64))
+
+
+def test_sequence_ratio_has_value_and_gradient_of_the_papers_form() -> None:
+    def papers(logp: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for now, old, advantage in zip(per_response(logp), per_response(OLD), ADVANTAGES, strict=True):
+            ratio = torch.exp((now - old).mean())
+            total = total - torch.minimum(ratio * advantage, ratio.clamp(1 - 3e-4, 1 + 4e-4) * advantage)
+        return total / len(LENGTHS)
+
+    logp = LOGP.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(papers(logp), logp)
+    loss, gradient = run("gspo", LENGTHS, ADVANTAGES, LOGP, OLD)
+    assert loss == pytest.approx(float(papers(LOGP)), rel=1e-12)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-10, atol=1e-14)
+
+
+def test_luspo_gradient_is_that_of_gspo_times_length() -> None:
+    # algorithms.md: unclipped, grad = (1/N) sum_i s_i A_i sum_t grad lp_it, and GSPO's is that / |y_i|
+    wide = {"clip_low": 0.5, "clip_high": 0.5}
+    _, luspo = run("luspo", LENGTHS, ADVANTAGES, LOGP, OLD, **wide)
+    _, gspo = run("gspo", LENGTHS, ADVANTAGES, LOGP, OLD, **wide)
+    for part, other, now, old, advantage in zip(
+        per_response(luspo), per_response(gspo), per_response(LOGP), per_response(OLD), ADVANTAGES, strict=True
+    ):
+        ratio = float(torch.exp((now - old).mean()))
+        torch.testing.assert_close(part, torch.full_like(part, -ratio * advantage / 4), rtol=1e-10, atol=0)
+        torch.testing.assert_close(other, part / len(part), rtol=1e-10, atol=0)
+
+
+def test_luspo_on_policy_is_the_token_mean_times_tokens_per_response() -> None:
+    _, luspo = run("luspo", LENGTHS, ADVANTAGES, LOGP, LOGP)
+    _, token = run("grpo", LENGTHS, ADVANTAGES, LOGP, LOGP, aggregation="token")
+    torch.testing.assert_close(luspo, token * (10 / 4), rtol=1e-12, atol=0)
+
+
+def test_a_clipped_sequence_has_no_gradient_on_any_token() -> None:
+    old = LOGP.clone()
+    old[:2] -= 0.01  # response 0, A > 0: ratio exp(.01), far above 1 + 4e-4
+    old[2:5] += 0.01  # response 1, A < 0: ratio far below 1 - 3e-4
+    _, gradient = run("gspo", LENGTHS, ADVANTAGES, LOGP, old)
+    assert not gradient[:5].any()
+    assert gradient[5:].all()
+
+
+def coefficient_mass(name: str, positive: list[int], negative: list[int], ddof: int) -> tuple[float, float]:
+    lengths = np.array([positive + negative])
+    rewards = np.array([[1.0] * len(positive) + [0.0] * len(negative)])
+    advantages = (rewards - rewards.mean()) / rewards.std(ddof=ddof)
+    mass = token_weights(name, lengths, advantages, max_tokens=L_MAX) * lengths * advantages
+    return float(mass[advantages > 0].sum()), float(mass[advantages < 0].sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "ddof", "positive", "negative"),
+    [
+        # p = 3/8: sqrt(p (1 - p)) = .484123; for `token` positive / |negative| = 200 / 610 = .327869
+        ("sequence", 0, 0.484123, -0.484123),
+        ("balanced", 0, 0.484123, -0.484123),
+        ("token", 0, 0.212218, -0.647266),
+        ("sequence", 1, 0.452855, -0.452855),
+        ("balanced", 1, 0.452855, -0.452855),
+        ("token", 1, 0.198512, -0.605460),
+    ],
+)
+def test_coefficient_mass_vectors(name: str, ddof: int, positive: float, negative: float) -> None:
+    found = coefficient_mass(name, [100, 300, 200], [500, 700, 400, 650, 800], ddof)
+    assert found == pytest.approx((positive, negative), abs=2e-6)
+
+
+def test_balanced_does_not_care_how_long_the_negatives_are() -> None:
+    short = coefficient_mass("balanced", [10, 30], [20, 50], 1)
+    assert coefficient_mass("balanced", [10, 30], [200, 500], 1) == pytest.approx(short)
+    token = coefficient_mass("token", [10, 30], [20, 50], 1)
+    assert coefficient_mass("token", [10, 30], [200, 500], 1) != pytest.approx(token)
+
+
+def test_where_aggregations_agree() -> None:
+    advantages = np.array([[1.0, 1.0, -1.0, -1.0]])
+
+    def weights(name: str, lengths: list[int]) -> np.ndarray:
+        return token_weights(name, np.array([lengths]), advantages, max_tokens=L_MAX)
+
+    # lengths equal inside each sign subset: balanced == sequence
+    np.testing.assert_allclose(weights("balanced", [3, 3, 9, 9]), weights("sequence", [3, 3, 9, 9]))
+    # equal means of both subsets: balanced == token
+    np.testing.assert_allclose(weights("balanced", [2, 4, 1, 5]), weights("token", [2, 4, 1, 5]))
+    assert not np.allclose(weights("balanced", [2, 4, 1, 7]), weights("token", [2, 4, 1, 7]))
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_degenerate_groups_are_exactly_zero(name: str) -> None:
+    advantages = compute_advantages(ALGORITHMS[name].advantage, np.full((1, 4), 1.35))[0].tolist()
+    loss, gradient = run(name, LENGTHS, advantages, LOGP, OLD)
+    assert loss == 0.0
+    assert not gradient.any() and not torch.isnan(gradient).any()
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+@settings(max_examples=20)
+@given(order=st.permutations(range(4)))
+def test_order_of_responses_does_not_matter(name: str, order: list[int]) -> None:
+    def pick(values: Tensor) -> Tensor:
+        parts = per_response(values)
+        return torch.cat([parts[i] for i in order])
+
+    loss, gradient = run(name, LENGTHS, ADVANTAGES, LOGP, OLD)
+    shuffled = run(name, [LENGTHS[i] for i in order], [ADVANTAGES[i] for i in order], pick(LOGP), pick(OLD))
+    assert shuffled[0] == pytest.approx(loss, rel=1e-12)
+    torch.testing.assert_close(shuffled[1], pick(gradient), rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_a_split_into_micro_batches_adds_up(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    weights = token_weights(algorithm.aggregation, np.array([LENGTHS]), np.array([ADVANTAGES]), max_tokens=L_MAX)
+    whole, gradient = run(name, LENGTHS, ADVANTAGES, LOGP, OLD)
+    first = run(name, LENGTHS[:2], ADVANTAGES[:2], LOGP[:5], OLD[:5], weights=weights[:, :2])
+    second = run(name, LENGTHS[2:], ADVANTAGES[2:], LOGP[5:], OLD[5:], weights=weights[:, 2:])
+    assert first[0] + second[0] == pytest.approx(whole, rel=1e-12)
+    torch.testing.assert_close(torch.cat([first[1], second[1]]), gradient, rtol=1e-12, atol=0)
+
+
+def test_correction_by_hand() -> None:
+    # token: exp(gap) capped at 2; sequence: exp(mean gap of the response)
+    old = torch.log(torch.tensor([1.5, 6.0, 0.5, 2.0], dtype=torch.float64))
+    beh = torch.zeros(4, dtype=torch.float64)
+    response, lengths = torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2])
+
+    def weights(ratio: str) -> list[float]:
+        return correction_weights(old, beh, response, lengths, ratio=ratio, cap=2.0).tolist()
+
+    assert weights("token") == pytest.approx([1.5, 2.0, 0.5, 2.0])
+    assert weights("sequence") == pytest.approx([2.0, 2.0, 1.0, 1.0])  # sqrt(9) capped; sqrt(1)
+
+
+def test_the_correction_scales_terms_and_carries_no_gradient() -> None:
+    logp = LOGP.clone().requires_grad_()
+    weights = np.full(4, 0.1)
+    options = {"ratio": "token", "surrogate": "clip", "clip_low": 0.2, "clip_high": 0.2, "cap": 2.0}
+    data = inputs(LENGTHS, ADVANTAGES, weights, OLD, OLD - 0.25)
+    loss, sums = policy_loss(logp, data, **options)
+    plain, _ = policy_loss(logp, inputs(LENGTHS, ADVANTAGES, weights, OLD), **options)
+    assert float(loss) == pytest.approx(float(plain) * np.exp(0.25), rel=1e-12)
+    assert float(sums["gap"]) == pytest.approx(10 * 0.25)
+    (a,) = torch.autograd.grad(loss, logp)
+    (b,) = torch.autograd.grad(plain, logp)
+    torch.testing.assert_close(a, b * float(np.exp(0.25)), rtol=1e-10, atol=0)
+
+
+def test_on_policy_log_probs_may_be_left_out() -> None:
+    for name in ALGORITHMS:
+        given_loss, given_gradient = run(name, LENGTHS, ADVANTAGES, LOGP, LOGP)
+        own_loss, own_gradient = run(name, LENGTHS, ADVANTAGES, LOGP, None)
+        assert own_loss == given_loss
+        torch.testing.assert_close(own_gradient, given_gradient, rtol=0, atol=0)
+
+
+def test_the_table_is_the_published_one() -> None:
+    rows: dict[str, Callable[[], tuple]] = {
+        name: (lambda a=a: (a.advantage, a.ratio, a.surrogate, a.clip_low, a.clip_high, a.aggregation))
+        for name, a in ALGORITHMS.items()
+    }
+    assert {name: row() for name, row in rows.items()} == {
+        "grpo": ("group_norm", "token", "clip", 0.2, 0.2, "sequence"),
+        "dr_grpo": ("group_center", "token", "clip", 0.2, 0.2, "constant"),
+        "dapo": ("group_norm", "token", "clip", 0.2, 0.28, "token"),
+        "gspo": ("group_norm", "sequence", "clip", 3e-4, 4e-4, "sequence"),
+        "luspo": ("group_norm", "sequence", "clip", 2e-3, 2.5e-3, "length_weighted"),
+        "ba": ("group_norm", "token", "clip", 0.2, 0.28, "balanced"),
+        "rloo": ("leave_one_out", "token", "clip", 0.2, 0.2, "token"),
+        "cispo": ("group_norm", "token", "cispo", 1.0, 0.28, "token"),
+    }
+    assert [name for name, a in ALGORITHMS.items() if a.dynamic_sampling] == ["dapo"]

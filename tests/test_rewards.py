@@ -1,0 +1,97 @@
+"""The three parts of the reward against hand arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from vlm_rl.answers import Grader
+from vlm_rl.config import RewardConfig
+from vlm_rl.rewards import RewardFunction, overlong_penalty
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem, Prompt, Rollout
+
+PROBLEM = Problem("p", "How much?", (), "5", "integer")
+PERFECT = r"<think>a</think><answer>\boxed{5}</answer>"
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(workers=1, timeout=5.0) as grader:
+        yield grader
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"),
+    [
+        (1, 0.0),
+        (3583, 0.0),
+        (3584, 0.0),  # 4096 - 512
+        (3585, -0.3 / 512),
+        (3840, -0.15),  # half of the buffer
+        (4096, -0.3),
+    ],
+)
+def test_overlong_of_the_vision_setting(length: int, penalty: float) -> None:
+    got = overlong_penalty(length, max_tokens=4096, buffer=512, factor=0.3)
+    assert got == pytest.approx(penalty, abs=1e-15)
+
+
+def test_overlong_of_the_text_setting_and_off() -> None:
+    # buffer 4096 of 32768: 30720 lies in the middle of it; DAPO's factor is 1
+    assert overlong_penalty(30_720, max_tokens=32_768, buffer=4096, factor=1.0) == -0.5
+    assert overlong_penalty(4096, max_tokens=4096, buffer=0, factor=0.3) == 0.0
+    assert overlong_penalty(4096, max_tokens=4096, buffer=4096, factor=0.3) == -0.3
+
+
+def prompt(prefill: str = "") -> Prompt:
+    empty = np.zeros(0, dtype=np.int32)
+    return Prompt("p", f"chat{prefill}", prefill, empty, empty, (), {})
+
+
+def rollout(text: str, length: int = 3) -> Rollout:
+    ids, logprobs = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.float32)
+    return Rollout("p", 0, ids, logprobs, text, "stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "prefill", "length", "parts"),
+    [
+        (PERFECT, "", 3584, {"accuracy": 1.0, "format": 0.5, "overlong": 0.0}),
+        (PERFECT, "", 3840, {"accuracy": 1.0, "format": 0.5, "overlong": -0.15}),
+        (PERFECT.replace("5", "6"), "", 4096, {"accuracy": 0.0, "format": 0.5, "overlong": -0.3}),
+        (r"\boxed{5}", "", 10, {"accuracy": 1.0, "format": 0.0, "overlong": 0.0}),
+        (r"<think>\boxed{5}", "", 10, {"accuracy": 0.0, "format": 0.0, "overlong": 0.0}),
+        # the chat template opened the block: graded together with the prefill
+        (PERFECT.removeprefix("<think>"), "<think>", 10, {"accuracy": 1.0, "format": 0.5, "overlong": 0.0}),
+        (PERFECT.removeprefix("<think>"), "", 10, {"accuracy": 1.0, "format": 0.0, "overlong": 0.0}),
+    ],
+)
+def test_parts(grader: Grader, text: str, prefill: str, length: int, parts: dict[str, float]) -> None:
+    function = RewardFunction(RewardConfig(), template=TEMPLATES["think_answer"], max_tokens=4096, grader=grader)
+    (reward,) = function.score([(PROBLEM, prompt(prefill), rollout(text, length))])
+    assert dict(reward.parts) == pytest.approx(parts)
+    assert reward.total == pytest.approx(sum(parts.values()))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_perfect_response_scores_full_marks(grader: Grader, name: str) -> None:
+    template = TEMPLATES[name]
+    function = RewardFunction(RewardConfig(), template=template, max_tokens=64, grader=grader)
+    text = template.wrap("a", "5")
+    (reward,) = function.score([(PROBLEM, prompt(), rollout(text))])
+    # buffer 512 above max_tokens 64 would punish everything: only the first two parts are looked at
+    assert reward.parts["accuracy"] == 1.0
+    assert reward.parts["format"] == (0.0 if name == "plain" else 0.5)
+
+
+def test_weights_of_the_config_scale_the_parts_and_order_is_kept(grader: Grader) -> None:
+    config = RewardConfig(accuracy=2.0, format=0.25, overlong_buffer=4, overlong_factor=1.0)
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    texts = [PERFECT, "nothing", PERFECT]
+    items = [(PROBLEM, prompt(), rollout(text, n)) for text, n in zip(texts, (4, 6, 8), strict=True)]
+    # overlong: ((8-4) - n) / 4 * 1 -> 0, -0.5, -1
+    assert [reward.total for reward in function.score(items)] == [2.25, -0.5, 1.25]
+    assert function.score([]) == []

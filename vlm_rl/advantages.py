@@ -1,0 +1,59 @@
+"""Advantages: pure functions from the rewards of each prompt's group to its advantages.
+
+Everything is float64. Eight equal rewards of 1.35 averaged in float32 leave a rounding error
+that the division by (std + 1e-6) blows up to |A| = 0.106, so equal rewards are also recognised
+exactly (max == min) and give exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+EPSILON = 1e-6
+
+
+def group_norm(rewards_PG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
+    """A_i = (r_i - mean) / (std + 1e-6) inside each group (GRPO, arXiv 2402.03300, section 4.1.2).
+
+    ``ddof`` is 1 as in the public trainers; the formula in the paper leaves it open.
+    """
+    centred_PG = group_center(rewards_PG)
+    if rewards_PG.shape[1] == 1:
+        return centred_PG
+    return centred_PG / (rewards_PG.std(axis=1, ddof=ddof, keepdims=True) + EPSILON)
+
+
+def group_center(rewards_PG: np.ndarray) -> np.ndarray:
+    """A_i = r_i - mean (Dr.GRPO, arXiv 2503.20783, section 3.2)."""
+    return _zero_where_equal(rewards_PG, rewards_PG - rewards_PG.mean(axis=1, keepdims=True))
+
+
+def leave_one_out(rewards_PG: np.ndarray) -> np.ndarray:
+    """A_i = r_i - mean of the other G - 1 rewards (RLOO, arXiv 2402.14740, equation 8)."""
+    num_responses = rewards_PG.shape[1]
+    if num_responses == 1:
+        return np.zeros_like(rewards_PG)
+    others_PG = (rewards_PG.sum(axis=1, keepdims=True) - rewards_PG) / (num_responses - 1)
+    return _zero_where_equal(rewards_PG, rewards_PG - others_PG)
+
+
+def compute_advantages(name: str, rewards_PG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
+    """Advantages [P, G] of rewards [P, G] by the estimator called ``name`` (see ADVANTAGES)."""
+    assert rewards_PG.ndim == 2 and rewards_PG.dtype == np.float64, (rewards_PG.shape, rewards_PG.dtype)
+    if name == "group_norm":
+        return group_norm(rewards_PG, ddof=ddof)
+    return ADVANTAGES[name](rewards_PG)
+
+
+def _zero_where_equal(rewards_PG: np.ndarray, advantages_PG: np.ndarray) -> np.ndarray:
+    degenerate_P1 = rewards_PG.max(axis=1, keepdims=True) == rewards_PG.min(axis=1, keepdims=True)
+    return np.where(degenerate_P1, 0.0, advantages_PG)
+
+
+ADVANTAGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "group_norm": group_norm,
+    "group_center": group_center,
+    "leave_one_out": leave_one_out,
+}

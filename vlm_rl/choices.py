@@ -1,0 +1,106 @@
+r"""Multiple choice: which option an answer names, by letter, by text or by value.
+
+The letter in any usual dress (`B`, `(B)`, `B.`, `\text{B}`, `Option B`), the letter with its own option's
+text (`B: 5 cm`), or exactly one option's text or value. Anything that names two options names none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from vlm_rl.equality import Ask, Comparison
+from vlm_rl.mathtext import canonical, clean
+
+_LETTER = re.compile(r"(?:(?i:the )?(?i:option|choice|answer)(?i: is)?:? ?)?[(\[]?([A-Za-z])[)\].:]?")
+_LETTER_AND_TEXT = re.compile(r"(?:(?i:option|choice) )?[(\[]?([A-Z])(?:[)\].:]+ ?| )(.+)")
+_LETTER_LIST = re.compile(r"[(\[]?[A-Z][)\]]?(?:(?: ?[,;&/] ?| ?,? and | )[(\[]?[A-Z][)\]]?)+")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+
+
+def judge_choice(gold: str, answer: str, choices: Sequence[str], ask: Ask) -> tuple[bool | None, str]:
+    """(verdict, path): None while the judge has not spoken. Without choices any letter A-Z may be named."""
+    gold_text, answer_text = clean(gold), clean(answer)
+    several = _letter_list(gold_text)
+    if several:
+        return _letter_list(answer_text, joined=True) == several, "choice_letters"
+    wanted = _gold_options(gold_text, choices)
+    if wanted is None and not choices:
+        comparison = Comparison("expression", ask)
+        return comparison.equal(gold, answer), comparison.path
+    if wanted is None:  # neither letter nor text: an option of the gold's value, or a gold nobody can meet
+        wanted = _by_value(gold_text, choices, ask)
+    named, path = _named_options(answer_text, choices, ask)
+    if wanted is None:
+        return None, path
+    if named is None:
+        return None, path
+    return bool(named) and named <= wanted, path
+
+
+def _letter_list(text: str, *, joined: bool = False) -> frozenset[str]:
+    """The letters of `A, C` or `B and D`; with `joined` also of `AC`. Empty if it is nothing like that."""
+    if _LETTER_LIST.fullmatch(text) or (joined and re.fullmatch(r"[A-Z]{2,9}", text)):
+        return frozenset(re.findall(r"(?<![a-z])[A-Z]", text))
+    return frozenset()
+
+
+def _gold_options(gold: str, choices: Sequence[str]) -> frozenset[int] | None:
+    """Indices of the right option and of its duplicates; None if the gold names no option."""
+    letter = _index(_LETTER.fullmatch(gold), choices)
+    texts = _same_text(gold, choices)
+    bare = re.fullmatch(r"[A-Z]", gold) is not None
+    if letter is not None and (bare or not texts):
+        return frozenset({letter}) | (_same_text(clean(choices[letter]), choices) if choices else frozenset())
+    return texts or None
+
+
+def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[frozenset[int] | None, str]:
+    letter = _index(_LETTER.fullmatch(answer), choices)
+    texts = _same_text(answer, choices)
+    if letter is not None:
+        conflict = bool(texts) and letter not in texts
+        return (frozenset() if conflict else frozenset({letter})), "choice_letter"
+    if texts:
+        return texts, "choice_text"
+    if match := _LETTER_AND_TEXT.fullmatch(answer):
+        letter = _index(match, choices)
+        if letter is not None and choices:
+            same = _same_value(choices[letter], match.group(2), ask)
+            if same is not False:
+                return (frozenset({letter}) if same else None), "choice_letter"
+    return _by_value(answer, choices, ask), "choice_value"
+
+
+def _by_value(text: str, choices: Sequence[str], ask: Ask) -> frozenset[int] | None:
+    """The one option of this value (with its duplicates), or none; None while the judge has not spoken."""
+    verdicts = [_same_value(choice, text, ask) for choice in choices]
+    if None in verdicts:
+        return None
+    named = frozenset(index for index, same in enumerate(verdicts) if same)
+    # Two options of equal value but different text: the text does not say which.
+    one = bool(named) and _same_text(clean(choices[min(named)]), choices) == named
+    return named if one else frozenset()
+
+
+def _index(match: re.Match[str] | None, choices: Sequence[str]) -> int | None:
+    if match is None:
+        return None
+    index = ord(match.group(1).upper()) - ord("A")
+    return index if index < (len(choices) or 26) else None
+
+
+def _same_text(text: str, choices: Sequence[str]) -> frozenset[int]:
+    return frozenset(index for index, choice in enumerate(choices) if _folded(clean(choice)) == _folded(text))
+
+
+def _folded(text: str) -> str:
+    return canonical(text).casefold()
+
+
+def _same_value(choice: str, answer: str, ask: Ask) -> bool | None:
+    if _folded(clean(choice)) == _folded(clean(answer)):
+        return True
+    wordy = _WORD.search(clean(choice)) or _WORD.search(clean(answer))
+    # Prose is never handed to the symbolic judge: it would read words as products of letters.
+    return Comparison("expression", (lambda _job: False) if wordy else ask).equal(choice, answer)

@@ -1,0 +1,310 @@
+"""One small strict configuration: YAML, dotted overrides, and an error that names the key.
+
+    config = load_config("configs/quickstart.yaml", ["algorithm.name=ba", "train.lr=1e-5"])
+
+Unknown keys are errors with their path and the nearest known key; nothing in a file is ever
+executed or interpolated. DeepSpeed's and vLLM's own options pass through verbatim in
+``train.deepspeed`` and ``rollout.vllm``. This module knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from yaml import YAMLError
+
+from vlm_rl.errors import UserError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, types are not guessed, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelConfig(Section):
+    path: str
+    """A Hugging Face folder (or hub id) of Qwen2.5-VL, or of a text-only causal model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on an accelerator, float32 on a CPU."""
+    freeze_vision: bool = False
+    """Keep the vision tower and its merger as they are."""
+    gradient_checkpointing: bool = False
+
+
+class DataConfig(Section):
+    train: list[str] = Field(min_length=1)
+    """Prepared sets (folders written by `vlm-rl prepare`)."""
+    eval: list[str] = []
+    """Prepared sets to evaluate on during training."""
+    max_prompt_tokens: PositiveInt = 4096
+    """Longer prompts, image tokens expanded, are left out and counted; a prompt is never cut."""
+    min_pixels: PositiveInt = 3136
+    max_pixels: PositiveInt = 1_003_520
+    """Images are brought between these, once, on the model's 28-pixel grid."""
+    template: Literal["think_answer", "think_box", "plain"] = "think_answer"
+    allow_test_rows: bool = False
+    """Train on rows of a benchmark. The run and its checkpoints are stamped CONTAMINATED."""
+
+
+class HadwConfig(Section):
+    """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
+
+    enabled: bool = False
+    scale: PositiveFloat = 1.3
+    """lambda of the paper."""
+    eta: PositiveFloat = 5.0
+    window: PositiveInt = 10
+    """m of the paper: how many past beliefs decide how fast the belief moves."""
+    variant: Literal["adaptive", "hard"] = "adaptive"
+
+
+class AlgorithmConfig(Section):
+    """A named row of vlm_rl.algorithms, with any single factor overridden."""
+
+    name: str = "luspo"
+    advantage: Literal["group_norm", "group_center", "leave_one_out"] | None = None
+    ratio: Literal["token", "sequence"] | None = None
+    surrogate: Literal["clip", "cispo"] | None = None
+    aggregation: Literal["sequence", "token", "length_weighted", "constant", "balanced"] | None = None
+    clip_low: NonNegativeFloat | None = None
+    clip_high: NonNegativeFloat | None = None
+    dynamic_sampling: bool | None = None
+    max_sampling_rounds: PositiveInt = 3
+    """Dynamic sampling draws at most this many batches of prompts for one step."""
+    std_ddof: Literal[0, 1] = 1
+    """Degrees of freedom of the group's standard deviation."""
+    correction_cap: PositiveFloat = 2.0
+    """Cap of the truncated importance correction for the gap between sampler and learner."""
+    hadw: HadwConfig = HadwConfig()
+
+
+class RewardConfig(Section):
+    accuracy: NonNegativeFloat = 1.0
+    format: NonNegativeFloat = 0.5
+    overlong_buffer: NonNegativeInt = 512
+    """Tokens before max_tokens over which the penalty grows; 0 switches it off."""
+    overlong_factor: NonNegativeFloat = 0.3
+    grader_workers: PositiveInt = 2
+    grader_timeout: PositiveFloat = 5.0
+    """CPU seconds for one symbolic comparison."""
+
+
+class RolloutConfig(Section):
+    sampler: Literal["auto", "vllm", "transformers"] = "auto"
+    prompts_per_step: PositiveInt = 128
+    """P: prompts of a rollout batch, over all ranks."""
+    responses_per_prompt: PositiveInt = 8
+    """G."""
+    max_tokens: PositiveInt = 4096
+    """Longest response, and the L_max of the overlong penalty."""
+    temperature: PositiveFloat = 1.0
+    top_p: float = 1.0
+    """Must stay 1: the learner's distribution would differ from the sampler's."""
+    top_k: int = 0
+    """Must stay 0 (off), for the same reason."""
+    max_gap: PositiveFloat = 0.5
+    """Largest mean |log-prob of learner - of sampler| per token before the run stops."""
+    batch_size: PositiveInt = 256
+    """Responses generated side by side by one rank's engine."""
+    vllm: dict[str, Any] = {}
+    """Passed to vllm.LLM verbatim."""
+
+    @model_validator(mode="after")
+    def _same_distribution(self) -> RolloutConfig:
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "
+                "truncated sampling is not the distribution that the learner differentiates"
+            )
+        return self
+
+
+class TrainConfig(Section):
+    steps: PositiveInt = 100
+    """Rollout steps; each makes prompts_per_step / mini_batch_prompts optimizer steps."""
+    mini_batch_prompts: PositiveInt = 16
+    micro_batch_tokens: PositiveInt = 16_384
+    """Token budget of one packed row, prompt counted once per group."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: PositiveFloat = 1e-6
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.0
+    grad_clip: PositiveFloat = 1.0
+    max_skipped_in_a_row: PositiveInt = 5
+    """Steps refused by the gradient guard in a row before the run aborts."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    deepspeed: dict[str, Any] = {}
+    """Merged over the DeepSpeed block that we build."""
+
+
+class EvalConfig(Section):
+    every: NonNegativeInt = 0
+    """Rollout steps between evaluations on data.eval; 0 is never."""
+    samples: PositiveInt = 1
+    """k of avg@k; with temperature 0 it must be 1."""
+    temperature: NonNegativeFloat = 0.0
+    max_tokens: PositiveInt | None = None
+    """None: rollout.max_tokens."""
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> EvalConfig:
+        if self.temperature == 0 and self.samples != 1:
+            raise ValueError(f"greedy decoding gives one answer: samples must be 1, not {self.samples}")
+        return self
+
+
+class CheckpointConfig(Section):
+    every: PositiveInt = 50
+    """Rollout steps between checkpoints; the last step is always saved."""
+    keep_last: PositiveInt = 2
+    keep_every: NonNegativeInt = 0
+    """Also keep every m-th step for good; 0 keeps none."""
+
+
+class LogConfig(Section):
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    samples_every: NonNegativeInt = 10
+    """Rollout steps between tables of sample responses in the terminal; 0 is never."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: int = 0
+    out: str
+    """The run directory."""
+    model: ModelConfig
+    data: DataConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Config:
+        prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
+        if mini > prompts:
+            raise ValueError(
+                f"train.mini_batch_prompts ({mini}) is above rollout.prompts_per_step ({prompts}): "
+                "a mini-batch is a part of the rollout batch; lower the first or raise the second"
+            )
+        row = self.rollout.max_tokens
+        if self.train.micro_batch_tokens < row:
+            raise ValueError(
+                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below rollout.max_tokens ({row}): "
+                "a response is never split, so a packed row must hold the longest one"
+            )
+        if self.reward.overlong_buffer > self.rollout.max_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer ({self.reward.overlong_buffer}) is above rollout.max_tokens "
+                f"({self.rollout.max_tokens}): every response would be penalised"
+            )
+        return self
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply ``key.path=value`` overrides, and validate.
+
+    Raises UserError naming the file, the key's path, the value and the nearest known key.
+    """
+    path = Path(path)
+    try:
+        tree = OmegaConf.load(path)
+        if not OmegaConf.is_dict(tree):
+            raise UserError(f"{path}: the top level must be a mapping of sections")
+        for item in overrides:
+            if "=" not in item:
+                raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
+        tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(overrides)))
+        raw = OmegaConf.to_container(tree, resolve=False)
+    except FileNotFoundError:
+        raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
+    return parse_config(raw, where=str(path))
+
+
+def parse_config(raw: Any, where: str = "config") -> Config:
+    """Validate a plain tree. Raises UserError as load_config does."""
+    if not isinstance(raw, dict):
+        raise UserError(f"{where}: the top level must be a mapping of sections, got {type(raw).__name__}")
+    for key, value in _strings(raw):
+        if "${" in value:
+            raise UserError(f"{where}: {key} is {value!r}: interpolation is not supported; write the value itself")
+    try:
+        return Config.model_validate(_tuples(raw))
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(where, detail) for detail in error.errors())) from None
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved configuration; load_config reads it back to an equal one."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+
+
+def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, str):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _strings(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _strings(value, f"{prefix}[{index}]")
+
+
+def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    """YAML has no tuples: hand `betas` over as the tuple that strict validation asks for."""
+    train = raw.get("train")
+    if isinstance(train, dict) and isinstance(train.get("betas"), list):
+        raw = {**raw, "train": {**train, "betas": tuple(train["betas"])}}
+    return raw
+
+
+def _explain(where: str, detail: Any) -> str:
+    path = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        known = _known_keys(detail["loc"][:-1])
+        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+        return f"{where}: unknown key {path}: {hint}"
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "missing":
+        return f"{where}: {path} is missing; it has no default"
+    if detail["type"] == "value_error":
+        return f"{where}: {path + ': ' if path else ''}{message}"
+    return f"{where}: {path} is {detail['input']!r}: {message}"
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    section: type[BaseModel] = Config
+    for name in location:
+        section = _section_type(section.model_fields[str(name)].annotation)
+    return list(section.model_fields)
+
+
+def _section_type(annotation: Any) -> type[BaseModel]:
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(arg for arg in get_args(annotation) if isinstance(arg, type) and issubclass(arg, BaseModel))
+    return annotation

@@ -1,0 +1,166 @@
+"""Prepared sets on the way into training: reading them, the order of prompts, and the ledger.
+
+A prepared set is a folder with data.parquet (columns of types.Problem; images as bytes, meta as
+JSON text) and manifest.json, both written by `vlm-rl prepare`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from vlm_rl.config import DataConfig
+from vlm_rl.errors import UserError
+from vlm_rl.types import Problem
+
+
+def load_set(path: str | Path) -> list[Problem]:
+    """All problems of one prepared set. Raises UserError if the folder is not one."""
+    path = Path(path)
+    file = path / "data.parquet"
+    if not file.is_file():
+        raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
+    table = pq.read_table(file)
+    missing = {"id", "question", "images", "answer", "answer_type", "meta"} - set(table.column_names)
+    if missing:
+        raise UserError(f"{file}: column {sorted(missing)[0]!r} is missing; prepare the set again")
+    return [_problem(row) for row in table.to_pylist()]
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    return Problem(
+        id=row["id"],
+        question=row["question"],
+        images=tuple(image["bytes"] for image in row["images"] or ()),
+        answer=row["answer"],
+        answer_type=row["answer_type"],
+        choices=tuple(row.get("choices") or ()),
+        source=row.get("source") or "",
+        category=row.get("category") or "",
+        difficulty=-1.0 if row.get("difficulty") is None else row["difficulty"],
+        meta=json.loads(row["meta"]) if row["meta"] else {},
+    )
+
+
+def load_training_sets(config: DataConfig) -> list[Problem]:
+    """The problems of data.train, in order.
+
+    Raises UserError for a set prepared with other pixel limits, for ids that occur twice, and for
+    rows of a benchmark unless data.allow_test_rows is true.
+    """
+    problems: list[Problem] = []
+    origin: dict[str, str] = {}
+    for path in config.train:
+        check_pixel_limits(path, config)
+        for problem in load_set(path):
+            if problem.test_only and not config.allow_test_rows:
+                raise UserError(
+                    f"{path}: problem {problem.id!r} belongs to a benchmark ({problem.source}); training on it "
+                    "spoils every score on that benchmark. For a smoke run set data.allow_test_rows=true"
+                )
+            if problem.id in origin:
+                raise UserError(f"problem id {problem.id!r} is in {origin[problem.id]} and again in {path}; drop one")
+            origin[problem.id] = path
+            problems.append(problem)
+    if not problems:
+        raise UserError(f"no problems in {', '.join(config.train)}")
+    return problems
+
+
+def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
+    """Raise UserError if a set's images were prepared for other pixel limits than the run's."""
+    manifest = Path(path) / "manifest.json"
+    if not manifest.is_file():
+        return
+    recorded = json.loads(manifest.read_text())
+    for key in ("min_pixels", "max_pixels"):
+        wanted = getattr(config, key)
+        if key in recorded and recorded[key] != wanted:
+            raise UserError(
+                f"{path} was prepared with {key} {recorded[key]}, but data.{key} is {wanted}: "
+                f"set data.{key}={recorded[key]}, or prepare the set again"
+            )
+
+
+def contaminated_sources(problems: Sequence[Problem]) -> list[str]:
+    """The benchmarks whose rows are among the problems."""
+    return sorted({problem.source for problem in problems if problem.test_only})
+
+
+def refuse_contaminated(path: str | Path, problems: Sequence[Problem], trained_on: Sequence[str]) -> None:
+    """Raise UserError if a set to evaluate on holds rows of a benchmark that the policy was trained on."""
+    spoiled = sorted({problem.source for problem in problems} & set(trained_on))
+    if spoiled:
+        raise UserError(
+            f"{path}: the policy was trained on rows of {spoiled[0]} (CONTAMINATED), so a score on it means nothing; "
+            "evaluate on another set, or train without data.allow_test_rows"
+        )
+
+
+@dataclass(slots=True)
+class PromptOrder:
+    """The order in which prompts are drawn: a permutation per epoch, keyed by (seed, epoch), and a cursor.
+
+    There is no other state, so a resume continues at the very next prompt, on any number of ranks.
+    """
+
+    num_problems: int
+    seed: int
+    cursor: int = 0  # prompts drawn since the beginning of the run
+
+    def draw(self, count: int) -> list[int]:
+        """The next ``count`` indices; an epoch's end is crossed without a gap or a repeat."""
+        indices: list[int] = []
+        while len(indices) < count:
+            epoch, offset = divmod(self.cursor, self.num_problems)
+            part = self._permutation(epoch)[offset : offset + count - len(indices)]
+            indices += part.tolist()
+            self.cursor += len(part)
+        return indices
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        return np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.num_problems)
+
+    @property
+    def epoch(self) -> float:
+        return self.cursor / self.num_problems
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where every prompt drawn went: in = trained + skipped (by reason) + failed."""
+
+    drawn: int = 0
+    trained: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+
+    def check(self) -> None:
+        """Raise if a prompt was lost or counted twice."""
+        total = self.trained + sum(self.skipped.values()) + self.failed
+        if total != self.drawn:
+            raise RuntimeError(f"the prompt ledger does not close: {self.drawn} drawn, {total} accounted for: {self}")
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "drawn": self.drawn,
+            "trained": self.trained,
+            "skipped": dict(self.skipped),
+            "failed": self.failed,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Ledger:
+        return cls(state["drawn"], state["trained"], Counter(state["skipped"]), state["failed"])
+
+    def metrics(self) -> Iterator[tuple[str, float]]:
+        yield "data/drawn", float(self.drawn)
+        yield "data/trained", float(self.trained)
+        yield "data/skipped", float(sum(self.skipped.values()))

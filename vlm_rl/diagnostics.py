@@ -1,0 +1,113 @@
+"""Metrics of a step, the length diagnostics above all. Pure functions of the groups and their weights.
+
+Names are TRL's where TRL has one; docs/metrics.md explains each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vlm_rl.types import Group
+
+NUM_BUCKETS = 10  # deciles of length
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, lengths and verdicts of a rollout batch."""
+    lengths_PG = np.stack([group.lengths_G for group in groups])
+    rewards_PG = np.array([[reward.total for reward in group.rewards] for group in groups])
+    flat = [reward for group in groups for reward in group.rewards]
+    metrics = {
+        "reward": float(rewards_PG.mean()),
+        "reward_std": float(rewards_PG.std(axis=1, ddof=min(1, rewards_PG.shape[1] - 1)).mean()),
+        "frac_reward_zero_std": float((rewards_PG.max(axis=1) == rewards_PG.min(axis=1)).mean()),
+        "verifier/timeout_rate": float(np.mean([reward.grade.verdict == "timeout" for reward in flat])),
+        "verifier/error_rate": float(np.mean([reward.grade.verdict == "error" for reward in flat])),
+    }
+    for part in flat[0].parts:
+        values = np.array([reward.parts[part] for reward in flat])
+        metrics[f"rewards/{part}/mean"] = float(values.mean())
+        metrics[f"rewards/{part}/std"] = float(values.std(ddof=min(1, len(values) - 1)))
+    return metrics | _completion_metrics(groups, lengths_PG) | length_metrics(groups, lengths_PG, rewards_PG)
+
+
+def _completion_metrics(groups: Sequence[Group], lengths_PG: np.ndarray) -> dict[str, float]:
+    stopped_PG = np.array([[rollout.stop_reason == "stop" for rollout in group.rollouts] for group in groups])
+    return {
+        "completions/mean_length": float(lengths_PG.mean()),
+        "completions/min_length": float(lengths_PG.min()),
+        "completions/max_length": float(lengths_PG.max()),
+        "completions/mean_terminated_length": _mean(lengths_PG[stopped_PG]),
+        "completions/clipped_ratio": float(1 - stopped_PG.mean()),
+        "num_tokens": float(lengths_PG.sum()),
+    }
+
+
+def length_metrics(groups: Sequence[Group], lengths_PG: np.ndarray, rewards_PG: np.ndarray) -> dict[str, float]:
+    """How length goes with correctness, with the sign of the advantage, and inside a group.
+
+    The gap between positive and negative responses and the coefficient of variation in a group are
+    the two quantities that decide which aggregation wins (BA, arXiv 2605.04077).
+    """
+    correct_PG = np.array([[reward.grade.correct for reward in group.rewards] for group in groups])
+    advantages_PG = np.stack([group.advantages_G for group in groups])
+    positive, negative = _mean(lengths_PG[advantages_PG > 0]), _mean(lengths_PG[advantages_PG < 0])
+    p10, p50, p90 = np.percentile(lengths_PG, [10, 50, 90])
+    return {
+        "length/p10": float(p10),
+        "length/p50": float(p50),
+        "length/p90": float(p90),
+        "length/correct_mean": _mean(lengths_PG[correct_PG]),
+        "length/wrong_mean": _mean(lengths_PG[~correct_PG]),
+        "length/positive_mean": positive,
+        "length/negative_mean": negative,
+        "length/sign_gap": positive - negative,
+        "length/group_cv": float((lengths_PG.std(axis=1) / np.maximum(lengths_PG.mean(axis=1), 1)).mean()),
+        "length/reward_correlation": _correlation(lengths_PG.ravel(), rewards_PG.ravel()),
+    }
+
+
+def gradient_mass(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
+    """Share of the summed |token weight x advantage| by length decile and by sign; all shares add up to 1.
+
+    Exact: from the weights and advantages that the loss used. Deciles are of the step's responses by
+    length, ties in the order given.
+    """
+    lengths = np.concatenate([group.lengths_G for group in groups])
+    advantages = np.concatenate([group.advantages_G for group in groups])
+    mass = lengths * weights_PG.ravel() * np.abs(advantages)
+    total = mass.sum()
+    decile = np.empty(len(lengths), dtype=np.int64)
+    decile[np.argsort(lengths, kind="stable")] = np.arange(len(lengths)) * NUM_BUCKETS // len(lengths)
+    shares: dict[str, float] = {}
+    for sign, member in (("positive", advantages > 0), ("negative", advantages < 0)):
+        for bucket in range(NUM_BUCKETS):
+            value = mass[member & (decile == bucket)].sum()
+            shares[f"gradient_mass/{sign}/decile_{bucket + 1}"] = float(value / total) if total > 0 else 0.0
+    return shares
+
+
+def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Token means over the optimizer steps of one rollout step, from the learner's sums."""
+    total = {key: sum(result.get(key, 0.0) for result in results) for key in set().union(*results)}
+    tokens = max(total.get("tokens", 0.0), 1.0)
+    low, high = total.get("clipped_low", 0.0) / tokens, total.get("clipped_high", 0.0) / tokens
+    metrics = {
+        "entropy": total.get("entropy", 0.0) / tokens,
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+    }
+    if "gap" in total:
+        metrics["rollout/logprob_gap"] = total["gap"] / tokens
+    return metrics
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else float("nan")

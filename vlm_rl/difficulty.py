@@ -1,0 +1,69 @@
+"""HA-DW, history-aware adaptive difficulty weighting (arXiv 2601.08521).
+
+A scalar belief C tracks how able the policy is. A group's pass rate p_hat against the belief
+before this step says whether the prompt was hard (p_hat < C) or easy, and every advantage is
+scaled by
+
+    Phi_i = lambda * exp(D_i |p_hat - C|),   D_i = -sgn(A_i) sgn(p_hat - C)
+
+so that being right on a hard prompt and wrong on an easy one count more. Silent in the paper,
+decided here: until ``window`` beliefs exist C is the running mean of the batch accuracies; the
+first step has no prior and applies Phi = 1; p_hat of 0 or 1 with A != 0 (composite rewards)
+applies Phi = lambda; the step size eta_t is kept within [0.01, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+MIN_STEP_SIZE, MAX_STEP_SIZE = 0.01, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """The belief after some number of steps. Serialises to JSON through dataclasses.asdict."""
+
+    ability: float | None = None  # C; None before the first batch
+    history: tuple[float, ...] = ()  # C after each past step, the newest last, at most `window`
+    accuracies: tuple[float, ...] = ()  # y of the past steps, at most `window`
+    num_steps: int = 0
+
+
+def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, variant: str = "adaptive") -> Belief:
+    """The belief after a rollout batch with this accuracy (accuracy part only, before any filtering).
+
+    adaptive: C' = (1 - eta_t) C + eta_t y, eta_t = eta * std of the last ``window`` beliefs.
+    hard: C' = mean of the last ``window`` accuracies.
+    """
+    accuracies = (*belief.accuracies, accuracy)[-window:]
+    if variant == "hard" or belief.num_steps < window:
+        ability = float(np.mean(accuracies))
+    else:
+        assert belief.ability is not None
+        step_size = float(np.clip(eta * np.std(belief.history), MIN_STEP_SIZE, MAX_STEP_SIZE))
+        ability = (1 - step_size) * belief.ability + step_size * accuracy
+    return replace(
+        belief,
+        ability=ability,
+        history=(*belief.history, ability)[-window:],
+        accuracies=accuracies,
+        num_steps=belief.num_steps + 1,
+    )
+
+
+def difficulty_weights(
+    advantages_PG: np.ndarray, pass_rates_P: np.ndarray | Sequence[float], belief: Belief, *, scale: float
+) -> np.ndarray:
+    """Phi [P, G], float64, for the belief before this step. All ones before the first step.
+
+    Equation: Phi = lambda * exp(D |p_hat - C|); multiplies the final advantage, never renormalised.
+    """
+    if belief.ability is None:
+        return np.ones_like(advantages_PG)
+    pass_rates_P1 = np.asarray(pass_rates_P, dtype=np.float64)[:, None]
+    gap_P1 = pass_rates_P1 - belief.ability
+    gap_P1 = np.where((pass_rates_P1 == 0) | (pass_rates_P1 == 1), 0.0, gap_P1)
+    return scale * np.exp(-np.sign(advantages_PG) * np.sign(gap_P1) * np.abs(gap_P1))

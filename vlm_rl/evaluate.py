@@ -1,0 +1,242 @@
+"""Measure a policy on Problems: sampler, then grader, to one record per response and a summary.
+
+    params = SamplingParams(temperature=0, max_tokens=256, responses=1)         # greedy
+    evaluation = evaluate(problems, sampler=sampler, builder=builder, grader=grader, params=params, seed=0, step=60)
+    run.write_eval("toy-test", 60, evaluation.records, evaluation.summary)
+
+Scoring is strict: the final box after the reasoning, and none means wrong. Under torchrun every rank
+calls this with the same problems, answers its share, and gets the whole evaluation back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from vlm_rl.answers import GRADER_VERSION, Grader, task_of
+from vlm_rl.errors import UserError
+from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
+from vlm_rl.prompts import PromptBuilder
+from vlm_rl.ranks import all_gather, rank, world_size
+from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.statistics import bootstrap_interval, random_derangement
+from vlm_rl.templates import Template, boxes
+from vlm_rl.types import Grade, Problem, Prompt, Rollout
+
+MODE = "strict"
+ImageMode = Literal["real", "blank", "shuffled"]
+Record = dict[str, Any]
+T = TypeVar("T")
+
+_GREY = (128, 128, 128)
+_KEPT_IMAGE_BYTES = 32 * 2**20
+_SHUFFLES = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """What one policy answered on one set, and how well."""
+
+    records: list[Record]  # the columns of runs.EVAL_SCHEMA, problems in their order, samples 0 .. k-1
+    summary: dict[str, Any]  # plain JSON; `summarise` and `evaluate` say what is in it
+
+
+def evaluate(
+    problems: Sequence[Problem],
+    *,
+    sampler: Sampler,
+    builder: PromptBuilder,
+    grader: Grader,
+    params: SamplingParams,
+    seed: int,
+    step: int,
+    images: ImageMode = "real",
+    batch_size: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Answer every problem `params.responses` times (the k of avg@k) and grade the answers.
+
+    `images` other than real is a control: see `with_images`. `batch_size` prompts are in memory at a time;
+    `progress(done, total)` counts this rank's problems. Beside `summarise`'s numbers the summary holds how
+    they came about: mode, images, sampling, seed, step, template, sampler, policy and grader version.
+    Raises UserError for problems that cannot be rendered or do not fit.
+    """
+    shown = with_images(problems, images, seed=seed)
+    if not shown:
+        raise UserError(f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images")
+    mine = shown[rank() :: world_size()]
+    answered: list[list[Record]] = []
+    for start in range(0, len(mine), batch_size):
+        batch = mine[start : start + batch_size]
+        prompts = [builder.build(problem) for problem in batch]
+        groups = sampler.generate(prompts, params, seed=seed, step=step)
+        answered += grade_groups(batch, prompts, groups, grader=grader, template=builder.template)
+        if progress is not None:
+            progress(len(answered), len(mine))
+    records = [record for group in merge_shares(all_gather(answered)) for record in group]
+    _attach_images(records, shown, samples=params.responses)
+    origin = {
+        "mode": MODE,
+        "images": images,
+        "left_out": len(problems) - len(shown),  # by the control
+        "sampling": asdict(params),
+        "seed": seed,
+        "step": step,
+        "template": builder.template.name,
+        "sampler": sampler.name,
+        "policy_version": sampler.policy_version,
+        "grader_version": GRADER_VERSION,
+    }
+    return Evaluation(records, summarise(records, seed=seed) | origin)
+
+
+def grade_groups(
+    problems: Sequence[Problem],
+    prompts: Sequence[Prompt],
+    groups: Sequence[Sequence[Rollout]],
+    *,
+    grader: Grader,
+    template: Template,
+) -> list[list[Record]]:
+    """Per problem the records of its responses, graded with the prompt's prefill in front, images left out."""
+    pairs = list(zip(problems, prompts, groups, strict=True))
+    tasks = [
+        task_of(problem, prompt.prefill + rollout.text, template)
+        for problem, prompt, group in pairs
+        for rollout in group
+    ]
+    grades = iter(grader.grade_many(tasks))
+    return [
+        [_record(problem, prompt, rollout, next(grades)) for rollout in group] for problem, prompt, group in pairs
+    ]
+
+
+def merge_shares(per_rank: Sequence[Sequence[T]]) -> list[T]:
+    """Put the shares whole[rank::world_size] of all ranks together again, in the whole's order."""
+    total = sum(map(len, per_rank))
+    return [per_rank[index % len(per_rank)][index // len(per_rank)] for index in range(total)]
+
+
+def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
+    """Scores of an evaluation as plain JSON; a mean over nothing is None.
+
+    accuracy: avg@k, the mean over problems of the share of right samples; interval: its 95 % bootstrap
+    interval over problems; *_share: of responses; timeouts and errors: responses that the grader could
+    not judge (they count as wrong); *_length: tokens, the end-of-sequence token included.
+    """
+    right: dict[str, list[bool]] = defaultdict(list)
+    for record in records:
+        right[record["problem_id"]].append(record["verdict"] == "correct")
+    score_P = np.array([np.mean(samples) for samples in right.values()])
+    correct = np.array([record["verdict"] == "correct" for record in records], dtype=bool)
+    length = np.array([record["length"] for record in records], dtype=np.float64)
+    return {
+        "num_problems": len(right),
+        "num_responses": len(records),
+        "k": max(map(len, right.values()), default=0),
+        "accuracy": _mean(score_P),
+        "interval": list(bootstrap_interval(score_P, seed=seed)) if len(score_P) else None,
+        "box_share": _mean([record["has_box"] for record in records]),
+        "truncated_share": _mean([record["stop_reason"] == "length" for record in records]),
+        "timeouts": sum(record["verdict"] == "timeout" for record in records),
+        "errors": sum(record["verdict"] == "error" for record in records),
+        "mean_length": _mean(length),
+        "median_length": _quantile(length, 0.5),
+        "p90_length": _quantile(length, 0.9),
+        "mean_length_correct": _mean(length[correct]),
+        "mean_length_wrong": _mean(length[~correct]),
+    }
+
+
+# -- controls ------------------------------------------------------------------------------------
+
+
+def with_images(problems: Sequence[Problem], how: ImageMode, *, seed: int) -> list[Problem]:
+    """The problems with other images: what a policy that does not look scores just as well on.
+
+    blank: each image a grey one of its own size. shuffled: every problem gets the images of another
+    problem that has as many, by a random derangement of the set (equal images are kept apart where the
+    set allows it). Problems that cannot be shown so are left out: those without images, and for
+    shuffled those that are alone with their number of images.
+    """
+    if how == "real":
+        return list(problems)
+    if how == "blank":
+        return [replace(problem, images=_blank_images(problem)) for problem in problems if problem.images]
+    donors = _donors(problems, np.random.default_rng(seed))
+    return [replace(problem, images=problems[donors[i]].images) for i, problem in enumerate(problems) if i in donors]
+
+
+def _donors(problems: Sequence[Problem], rng: np.random.Generator) -> dict[int, int]:
+    """Index of a problem -> index of the one whose images it gets."""
+    by_count: dict[int, list[int]] = defaultdict(list)
+    for index, problem in enumerate(problems):
+        if problem.images:
+            by_count[len(problem.images)].append(index)
+    donors: dict[int, int] = {}
+    for members in by_count.values():
+        if len(members) < 2:
+            continue
+        tries = [random_derangement(len(members), rng) for _ in range(_SHUFFLES)]
+        pictures = [problems[i].images for i in members]
+        best = min(tries, key=lambda order: sum(pictures[i] == pictures[j] for i, j in enumerate(order)))
+        donors |= {members[i]: members[j] for i, j in enumerate(best.tolist())}
+    return donors
+
+
+def _blank_images(problem: Problem) -> tuple[bytes, ...]:
+    limits = TEST_LIMITS if problem.test_only else DEFAULT_LIMITS
+    sizes = [
+        decode_image(data, where=f"problem {problem.id!r} image {index}", limits=limits).size
+        for index, data in enumerate(problem.images)
+    ]
+    return tuple(encode_png(Image.new("RGB", size, _GREY)) for size in sizes)
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) -> Record:
+    response = prompt.prefill + rollout.text
+    return {
+        "problem_id": problem.id,
+        "sample_index": rollout.index,
+        "prompt_text": prompt.text,
+        "response": response,
+        "length": len(rollout.ids),
+        "stop_reason": rollout.stop_reason,
+        "extracted": grade.extracted,
+        "gold": problem.answer,
+        "verdict": grade.verdict,
+        "path": grade.path,
+        "reason": grade.reason,
+        "has_box": bool(boxes(response)),  # closed, anywhere: whether it counts is the verdict's business
+        "category": problem.category,
+        "image_sha256": [hashlib.sha256(data).hexdigest() for data in problem.images],
+        "image": None,
+        "question": problem.question,
+    }
+
+
+def _attach_images(records: Sequence[Record], problems: Sequence[Problem], *, samples: int) -> None:
+    """Store the images that were shown, where that stays small: `samples` rows repeat each."""
+    size = samples * sum(len(data) for problem in problems for data in problem.images)
+    if size > _KEPT_IMAGE_BYTES:
+        return
+    images = {problem.id: list(problem.images) for problem in problems}
+    for record in records:
+        record["image"] = images[record["problem_id"]]
+
+
+def _mean(values: Sequence[Any] | np.ndarray) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _quantile(values: np.ndarray, q: float) -> float | None:
+    return float(np.quantile(values, q)) if len(values) else None

@@ -1,0 +1,177 @@
+"""Hostile bytes in, clean RGB pixels on the model's grid out.
+
+    image = decode_image(data, where="train.parquet row 7 image 0")
+    image = fit_to_grid(image, min_pixels=3136, max_pixels=1_003_520)
+
+Every image of training, evaluation and the demo passes here once; nobody resizes it again.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vlm_rl.errors import UserError
+
+T = TypeVar("T")
+
+GRID = 28
+"""Pixels of a merged visual token's side in Qwen2.5-VL: patch 14 x merge 2."""
+
+MAX_ASPECT = 200
+"""Long side over short side must stay below this; Qwen's smart_resize refuses more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What is refused; bytes and pixels are checked before anything is decoded."""
+
+    max_bytes: int = 32 * 2**20
+    max_pixels: int = 40_000_000
+    min_side: int = GRID  # pixels; smaller images of a benchmark are scaled up instead (TEST_LIMITS)
+
+
+TEST_LIMITS = ImageLimits(min_side=1)
+"""For benchmark rows, which must all be kept: tiny images are allowed and scaled up."""
+
+DEFAULT_LIMITS = ImageLimits()
+
+_PNG_END = b"IEND\xae\x42\x60\x82"  # the closing chunk with its checksum
+
+
+def decode_image(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+    """Decode an encoded PNG, JPEG or WEBP into a bare RGB image.
+
+    The format is told by content, never by a name. EXIF orientation is applied, then all metadata is
+    dropped (colour profiles too: they are not applied); transparency is laid on white; palette, grey,
+    CMYK and 16-bit images become 8-bit RGB. Cut files and animations are refused.
+    Raises UserError starting with `where`.
+    """
+    kind = _sniff(data, where=where, limits=limits)
+    with warnings.catch_warnings():
+        # Pillow warns of bombs and of broken EXIF; our own limits decide, and an error says so.
+        warnings.simplefilter("ignore")
+        image = _guarded(lambda: Image.open(io.BytesIO(data), formats=[kind]), where)
+        _check_shape(image, where=where, limits=limits)
+        _guarded(image.load, where)
+        upright = _guarded(lambda: _to_rgb(_upright(image)), where)
+    # A new image of the pixels alone: no EXIF, text chunks or profile travel on.
+    return Image.frombytes("RGB", upright.size, upright.tobytes())
+
+
+def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> Image.Image:
+    """Resize once (bicubic) to `grid_size`; the very same object if it is there already."""
+    height, width = grid_size(image.height, image.width, min_pixels=min_pixels, max_pixels=max_pixels, factor=factor)
+    if (width, height) == image.size:
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> tuple[int, int]:
+    """The (height, width) that Qwen2-VL's `smart_resize` gives, and gives again when applied twice.
+
+    One pass of it can leave the pixel range (a 28 x 5600 strip under a small max_pixels); a model's
+    processor would then resize the picture a second time. So the rule is repeated until it is stable,
+    which in the usual case means once. Raises UserError if the pixel range holds no stable size.
+    """
+    if not factor * factor <= min_pixels <= max_pixels:
+        raise UserError(f"min_pixels {min_pixels} and max_pixels {max_pixels}: need {factor * factor} <= min <= max")
+    size = (height, width)
+    for _ in range(32):
+        fitted = _smart_resize(*size, factor, min_pixels, max_pixels)
+        if fitted == size:
+            return size
+        size = fitted
+    raise UserError(
+        f"no {factor}-pixel grid for a {width}x{height} image lies between {min_pixels} and {max_pixels} "
+        "pixels; raise max_pixels or lower min_pixels"
+    )
+
+
+def encode_png(image: Image.Image) -> bytes:
+    """The lossless bytes that a prepared set holds."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _smart_resize(height: int, width: int, factor: int, low: int, high: int) -> tuple[int, int]:
+    """transformers.models.qwen2_vl `smart_resize`, one pass; round() is banker's there as here."""
+    fitted_h = round(height / factor) * factor
+    fitted_w = round(width / factor) * factor
+    if fitted_h * fitted_w > high:
+        beta = math.sqrt(height * width / high)
+        fitted_h = max(factor, math.floor(height / beta / factor) * factor)
+        fitted_w = max(factor, math.floor(width / beta / factor) * factor)
+    elif fitted_h * fitted_w < low:
+        beta = math.sqrt(low / (height * width))
+        fitted_h = math.ceil(height * beta / factor) * factor
+        fitted_w = math.ceil(width * beta / factor) * factor
+    return fitted_h, fitted_w
+
+
+def _sniff(data: bytes, *, where: str, limits: ImageLimits) -> str:
+    """Pillow's name of the format, from the first bytes."""
+    if not data:
+        raise UserError(f"{where}: the image is empty (0 bytes)")
+    if len(data) > limits.max_bytes:
+        raise UserError(f"{where}: the image has {len(data)} bytes; the limit is {limits.max_bytes}")
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        if _PNG_END not in data:  # Pillow is content once the last row is there
+            raise UserError(f"{where}: the image cannot be decoded: the PNG file is cut")
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    raise UserError(f"{where}: not a PNG, JPEG or WEBP image (it starts with {data[:8]!r}); convert it first")
+
+
+def _guarded(step: Callable[[], T], where: str) -> T:
+    """Run one step of Pillow on hostile bytes: whatever it raises becomes the one clear error."""
+    try:
+        return step()
+    except Image.DecompressionBombError:
+        raise UserError(f"{where}: the image has far more pixels than any limit allows") from None
+    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, zlib.error and others
+        raise UserError(f"{where}: the image cannot be decoded: {error or type(error).__name__}") from None
+
+
+def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None:
+    width, height = image.size
+    if width * height > limits.max_pixels:
+        raise UserError(
+            f"{where}: the image is {width}x{height}, {width * height} pixels; the limit is {limits.max_pixels}"
+        )
+    if min(width, height) < limits.min_side:
+        raise UserError(f"{where}: the image is {width}x{height}; each side must have {limits.min_side} pixels")
+    if max(width, height) >= MAX_ASPECT * min(width, height):
+        raise UserError(f"{where}: the image is {width}x{height}; the aspect must be below {MAX_ASPECT}")
+    # A phone's JPEG may carry a second picture behind the first (MPO); the first is the photo.
+    if image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
+        raise UserError(f"{where}: the image is animated; which frame is meant is unknown, keep one")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # unreadable EXIF says nothing about orientation; the pixels are sound
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own convert() would clip it to white
+        grey = np.asarray(image).astype(np.float64) / 257.0
+        return Image.fromarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")

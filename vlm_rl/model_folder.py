@@ -1,0 +1,79 @@
+"""The gate for models that come from elsewhere: nothing in the folder may run code when it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.errors import UserError
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
+
+
+def check_model_folder(path: str | Path) -> None:
+    """Raise UserError unless this is a local model folder that loads without running foreign code.
+
+    Weights must be safetensors, and no configuration may name code of its own (`auto_map`). Folders
+    inside are not looked at, since no loader opens them: learner/ of our checkpoints, which holds
+    DeepSpeed's pickles, is opened by resume alone, after the manifest has verified.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"model.path: no model folder at {folder}: download the model there first, or mend the path")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.path: {folder} has no config.json: it is not a Hugging Face model folder")
+    files = sorted(file for file in folder.iterdir() if not file.is_dir())
+    for file in files:
+        if file.name.lower().endswith(_PICKLES):
+            raise UserError(
+                f"model.path: {file} is a pickle, and loading one can run any code: "
+                "convert the weights to safetensors and remove it"
+            )
+        if file.name.endswith("config.json"):
+            _check_config(file)
+        if file.name.endswith(".safetensors.index.json"):
+            _check_index(file)
+    if not any(file.suffix == ".safetensors" for file in files):
+        raise UserError(
+            f"model.path: {folder} holds no *.safetensors weights: convert the model to safetensors first"
+        )
+
+
+def _check_config(file: Path) -> None:
+    if "auto_map" in _keys(_read_json(file)):
+        raise UserError(
+            f"model.path: {file} has an auto_map, which asks to run code that comes with the model: "
+            "use a model whose classes are in transformers, or remove the entry"
+        )
+
+
+def _check_index(file: Path) -> None:
+    for shard in _read_json(file).get("weight_map", {}).values():
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UserError(f"model.path: {file} points at {shard!r}: shards must be *.safetensors files beside it")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
+    if not isinstance(tree, dict):
+        raise UserError(
+            f"model.path: {file} must hold a JSON object, not a {type(tree).__name__}: get the model again"
+        )
+    return tree
+
+
+def _keys(tree: Any) -> Iterator[str]:
+    """Every key, however deep."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            yield from node
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)

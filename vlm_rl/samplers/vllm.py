@@ -1,0 +1,278 @@
+"""The fast engine: vLLM inside this process. The only file that imports vllm.
+
+Weights are streamed into the running engine and its three caches (prefix blocks, image inputs, image
+embeddings) are reset, since all of them belong to the old weights. They are reset before every
+`generate` too, so that a response never depends on what was generated earlier.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vlm_rl.errors import UserError
+from vlm_rl.prompts import PromptBuilder
+from vlm_rl.samplers.base import (
+    Fingerprint,
+    NamedTensors,
+    SamplingParams,
+    check_lengths,
+    fingerprint,
+    make_rollout,
+    response_seed,
+)
+from vlm_rl.types import Prompt, Rollout
+
+if TYPE_CHECKING:
+    import vllm
+
+_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner shares these cores
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, where the device is a CPU
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
+}
+
+_OURS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_tokens",
+    "max_num_seqs": "rollout.batch_size",
+    "seed": "seed",
+    **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), "the learner's needs"),
+    **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), "the learner's needs"),
+    **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "torchrun: one engine a rank"),
+    "data_parallel_size": "torchrun: one engine a rank",
+}
+"""Options of vllm.LLM that rollout.vllm may not set, and what decides them instead."""
+
+
+class VllmSampler:
+    """vlm_rl.samplers.base.Sampler on an in-process vllm.LLM.
+
+    Log-probs are vLLM's `processed_logprobs`: log_softmax((logits + bias) / temperature) in float32
+    with a bias of minus infinity on `builder.banned_ids` and nothing else; that is what the learner
+    mirrors (greedy: temperature 1). Penalties, min_p and the model's generation_config are off.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        builder: PromptBuilder,
+        max_model_len: int,
+        batch_size: int,
+        dtype: torch.dtype,
+        options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`options` go to vllm.LLM verbatim. Raises UserError for one that would break our contract."""
+        for key in options or {}:
+            if key in _OURS:
+                raise UserError(f"rollout.vllm.{key} cannot be set here: it follows from {_OURS[key]}; remove it")
+        self.policy_version = 0
+        self.dtype = dtype
+        self._builder = builder
+        self._max_model_len = max_model_len
+        self._vllm = import_vllm()
+        self._on_cpu = not torch.cuda.is_available()
+        settings: dict[str, Any] = {
+            "model": model_path,
+            "dtype": str(dtype).removeprefix("torch."),
+            "max_model_len": max_model_len,
+            "max_num_seqs": batch_size,
+            "seed": seed,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "trust_remote_code": False,
+            "use_tqdm_on_load": False,
+            "enforce_eager": self._on_cpu,
+            "enable_sleep_mode": not self._on_cpu,
+        }
+        if not self._on_cpu:
+            settings["gpu_memory_utilization"] = 0.45  # the learner lives on the same device
+        if builder.is_vision:
+            size = {"shortest_edge": builder.min_pixels, "longest_edge": builder.max_pixels}
+            settings["mm_processor_kwargs"] = {"size": size}
+            settings["limit_mm_per_prompt"] = {"video": 0}
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            settings["distributed_executor_backend"] = "external_launcher"
+        with _global_random_state_kept():
+            self._llm = self._vllm.LLM(**{**settings, **(options or {})})
+        # Its finalizer would destroy torch.distributed's default group, which may be the learner's by then.
+        self._llm.llm_engine.engine_core._finalizer.detach()
+        self._asleep = False
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, step: int
+    ) -> list[list[Rollout]]:
+        """See Sampler.generate. One request per response: `n` would share noise between prompts."""
+        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        self._reset_caches()
+        requests = [_request(prompt) for prompt in prompts for _ in range(params.responses)]
+        settings = [
+            self._sampling(params, response_seed(seed, step, prompt.problem_id, index))
+            for prompt in prompts
+            for index in range(params.responses)
+        ]
+        with _global_random_state_kept():
+            outputs = self._llm.generate(requests, settings, use_tqdm=False)
+        assert len(outputs) == len(requests), (len(outputs), len(requests))
+        done = iter(outputs)
+        return [
+            [self._rollout(prompt, index, next(done).outputs[0]) for index in range(params.responses)]
+            for prompt in prompts
+        ]
+
+    def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
+        """See Sampler.load_weights."""
+        self.wake()
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+        self._llm.collective_rpc(_repack_heads)
+        self._reset_caches()
+        self.policy_version = version
+
+    def fingerprint(self) -> Fingerprint:
+        """See Sampler.fingerprint. Read back inside the worker."""
+        return self._llm.collective_rpc(_worker_fingerprint)[0]
+
+    def sleep(self) -> None:
+        """Move the weights to the host and drop the key-value cache; nothing on a CPU."""
+        if not self._on_cpu and not self._asleep:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def close(self) -> None:
+        """Shut the engine down: its parts and subgroups, never the default process group."""
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
+        core = self._llm.llm_engine.engine_core.engine_core
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        destroy_model_parallel()
+        del self._llm, core
+        gc.unfreeze()  # the engine froze what it allocated at its start
+        gc.collect()
+
+    def _reset_caches(self) -> None:
+        self._llm.reset_prefix_cache()
+        self._llm.llm_engine.reset_mm_cache()
+        self._llm.llm_engine.reset_encoder_cache()
+
+    def _sampling(self, params: SamplingParams, seed: int) -> vllm.SamplingParams:
+        # Not from_optional(): that clamps a bias to -100, and a large enough logit would get past it.
+        return self._vllm.SamplingParams(
+            n=1,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=0.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            repetition_penalty=1.0,
+            min_tokens=0,
+            max_tokens=params.max_tokens,
+            seed=seed,
+            stop_token_ids=list(self._builder.eos_ids),
+            logit_bias=dict.fromkeys(self._builder.banned_ids, -float("inf")) or None,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+        )
+
+    def _rollout(self, prompt: Prompt, index: int, output: vllm.CompletionOutput) -> Rollout:
+        ids = np.array(output.token_ids)
+        flat: Any = output.logprobs
+        assert list(flat.token_ids) == ids.tolist(), prompt.problem_id
+        return make_rollout(
+            prompt, index, ids, np.array(flat.logprobs), builder=self._builder, version=self.policy_version
+        )
+
+
+def import_vllm() -> Any:
+    """The vllm module, with the environment that it needs before its import."""
+    # In this process: weights are handed over as tensors, and callables run in the worker.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    import vllm
+
+    return vllm
+
+
+def _request(prompt: Prompt) -> dict[str, Any]:
+    """vLLM expands one placeholder per image by itself; an expanded list would be expanded twice."""
+    request: dict[str, Any] = {"prompt_token_ids": prompt.sampler_ids.tolist()}
+    if prompt.images:
+        request["multi_modal_data"] = {"image": list(prompt.images)}
+    return request
+
+
+def _repack_heads(worker: Any) -> None:
+    """Rebuild the packed copies that vLLM's CPU build multiplies with where the weight itself stayed.
+
+    With tied embeddings `reload_weights` renews the embedding but not the output head's packed copy:
+    without this the logits would come from the old head for ever.
+    """
+    for module in worker.get_model().modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel() > 0:
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _worker_fingerprint(worker: Any) -> Fingerprint:
+    return fingerprint(_engine_tensors(worker.get_model()))
+
+
+def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights that the engine multiplies with, tied ones once.
+
+    vLLM's CPU build packs linear weights away and leaves an empty parameter: those are read back by
+    multiplying with the identity, which is exact. Where parameter and packed copy both exist and
+    differ, both are given, so that the fingerprint cannot agree.
+    """
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            packed = _unpack(module) if name == "weight" and hasattr(module, "cpu_linear") else None
+            if parameter.numel() > 0 and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{prefix}.{name}", parameter
+            if packed is not None and not (parameter.numel() > 0 and bool((packed == parameter).all())):
+                yield f"{prefix}.{name} (packed)", packed
+
+
+def _unpack(module: Any) -> Tensor:
+    """The weight [out, in] behind a packed CPU linear layer."""
+    width = module.input_size if hasattr(module, "input_size") else module.embedding_dim
+    identity = torch.eye(width, dtype=module.weight.dtype)
+    return module.cpu_linear(identity, module.weight, None).t()
+
+
+@contextmanager
+def _global_random_state_kept() -> Iterator[None]:
+    """vLLM seeds and draws from this process's global generators: give the trainer its own back."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)

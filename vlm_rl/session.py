@@ -1,0 +1,354 @@
+"""Everything a training run holds, built once: model, learner, sampler, grader, data, run directory.
+
+vlm_rl.train is the algorithm and uses these parts; how they are made, saved, restored and stopped
+stands here.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_rl.algorithms import resolve_algorithm
+from vlm_rl.answers import Grader
+from vlm_rl.checkpoint import commit, newest_verified, prune, saving
+from vlm_rl.config import Config
+from vlm_rl.data import Ledger, PromptOrder, contaminated_sources, load_set, load_training_sets, refuse_contaminated
+from vlm_rl.difficulty import Belief
+from vlm_rl.errors import UserError
+from vlm_rl.evaluate import evaluate
+from vlm_rl.learner import Learner
+from vlm_rl.model_folder import check_model_folder
+from vlm_rl.policy import Policy, load_model
+from vlm_rl.prompts import PromptBuilder
+from vlm_rl.ranks import all_gather, barrier, init_ranks, rank, world_size
+from vlm_rl.recorder import Recorder
+from vlm_rl.rewards import RewardFunction
+from vlm_rl.runs import RunDirectory
+from vlm_rl.samplers.base import FingerprintBuilder, SamplingParams, check_fresh
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem, Prompt
+
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM after saving; run again with --resume
+
+# What a resumed run may change; everything else would make it another run.
+MUTABLE_KEYS = ("train.steps", "checkpoint.", "log.", "eval.", "rollout.max_gap", "train.max_skipped_in_a_row")
+
+
+class StoppedError(SystemExit):
+    """SIGTERM arrived and the state is saved; exits with EXIT_STOPPED."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_STOPPED)
+
+
+class Session:
+    """The parts of one run. Use as a context manager: it closes engines and workers."""
+
+    def __init__(self, config: Config, *, resume: bool = False) -> None:
+        """Raises UserError for anything wrong with configuration, data, model or run directory.
+
+        Cheap checks come first, and nothing is written before all of them have passed.
+        """
+        self.config = config
+        self.algorithm = resolve_algorithm(config.algorithm)
+        self.problems = load_training_sets(config.data)
+        self.eval_sets = {path: load_set(path) for path in config.data.eval} if config.eval.every else {}
+        for path, problems in self.eval_sets.items():
+            refuse_contaminated(path, problems, contaminated_sources(self.problems))
+        self.run = RunDirectory(config.out)
+        found = self._open_run(resume)
+        model_path = found[0] if found else Path(config.model.path)
+        check_model_folder(model_path)
+        self.builder = PromptBuilder(
+            model_path,
+            template=TEMPLATES[config.data.template],
+            min_pixels=config.data.min_pixels,
+            max_pixels=config.data.max_pixels,
+        )
+        self.builder.check_template()
+        self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
+        self.device = init_ranks()
+        dtype = self._dtype()
+        self.policy = Policy(
+            load_model(model_path, dtype=dtype),
+            banned_ids=self.builder.banned_ids,
+            temperature=config.rollout.temperature,
+        )
+        self._check_context()
+        if config.model.freeze_vision:
+            self.policy.freeze_vision()
+        if config.model.gradient_checkpointing:
+            self.policy.enable_checkpointing()
+        mini_batches = -(-config.rollout.prompts_per_step // config.train.mini_batch_prompts)
+        self.learner = Learner(self.policy, config.train, total_optimizer_steps=config.train.steps * mini_batches)
+        self.sampler = make_sampler(
+            config.rollout.sampler,
+            model_path=str(model_path),
+            builder=self.builder,
+            max_model_len=config.data.max_prompt_tokens + config.rollout.max_tokens,
+            batch_size=config.rollout.batch_size,
+            dtype=dtype,
+            vllm_options=config.rollout.vllm,
+            seed=config.seed,
+        )
+        self.reward = RewardFunction(
+            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
+        )
+        self.sampling = SamplingParams(
+            temperature=config.rollout.temperature,
+            max_tokens=config.rollout.max_tokens,
+            responses=config.rollout.responses_per_prompt,
+        )
+        self.order = PromptOrder(len(self.problems), config.seed)
+        self.ledger = Ledger()
+        self.belief = Belief()
+        self.step = 0  # rollout steps finished
+        self._prompts: dict[str, Prompt] = {}
+        if found:
+            self._restore(*found)
+        self.recorder = self._start_run(resume)
+        self.stop_requested = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    # --- opening ------------------------------------------------------------------------------
+
+    def _open_run(self, resume: bool) -> tuple[Path, Mapping[str, Any]] | None:
+        """The checkpoint to continue from, or None for a start from the model."""
+        if not resume:
+            return None
+        previous = self.run.open().config()
+        changed = _changed_keys(previous.model_dump(), self.config.model_dump())
+        forbidden = [key for key in changed if not key.startswith(MUTABLE_KEYS)]
+        if forbidden:
+            raise UserError(
+                f"{self.run.path}: cannot resume with another {forbidden[0]}: the run has "
+                f"{_lookup(previous.model_dump(), forbidden[0])!r}; give it that value, or start anew in another out"
+            )
+        found = newest_verified(self.run.path / "checkpoints")
+        return (found[0], found[1].info) if found else None
+
+    def _start_run(self, resume: bool) -> Recorder:
+        if rank() == 0 and not resume:
+            self.run.create(self.config)
+        barrier()
+        attempts = [int(record["attempt"]) for record in self.run.metrics()]
+        if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
+            self.run.stamp_contaminated(contaminated)
+        return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+
+    def _dtype(self) -> torch.dtype:
+        name = self.config.model.dtype
+        if name == "auto":
+            name = "float32" if self.device.type == "cpu" else "bfloat16"
+        return getattr(torch, name)
+
+    def _check_context(self) -> None:
+        context = self.policy.model.config.get_text_config().max_position_embeddings
+        wanted = self.config.data.max_prompt_tokens + self.config.rollout.max_tokens
+        if wanted > context:
+            raise UserError(
+                f"data.max_prompt_tokens + rollout.max_tokens is {wanted}, above the model's context of {context}: "
+                "lower one of them"
+            )
+
+    # --- the state that a checkpoint carries --------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that a resume needs besides weights and optimizer, as JSON."""
+        return {
+            "step": self.step,
+            "cursor": self.order.cursor,
+            "ledger": self.ledger.state(),
+            "belief": asdict(self.belief),
+            "learner": self.learner.state(),
+            "world_size": world_size(),
+            "seed": self.config.seed,
+            "config_sha256": sha256(self.config.model_dump_json().encode()).hexdigest(),
+            "algorithm": self.config.algorithm.name,
+            "contaminated": contaminated_sources(self.problems),
+        }
+
+    def _restore(self, folder: Path, info: Mapping[str, Any]) -> None:
+        if info["world_size"] != world_size():
+            raise UserError(
+                f"{folder} was written by {info['world_size']} ranks and this run has {world_size()}: "
+                "start it with the same number of ranks"
+            )
+        self.learner.load(folder)
+        self.learner.restore(info["learner"])
+        self.step = info["step"]
+        self.order.cursor = info["cursor"]
+        self.ledger = Ledger.restored(info["ledger"])
+        belief = dict(info["belief"])
+        belief.update(history=tuple(belief["history"]), accuracies=tuple(belief["accuracies"]))
+        self.belief = Belief(**belief)
+
+    def save_if_due(self) -> None:
+        if self.step % self.config.checkpoint.every == 0 or self.step == self.config.train.steps:
+            self.save()
+
+    def save(self, state: Mapping[str, Any] | None = None) -> Path:
+        """Write a checkpoint of the present weights, with this state (the present one if None)."""
+        state = self.state() if state is None else state
+        root = self.run.path / "checkpoints"
+        with saving(root, step=state["step"]) if rank() == 0 else nullcontext() as own:
+            work = Path(all_gather(str(own))[0])
+            self.learner.save(work)
+            if rank() == 0:
+                (self.builder.processor or self.builder.tokenizer).save_pretrained(work)
+                commit(work, root, step=state["step"], info=state)
+        if rank() == 0:
+            c = self.config.checkpoint
+            prune(root, keep_last=c.keep_last, keep_every=c.keep_every, best=self._best_step())
+        barrier()
+        return root / f"step-{state['step']:06d}"
+
+    def _best_step(self) -> int | None:
+        """The evaluated step with the highest accuracy on the first set of data.eval."""
+        if not self.config.data.eval:
+            return None
+        results = self.run.evals(Path(self.config.data.eval[0]).name)
+        return max(results, key=lambda r: (r.summary["accuracy"], r.step)).step if results else None
+
+    # --- weights to the sampler ---------------------------------------------------------------
+
+    def sync_weights(self) -> None:
+        """Stream the policy into the sampler and prove that it arrived."""
+        fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
+        self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
+        check_fresh(self.sampler, fingerprint.result())
+
+    # --- settings of the pure functions -------------------------------------------------------
+
+    @property
+    def loss_settings(self) -> dict[str, Any]:
+        """Keyword arguments of losses.policy_loss."""
+        a = self.algorithm
+        return {
+            "ratio": a.ratio,
+            "surrogate": a.surrogate,
+            "clip_low": a.clip_low,
+            "clip_high": a.clip_high,
+            "cap": self.config.algorithm.correction_cap,
+        }
+
+    @property
+    def belief_settings(self) -> dict[str, Any]:
+        """Keyword arguments of difficulty.update_belief."""
+        hadw = self.config.algorithm.hadw
+        return {"eta": hadw.eta, "window": hadw.window, "variant": hadw.variant}
+
+    def counters(self) -> dict[str, float]:
+        """The run's running totals, as metrics."""
+        belief = {} if self.belief.ability is None else {"hadw/belief": self.belief.ability}
+        skipped = float(self.learner.guard.num_skipped)
+        return {"epoch": self.order.epoch, "steps/skipped": skipped, **dict(self.ledger.metrics()), **belief}
+
+    # --- prompts ------------------------------------------------------------------------------
+
+    def prompt(self, problem: Problem) -> Prompt:
+        """The problem's prompt, built once per step."""
+        if problem.id not in self._prompts:
+            self._prompts[problem.id] = self.builder.build(problem)
+        return self._prompts[problem.id]
+
+    def forget_prompts(self) -> None:
+        """Drop the prompts of the last step; pixels of a whole epoch would fill the memory."""
+        self._prompts.clear()
+
+    # --- evaluation ---------------------------------------------------------------------------
+
+    def evaluate_if_due(self) -> None:
+        """Measure the policy on data.eval every eval.every steps, step 0 and the last one included."""
+        every = self.config.eval.every
+        if not every or (self.step % every and self.step != self.config.train.steps):
+            return
+        params = SamplingParams(
+            temperature=self.config.eval.temperature,
+            max_tokens=self.config.eval.max_tokens or self.config.rollout.max_tokens,
+            responses=self.config.eval.samples,
+        )
+        for path, problems in self.eval_sets.items():
+            evaluation = evaluate(
+                problems,
+                sampler=self.sampler,
+                builder=self.builder,
+                grader=self.grader,
+                params=params,
+                seed=self.config.seed,
+                step=self.step,
+            )
+            self.recorder.evaluation(Path(path).name, self.step, evaluation)
+        self.stop_if_asked(self.state())
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    def _on_sigterm(self, *_: object) -> None:
+        self.stop_requested = True
+
+    def stop_if_asked(self, state: Mapping[str, Any]) -> None:
+        """Where any rank was told to stop: save the state, if its step is not saved yet, and leave."""
+        if not any(all_gather(self.stop_requested)):
+            return
+        if state["step"] not in [step for step, _ in self.run.checkpoints()]:
+            self.save(state)
+        if rank() == 0:
+            print(f"stopped by SIGTERM after step {state['step']}; continue with --resume", flush=True)
+        raise StoppedError
+
+    # --- context manager ----------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sampler.close()
+        self.grader.close()
+        self.recorder.close()
+
+
+class Timings:
+    """Seconds per phase of a step, as metrics timing/<phase>."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.show(name)
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+    def metrics(self) -> dict[str, float]:
+        parts = {f"timing/{name}": seconds for name, seconds in self.seconds.items()}
+        return parts | {"step_time": time.perf_counter() - self.start}
+
+
+def _changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [
+            key
+            for name in keys
+            for key in _changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
+        ]
+    return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
+
+
+def _lookup(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree

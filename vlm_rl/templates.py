@@ -1,0 +1,131 @@
+r"""What a response must look like: one `Template` per way of asking for reasoning.
+
+A template owns the system prompt, the prefill, the format rule and the answer region. The text that
+is judged always starts with the prefill: the caller puts it back in front of the sampled text.
+
+The answer region is the only place where an answer counts. Where the template has a reasoning block
+the region starts after the last `</think>`; a block that is still open has no region; without any
+block the whole response is the region (its format is wrong all the same). Model text is hostile
+input: everything here is linear in its length and nothing is executed. This module knows no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+THINK, END_THINK = "<think>", "</think>"
+ANSWER, END_ANSWER = "<answer>", "</answer>"
+_TAGS = (THINK, END_THINK, ANSWER, END_ANSWER)
+_BOX = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    r"""One way of asking for reasoning and reading the answer back."""
+
+    name: str
+    system: str  # the system prompt; "" leaves the chat template's own in place
+    prefill: str = ""  # written into the prompt after the chat template's generation prompt
+    has_reasoning: bool = True  # a <think> block comes first
+    has_answer: bool = False  # the box stands inside <answer> </answer>
+
+    def wrap(self, reasoning: str, answer: str) -> str:
+        r"""A perfect response, prefill included: `answer` is the text inside \boxed{}.
+
+        Raises ValueError if `reasoning` or `answer` holds a tag of the template.
+        """
+        for tag in _TAGS:
+            if tag in reasoning or tag in answer:
+                raise ValueError(f"the text to wrap already contains {tag}: remove it first")
+        box = rf"\boxed{{{answer}}}"
+        if self.has_answer:
+            box = f"{ANSWER}{box}{END_ANSWER}"
+        return f"{THINK}{reasoning}{END_THINK}{box}" if self.has_reasoning else f"{reasoning}\n{box}"
+
+    def is_well_formed(self, response: str) -> bool:
+        """The format rule; outer whitespace is ignored. Always False without a reasoning block."""
+        text = response.strip()
+        if not self.has_reasoning or not text.startswith(THINK):
+            return False
+        if any(text.count(tag) != (self.has_answer or tag in (THINK, END_THINK)) for tag in _TAGS):
+            return False
+        reasoning, _, rest = text.removeprefix(THINK).partition(END_THINK)
+        rest = rest.strip()
+        if self.has_answer:
+            if not (rest.startswith(ANSWER) and rest.endswith(END_ANSWER)):
+                return False
+            rest = rest.removeprefix(ANSWER).removesuffix(END_ANSWER)
+        found = boxes(rest)
+        return bool(reasoning.strip()) and found is not None and any(box.strip() for box in found)
+
+    def answer_region(self, response: str) -> str | None:
+        """The part of the response in which the answer is looked for, or None if there is none."""
+        if not self.has_reasoning or (THINK not in response and END_THINK not in response):
+            return response
+        _, closed, tail = response.rpartition(END_THINK)
+        if not closed or THINK in tail:
+            return None
+        if not self.has_answer:
+            return tail
+        # From the first opening to the last closing tag: answers in several blocks must all agree.
+        _, opened, inside = tail.partition(ANSWER)
+        inside, closed, _ = inside.rpartition(END_ANSWER)
+        return inside if opened and closed else None
+
+    def reasoning(self, response: str) -> str | None:
+        """The text of the reasoning block, to its end or the response's; None if there is no block."""
+        if THINK not in response and END_THINK not in response:
+            return None
+        if END_THINK in response:
+            response = response.rpartition(END_THINK)[0]
+        return response.partition(THINK)[2] if THINK in response else response
+
+
+def boxes(text: str) -> list[str] | None:
+    r"""The contents of every outermost `\boxed{...}` in order; None if one is never closed.
+
+    Escaped braces (`\{`) do not count as braces.
+    """
+    found: list[str] = []
+    position = 0
+    while (start := _BOX.search(text, position)) is not None:
+        depth = 1
+        for brace in _BRACE.finditer(text, start.end()):
+            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+            if depth == 0:
+                found.append(text[start.end() : brace.start()])
+                position = brace.end()
+                break
+        else:
+            return None
+    return found
+
+
+TEMPLATES: dict[str, Template] = {
+    template.name: template
+    for template in (
+        Template(
+            name="think_answer",
+            system=(
+                "Think about the problem first, step by step, inside <think> </think>. Then give the "
+                "final answer in \\boxed{} inside <answer> </answer>, like this: "
+                "<think>your reasoning</think><answer>\\boxed{your answer}</answer>"
+            ),
+            has_answer=True,
+        ),
+        Template(
+            name="think_box",
+            system=(
+                "Think about the problem first, step by step, inside <think> </think>. Then give the "
+                "final answer in \\boxed{}, like this: <think>your reasoning</think>\\boxed{your answer}"
+            ),
+        ),
+        Template(
+            name="plain",
+            system="Solve the problem step by step and put the final answer in \\boxed{}.",
+            has_reasoning=False,
+        ),
+    )
+}

@@ -1,0 +1,105 @@
+"""Optional experiment trackers behind one thin interface; each library is imported when it is asked for.
+
+metrics.jsonl is the record of a run. A tracker only mirrors it: none of them is needed, and none of
+them is ever read back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from vlm_rl.config import Config
+from vlm_rl.errors import UserError
+
+
+class Tracker(Protocol):
+    """Where metrics also go."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the values of a step; values that are not finite are left out."""
+        ...
+
+    def close(self) -> None:
+        """Flush and end."""
+        ...
+
+
+def make_trackers(names: Sequence[str], run_dir: Path, config: Config) -> list[Tracker]:
+    """One tracker per name, in that order. Raises UserError for an unknown or uninstalled one."""
+    unknown = [name for name in names if name not in TRACKERS]
+    if unknown:
+        raise UserError(f"log.trackers: unknown tracker {unknown[0]!r}; known: {', '.join(TRACKERS)}")
+    return [TRACKERS[name](run_dir, config) for name in names]
+
+
+class TensorBoardTracker:
+    """Event files in the run directory, under tensorboard/; `tensorboard --logdir RUN` shows them."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        _library("tensorboard")
+        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(run_dir / "tensorboard"))
+        self._writer.add_text("config", f"```\n{config.model_dump_json(indent=1)}\n```")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in _finite(values).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ModuleTracker:
+    """wandb, and trackio, which has the same three functions."""
+
+    def __init__(self, module: ModuleType, **options: Any) -> None:
+        self._module = module
+        self._module.init(**options)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._module.log(_finite(values), step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+def _wandb(run_dir: Path, config: Config) -> Tracker:
+    return ModuleTracker(
+        _library("wandb"),
+        project="vlm-rl",
+        name=run_dir.name,
+        dir=str(run_dir),
+        config=config.model_dump(mode="json"),
+    )
+
+
+def _trackio(run_dir: Path, config: Config) -> Tracker:
+    return ModuleTracker(
+        _library("trackio"), project="vlm-rl", name=run_dir.name, config=config.model_dump(mode="json")
+    )
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UserError(
+            f"log.trackers: {name} is not installed; install it (`uv pip install {name}`) "
+            "or take it out of the list; metrics.jsonl is written either way"
+        ) from None
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+TRACKERS: dict[str, Callable[[Path, Config], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": _wandb,
+    "trackio": _trackio,
+}

@@ -1,0 +1,176 @@
+"""The training loop: generate, grade, weigh, update, sync.
+
+    problems -> prompts -> rollouts -> rewards -> advantages -> token weights -> loss -> weights back
+
+One call of ``train`` is one rank of a run; torchrun starts more. Every rank samples and grades its
+share of the prompts, then all ranks know all groups: weights per token are computed once, globally,
+and any rank may train on any group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from vlm_rl.advantages import compute_advantages
+from vlm_rl.config import Config
+from vlm_rl.difficulty import difficulty_weights, update_belief
+from vlm_rl.learner import UpdateResult
+from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.packing import PackedRow, TrainGroup, pack_row, plan_rows
+from vlm_rl.prompts import rope_positions
+from vlm_rl.ranks import all_gather, rank, world_size
+from vlm_rl.recorder import step_metrics
+from vlm_rl.session import Session, Timings
+from vlm_rl.types import Group, Problem, Reward, Rollout
+
+
+class GapError(RuntimeError):
+    """Sampler and learner disagree about the log-probs of the same tokens."""
+
+
+def train(config: Config, *, resume: bool = False) -> None:
+    """Train until config.train.steps rollout steps are done.
+
+    Raises UserError, before anything is written, for a mistake in configuration, data or model, and
+    exits with session.EXIT_STOPPED after SIGTERM, its state saved.
+    """
+    with Session(config, resume=resume) as s:
+        s.sync_weights()
+        s.evaluate_if_due()
+        while s.step < config.train.steps:
+            before, timings = s.state(), Timings(s.recorder.phase)
+            groups, accuracy = collect_groups(s, timings)
+            s.stop_if_asked(before)  # the step is abandoned, its beginning saved
+            parts = split(groups, config.train.mini_batch_prompts)
+            weights = [weigh(s, part) for part in parts]
+            mini_batches = [pack(s, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
+            s.sampler.sleep()
+            if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
+                with timings.phase("old_logprobs"):
+                    mini_batches = [s.learner.with_old_log_probs(rows) for rows in mini_batches]
+            with timings.phase("update"):
+                loss = partial(policy_loss, **s.loss_settings)
+                results = [s.learner.update(rows, loss) for rows in mini_batches]
+            with timings.phase("sync"):
+                s.sampler.wake()
+                s.sync_weights()
+            s.belief = update_belief(s.belief, accuracy, **s.belief_settings)
+            s.step += 1
+            record(s, groups, weights, results, timings)
+            s.save_if_due()
+            s.stop_if_asked(s.state())
+            s.evaluate_if_due()
+
+
+def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
+    """A batch of graded groups with advantages, and the accuracy of all that was graded for it.
+
+    With dynamic sampling (DAPO, arXiv 2503.14476, equation 11) groups that are all right or all wrong
+    are dropped and as many prompts drawn again, at most algorithm.max_sampling_rounds times; then
+    training goes on with what there is.
+    """
+    wanted = s.config.rollout.prompts_per_step
+    rounds = s.config.algorithm.max_sampling_rounds if s.algorithm.dynamic_sampling else 1
+    kept: list[Group] = []
+    verdicts: list[bool] = []
+    s.forget_prompts()
+    for _ in range(rounds):
+        problems = [s.problems[index] for index in s.order.draw(wanted - len(kept))]
+        graded = sample_and_grade(s, problems, timings)
+        s.ledger.drawn += len(problems)
+        for problem, (rollouts, rewards) in zip(problems, graded, strict=True):
+            correct = [reward.grade.correct for reward in rewards]
+            verdicts += correct
+            if s.algorithm.dynamic_sampling and len(set(correct)) == 1:
+                s.ledger.skipped["all_right" if correct[0] else "all_wrong"] += 1
+            else:
+                kept.append(Group(problem, rollouts, rewards, np.zeros(len(rollouts))))
+        if len(kept) == wanted:
+            break
+    s.ledger.trained += len(kept)
+    s.ledger.check()
+    return with_advantages(s, kept), float(np.mean(verdicts))
+
+
+def sample_and_grade(
+    s: Session, problems: Sequence[Problem], timings: Timings
+) -> list[tuple[tuple[Rollout, ...], tuple[Reward, ...]]]:
+    """Responses and rewards of every problem, in order, on every rank; each rank does its share."""
+    mine = problems[rank() :: world_size()]
+    with timings.phase("rollout"):
+        prompts = [s.prompt(problem) for problem in mine]
+        rollouts = s.sampler.generate(prompts, s.sampling, seed=s.config.seed, step=s.step)
+    with timings.phase("reward"):
+        items = list(zip(mine, prompts, rollouts, strict=True))
+        flat = [(problem, prompt, rollout) for problem, prompt, group in items for rollout in group]
+        rewards = iter(s.reward.score(flat))
+        local = [(tuple(group), tuple(next(rewards) for _ in group)) for _, _, group in items]
+    shares = all_gather(local)
+    return [shares[index % world_size()][index // world_size()] for index in range(len(problems))]
+
+
+def with_advantages(s: Session, groups: Sequence[Group]) -> list[Group]:
+    """The groups with their advantages, scaled by difficulty where HA-DW is on."""
+    if not groups:
+        return []
+    rewards_PG = np.array([[reward.total for reward in group.rewards] for group in groups])
+    advantages_PG = compute_advantages(s.algorithm.advantage, rewards_PG, ddof=s.config.algorithm.std_ddof)
+    if s.config.algorithm.hadw.enabled:
+        pass_rates_P = [float(np.mean([reward.grade.correct for reward in group.rewards])) for group in groups]
+        advantages_PG *= difficulty_weights(
+            advantages_PG, pass_rates_P, s.belief, scale=s.config.algorithm.hadw.scale
+        )
+    return [Group(g.problem, g.rollouts, g.rewards, row) for g, row in zip(groups, advantages_PG, strict=True)]
+
+
+def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
+    """Mini-batches of whole groups; the last may be smaller."""
+    return [groups[start : start + size] for start in range(0, len(groups), size)]
+
+
+def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
+    """The weight [P, G] of every token of each response of one mini-batch."""
+    return token_weights(
+        s.algorithm.aggregation,
+        np.stack([group.lengths_G for group in groups]),
+        np.stack([group.advantages_G for group in groups]),
+        max_tokens=s.config.rollout.max_tokens,
+    )
+
+
+def pack(s: Session, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
+    """This rank's rows of one mini-batch."""
+    train_groups = [
+        TrainGroup(s.prompt(group.problem), group.rollouts, group.advantages_G, weights_G)
+        for group, weights_G in zip(groups, weights_PG, strict=True)
+    ]
+    plan = plan_rows(
+        [len(group.prompt.ids) for group in train_groups],
+        [group.lengths_G.tolist() for group in groups],
+        budget=s.config.train.micro_batch_tokens,
+        num_ranks=world_size(),
+    )
+    positions = partial(rope_positions, s.policy.model)
+    return [pack_row(train_groups, chunks, positions) for chunks in plan[rank()]]
+
+
+def record(
+    s: Session,
+    groups: Sequence[Group],
+    weights: Sequence[np.ndarray],
+    results: Sequence[UpdateResult],
+    timings: Timings,
+) -> None:
+    """Log the step. Raises GapError if sampler and learner describe different distributions."""
+    metrics = step_metrics(groups, weights, results) | s.counters() | timings.metrics()
+    s.recorder.step(s.step, groups, metrics)
+    gap, limit = metrics.get("rollout/logprob_gap", 0.0), s.config.rollout.max_gap
+    if gap > limit:
+        raise GapError(
+            f"step {s.step}: the sampler's log-probs are {gap:.3g} per token away from the learner's, above "
+            f"rollout.max_gap={limit}: the engine computes another distribution; compare "
+            "rollout.sampler=transformers, which shares the learner's arithmetic"
+        )

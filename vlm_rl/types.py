@@ -1,0 +1,103 @@
+"""The value types that travel between the stages of the pipeline, one per arrow.
+
+    Problem -> Prompt -> Rollout -> Reward -> Group -> PackedRow -> learner
+
+Shape suffixes used in the whole code base:
+
+    P  prompts in a mini-batch          T  tokens of a packed row
+    G  responses per prompt             V  vocabulary
+    N  responses, N = P * G             H  hidden size
+    R  tokens of one response           K  response tokens of a packed row (the ones with a loss)
+
+Rewards and advantages are float64, log-probs float32, ids int64 inside torch and int32 at rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vlm_rl.verdicts import AnswerType as AnswerType
+from vlm_rl.verdicts import Grade as Grade
+from vlm_rl.verdicts import StopReason as StopReason
+from vlm_rl.verdicts import Verdict as Verdict
+
+IMAGE_MARKER = "<image>"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One image-text problem with a checkable answer; a row of a prepared Parquet file."""
+
+    id: str  # unique in its set
+    question: str  # holds one IMAGE_MARKER per image, in order
+    images: tuple[bytes, ...]  # encoded PNG, JPEG or WEBP
+    answer: str  # the gold, without \boxed{}
+    answer_type: AnswerType
+    choices: tuple[str, ...] = ()  # the texts of options A, B, C, ...
+    source: str = ""
+    category: str = ""
+    difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
+    meta: Mapping[str, Any] = field(default_factory=dict)  # JSON; known keys: test_only, precision, tolerance, unit
+
+    @property
+    def test_only(self) -> bool:
+        """True for rows of a benchmark; the trainer refuses them unless told otherwise."""
+        return bool(self.meta.get("test_only", False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A problem rendered for one model: what both the sampler and the learner are given."""
+
+    problem_id: str
+    text: str  # the rendered chat, generation prompt and prefill included
+    prefill: str  # the tail of `text` that counts as the start of the response, often ""
+    ids: np.ndarray  # int32 [P_tokens], one image placeholder per merged visual token (learner)
+    sampler_ids: np.ndarray  # int32, one placeholder per image (vLLM expands by itself)
+    images: tuple[Image.Image, ...]  # RGB, on the model's grid already; nobody resizes again
+    vision: Mapping[str, torch.Tensor]  # opaque model inputs (pixel_values, image_grid_thw); {} for text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """One sampled response."""
+
+    problem_id: str
+    index: int  # 0 .. G-1 inside its group
+    ids: np.ndarray  # int32 [R], the generated tokens, the end-of-sequence token included
+    logprobs: np.ndarray  # float32 [R], the sampler's, temperature and bans applied
+    text: str  # decoded without special tokens, without the prompt's prefill
+    stop_reason: StopReason
+    policy_version: int  # optimizer steps the sampling weights had seen
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of one response, in parts."""
+
+    parts: Mapping[str, float]  # accuracy, format, overlong
+    grade: Grade
+
+    @property
+    def total(self) -> float:
+        return float(sum(self.parts.values()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """A prompt's G responses with their rewards and advantages: the unit of the whole trainer."""
+
+    problem: Problem
+    rollouts: tuple[Rollout, ...]
+    rewards: tuple[Reward, ...]
+    advantages_G: np.ndarray  # float64
+
+    @property
+    def lengths_G(self) -> np.ndarray:
+        return np.array([len(r.ids) for r in self.rollouts], dtype=np.int64)
