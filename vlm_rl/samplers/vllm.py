@@ -146,7 +146,7 @@ class VllmSampler:
 
     def fingerprint(self) -> Fingerprint:
         """See Sampler.fingerprint. Read back inside the worker."""
-        return self._llm.collective_rpc(_worker_fingerprint)[0]
+        return self._llm.collective_rpc(_worker_fingerprint, kwargs={"dtype": self.dtype})[0]
 
     def sleep(self) -> None:
         """Move the weights to the host and drop the key-value cache; nothing on a CPU."""
@@ -236,8 +236,9 @@ def _repack_heads(worker: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _worker_fingerprint(worker: Any) -> Fingerprint:
-    return fingerprint(_engine_tensors(worker.get_model()))
+def _worker_fingerprint(worker: Any, *, dtype: torch.dtype) -> Fingerprint:
+    # Some kernels keep a bias in float32 beside weights in bfloat16: back to `dtype` it is the same value.
+    return fingerprint(_engine_tensors(worker.get_model()), dtype=dtype)
 
 
 def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
