@@ -27,6 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {"evaluate"},
             {"curves", "charts", "cards", "sections", "hero", "report", "terminal", "recorder", "warm_start"},
             {"session", "train"},
+            {"quickstart", "dry_run", "evaluate_command"},
             {"cli"},
         ),
     )

@@ -213,6 +213,21 @@ def test_a_response_does_not_depend_on_its_neighbours(sampler: Sampler, prompts:
         np.testing.assert_allclose(first[1].logprobs, second[1].logprobs, atol=1e-5)
 
 
+def test_more_prompt_tokens_than_one_engine_step_takes(sampler: Sampler, builder: PromptBuilder) -> None:
+    """120 prompts of some 100 tokens: no engine step holds them all, and seeded requests must survive that."""
+    problems = [
+        Problem(
+            id=f"many{i}", question=f"{i} " + "Which one is it? " * 10, images=(), answer="4", answer_type="integer"
+        )
+        for i in range(120)
+    ]
+    built = [builder.build(problem) for problem in problems]
+    assert sum(len(prompt.ids) for prompt in built) > 8192
+    params = SamplingParams(temperature=1.0, max_tokens=2, responses=2)
+    groups = sampler.generate(built, params, seed=0, step=0)
+    assert [[rollout.index for rollout in group] for group in groups] == [[0, 1]] * 120
+
+
 def test_every_response_has_its_own_noise(sampler: Sampler, prompts: list[Prompt]) -> None:
     """Twins of one prompt, another step, another seed: no two sequences are alike."""
     groups = [

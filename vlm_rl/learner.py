@@ -9,13 +9,16 @@ The only module that imports deepspeed.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -134,8 +137,7 @@ class Learner:
 
     def __init__(self, policy: Policy, config: TrainConfig, *, total_optimizer_steps: int) -> None:
         """Raises UserError for combinations that DeepSpeed cannot train."""
-        import deepspeed
-
+        deepspeed = _import_deepspeed()
         self.config = config
         self.policy = policy
         self.total_optimizer_steps = total_optimizer_steps
@@ -232,8 +234,7 @@ class Learner:
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its transformers name, whole, one at a time. Consume it to the end."""
-        import deepspeed
-
+        deepspeed = _import_deepspeed()
         for name, parameter in self.policy.model.named_parameters():
             is_sharded = self.config.zero_stage == 3
             with deepspeed.zero.GatheredParameters([parameter]) if is_sharded else nullcontext():
@@ -266,6 +267,18 @@ class Learner:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.num_updates = state["num_updates"]
         self.guard.restore(state["guard"])
+
+
+def _import_deepspeed() -> ModuleType:
+    """deepspeed, told which device it has, and without the notices that it prints on every start."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for name in ("DeepSpeed", "torch.utils.cpp_extension"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the import sets it back
+    return deepspeed
 
 
 def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from vlm_rl import attention
 from vlm_rl.packing import PackedRow
@@ -26,6 +27,7 @@ MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in floa
 
 def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NAME) -> PreTrainedModel:
     """Weights of a Hugging Face folder as a vision-language or a text-only causal model."""
+    disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM

@@ -101,7 +101,12 @@ class VllmSampler:
             "enforce_eager": self._on_cpu,
             "enable_sleep_mode": not self._on_cpu,
         }
-        if not self._on_cpu:
+        if self._on_cpu:
+            # A prompt cut into chunks samples a token that vLLM discards and then winds the request's
+            # generator back, which CPU generators cannot do: seeded requests die.
+            settings["enable_chunked_prefill"] = False
+            settings["max_num_batched_tokens"] = max(8192, max_model_len)
+        else:
             settings["gpu_memory_utilization"] = 0.45  # the learner lives on the same device
         if builder.is_vision:
             size = {"shortest_edge": builder.min_pixels, "longest_edge": builder.max_pixels}

@@ -1,0 +1,39 @@
+"""The quickstart's data: the toy task written in ViRL39K's layout and prepared like the real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.prepare import prepare
+from data_prep.toy import FORCED_SCAN, tokenizer_texts, write_toy
+from vlm_rl.data import load_set
+from vlm_rl.quickstart import ToyData
+from vlm_rl.warm_start import Example
+
+WARM_PROBLEMS, WARM_PASSES, WARM_MIXTURE = 1024, 7, 2000
+"""The warm start: so many pictures, so many times each with its clean scan, then so many mixed traces."""
+
+
+def prepare_toy(out: Path, *, seed: int) -> ToyData:
+    """All that the quickstart trains and measures on, below the new folder `out`."""
+    raw = write_toy(out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_MIXTURE)
+    sets = {split: out / split for split in ("train", "heldout", "warm")}
+    for split, folder in sets.items():
+        prepare("virl39k", raw / split, folder)
+    problems = {problem.id: problem for problem in load_set(sets["warm"])}
+    lines = [json.loads(line) for line in (raw / "warm" / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
+    phases = {name: [line for line in lines if line["phase"] == name] for name in ("clean", "mixture")}
+    rng = np.random.default_rng([seed, WARM_PROBLEMS])
+    passes = [rng.permutation(WARM_PROBLEMS) for _ in range(WARM_PASSES)]
+    sequence = [phases["clean"][index] for order in passes for index in order] + phases["mixture"]
+    return ToyData(
+        folder=out,
+        train=sets["train"],
+        heldout=sets["heldout"],
+        warm_examples=[Example(problems[line["id"]], line["response"]) for line in sequence],
+        tokenizer_texts=tokenizer_texts(),
+        forced_scan=FORCED_SCAN,
+    )

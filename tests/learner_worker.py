@@ -1,0 +1,254 @@
+"""One rank of test_learner.py: runs every case in one process and writes what it saw to a file.
+
+    torchrun --nproc_per_node 2 tests/learner_worker.py MODEL STAGE OUT
+
+Starting ranks costs more than training the tiny model, so one start serves all cases. A case returns
+plain numbers and tensors; what they must be is the test's business.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from groups import make_prompt, noise_image, random_group
+from torch import Tensor
+
+from vlm_rl.config import TrainConfig
+from vlm_rl.learner import GuardAbortError, Learner, UpdateResult
+from vlm_rl.losses import LossInputs, policy_loss
+from vlm_rl.packing import Chunk, PackedRow, TrainGroup, pack_row, plan_rows
+from vlm_rl.policy import Policy, load_model
+from vlm_rl.prompts import rope_positions
+from vlm_rl.ranks import all_gather, init_ranks, rank, world_size
+
+BANNED = (6, 7)  # <|image_pad|> and <|video_pad|> of the tiny tokenizer
+TEMPERATURE = 0.9
+LR = 1e-3
+STEPS = 3
+NO_CLIP = 1e9
+loss_function = partial(policy_loss, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
+
+
+def make_groups(model: Path, vocabulary: int) -> list[TrainGroup]:
+    """Five groups: unequal prompts and images, one of them text only."""
+    texts = ["How many?", "How many red squares are there, and why?"]
+    return [
+        random_group(
+            make_prompt(model, texts[g % 2], [] if g == 2 else [noise_image(84, 84 + 28 * g, g)]),
+            [5, 9, 3, 12],
+            vocabulary=vocabulary,
+            seed=g,
+            banned=BANNED,
+        )
+        for g in range(5)
+    ]
+
+
+class Case:
+    """A fresh policy and learner on the same weights, groups and loss."""
+
+    def __init__(
+        self, model: Path, stage: int, *, freeze_vision: bool = False, checkpointing: bool = False, **config: Any
+    ) -> None:
+        self.policy = Policy(load_model(model, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
+        if freeze_vision:
+            self.policy.freeze_vision()
+        if checkpointing:
+            self.policy.enable_checkpointing()
+        settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
+        self.learner = Learner(self.policy, TrainConfig(**settings), total_optimizer_steps=STEPS)
+        self.groups = make_groups(model, self.policy.model.config.text_config.vocab_size)
+        self.start = self.weights()
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.learner.stream_weights()}
+
+    def delta(self) -> dict[str, Tensor]:
+        return {name: tensor - self.start[name] for name, tensor in self.weights().items()}
+
+    def rows(self, *, budget: int = 90, groups: Sequence[TrainGroup] | None = None) -> list[PackedRow]:
+        """This rank's rows."""
+        chosen = self.groups if groups is None else groups
+        plan = plan_rows(
+            [len(group.prompt.ids) for group in chosen],
+            [[len(rollout.ids) for rollout in group.rollouts] for group in chosen],
+            budget=budget,
+            num_ranks=world_size(),
+        )
+        return self.pack(plan[rank()], chosen)
+
+    def pack(self, plan: Sequence[Sequence[Chunk]], groups: Sequence[TrainGroup]) -> list[PackedRow]:
+        positions = partial(rope_positions, self.policy.model)
+        return [pack_row(groups, chunks, positions) for chunks in plan]
+
+    def train(self, rows: Sequence[PackedRow], steps: int = STEPS) -> list[UpdateResult]:
+        return [self.learner.update(rows, loss_function) for _ in range(steps)]
+
+
+def trained(case: Case, rows: Sequence[PackedRow]) -> dict[str, Any]:
+    results = case.train(rows)
+    return {
+        "delta": case.delta(),
+        "loss": [result.loss for result in results],
+        "norm": [result.grad_norm for result in results],
+        "tokens": [result.sums["tokens"] for result in results],
+        "rows": all_gather(len(rows)),
+    }
+
+
+def three_steps(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage)
+    return trained(case, case.rows())
+
+
+def one_wide_row(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage)
+    return trained(case, case.rows(budget=10**6))
+
+
+def many_narrow_rows(model: Path, stage: int) -> dict[str, Any]:
+    """Groups are split over rows that repeat their prompts."""
+    case = Case(model, stage)
+    return trained(case, case.rows(budget=40))
+
+
+def checkpointing(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage, checkpointing=True)
+    return trained(case, case.rows())
+
+
+def frozen_vision(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage, freeze_vision=True)
+    return trained(case, case.rows())
+
+
+def text_here_images_there(model: Path, stage: int) -> dict[str, Any]:
+    """In its first row rank 0 has text only while the other rank has images; then the other way round."""
+    case = Case(model, stage)
+    chunks = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(case.groups)]
+    plan = [[[chunks[2]], [chunks[0]], [chunks[1]], [chunks[3]], [chunks[4]]]]
+    if world_size() == 2:
+        half = [Chunk(2, (0, 1)), Chunk(2, (2, 3))]
+        plan = [[[half[0]], [chunks[0]], [chunks[3]]], [[chunks[1]], [half[1]], [chunks[4]]]]
+    return trained(case, case.pack(plan[rank()], case.groups))
+
+
+def several_mini_batches(model: Path, stage: int) -> dict[str, Any]:
+    """Old log-probs of both mini-batches are recomputed before the first update, twice."""
+    case = Case(model, stage, lr=100 * LR)  # far enough that some ratios clip
+    parts = [case.groups[:2], case.groups[2:]]
+    clipped = []
+    for _ in range(2):
+        batches = [case.learner.with_old_log_probs(case.rows(groups=part)) for part in parts]
+        results = [case.learner.update(rows, loss_function) for rows in batches]
+        clipped.append([result.sums["clipped_low"] + result.sums["clipped_high"] for result in results])
+    return {"delta": case.delta(), "clipped": clipped}
+
+
+def clipped_norm(model: Path, stage: int) -> dict[str, Any]:
+    """One step of SGD with lr 1: the change is the clipped gradient."""
+    case = Case(model, stage, grad_clip=0.01, lr=1.0)
+    (result,) = case.train(case.rows(), steps=1)
+    return {"norm": result.grad_norm, "change": norm_of(case.delta())}
+
+
+def no_signal(model: Path, stage: int) -> dict[str, Any]:
+    """All rewards equal: zero advantages everywhere."""
+    case = Case(model, stage)
+    equal = [
+        TrainGroup(g.prompt, g.rollouts, 0.0 * g.advantages_G, g.weights_G, use_correction=False) for g in case.groups
+    ]
+    (result,) = case.train(case.rows(groups=equal), steps=1)
+    return {"delta": case.delta(), "norm": result.grad_norm, "loss": result.loss, "applied": result.applied}
+
+
+def one_group(model: Path, stage: int) -> dict[str, Any]:
+    """Fewer groups than ranks, and one response: the other rank has padding only."""
+    case = Case(model, stage)
+    alone = case.groups[0]
+    group = TrainGroup(
+        alone.prompt, alone.rollouts[:1], alone.advantages_G[:1], alone.weights_G[:1], use_correction=False
+    )
+    return trained(case, case.rows(groups=[group]))
+
+
+def poisoned(factor: float, logp_K: Tensor, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The loss times a factor, on the last rank only: the others learn of it from the global norm alone."""
+    loss, sums = loss_function(logp_K, inputs)
+    return (loss * factor if rank() == world_size() - 1 else loss), sums
+
+
+def guarded(model: Path, stage: int, *, factor: float) -> dict[str, Any]:
+    """Good, bad, good with AdamW, beside good, good: a refused step must leave no trace in the optimizer."""
+    settings = {"optimizer": "adamw", "grad_clip": 1.0}
+    plain, case = Case(model, stage, **settings), Case(model, stage, **settings)
+    plain.train(plain.rows(), steps=2)
+    rows = case.rows()
+    case.train(rows, steps=1)
+    before = case.weights()
+    bad = case.learner.update(rows, partial(poisoned, factor))
+    after = case.weights()
+    (good,) = case.train(rows, steps=1)
+    return {
+        "moved": norm_of({name: after[name] - before[name] for name in before}),
+        "unchanged": all(torch.equal(after[name], before[name]) for name in before),
+        "applied": (bad.applied, good.applied),
+        "bad_norm": bad.grad_norm,
+        "good_norm": good.grad_norm,
+        "skipped": case.learner.guard.num_skipped,
+        "in_a_row": case.learner.guard.skipped_in_a_row,
+        "same_as_without": all(torch.equal(case.weights()[n], t) for n, t in plain.weights().items()),
+    }
+
+
+def aborts(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage, max_skipped_in_a_row=2)
+    rows, bad = case.rows(), partial(poisoned, math.nan)
+    tries = 0
+    try:
+        for function in (loss_function, bad, loss_function, bad, bad, loss_function):
+            tries += 1
+            case.learner.update(rows, function)
+    except GuardAbortError as error:
+        return {"tries": all_gather(tries), "error": str(error)}
+    return {"tries": all_gather(tries), "error": ""}
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> float:
+    return sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()) ** 0.5
+
+
+CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "three_steps": three_steps,
+    "one_wide_row": one_wide_row,
+    "many_narrow_rows": many_narrow_rows,
+    "checkpointing": checkpointing,
+    "frozen_vision": frozen_vision,
+    "text_here_images_there": text_here_images_there,
+    "several_mini_batches": several_mini_batches,
+    "clipped_norm": clipped_norm,
+    "no_signal": no_signal,
+    "one_group": one_group,
+    "nan": partial(guarded, factor=math.nan),
+    "inf": partial(guarded, factor=math.inf),
+    "spike": partial(guarded, factor=1e7),
+    "aborts": aborts,
+}
+
+
+def main(model: Path, stage: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    init_ranks()
+    found = {name: case(model, stage) for name, case in CASES.items()}
+    if rank() == 0:
+        torch.save(found, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,186 @@
+"""The command line: vlm-rl prepare | train | eval | grade | report | demo | quickstart.
+
+A UserError is printed as its message and exits with 2; anything else is our fault and keeps its
+traceback. Heavy imports happen inside the subcommands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vlm_rl.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except UserError as error:
+        print(f"vlm-rl: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vlm-rl: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    prepare = commands.add_parser("prepare", help="turn a data set's own files into a prepared set")
+    prepare.add_argument("source", help="virl39k, dapo, mathvision, dynamath, wemath or logicvista")
+    prepare.add_argument("--source", "--from", dest="path", type=Path, required=True, help="its folder or file")
+    prepare.add_argument("--out", type=Path, required=True, help="the prepared set, a new folder")
+    prepare.add_argument("--min-pixels", type=int, default=3136)
+    prepare.add_argument("--max-pixels", type=int, default=1_003_520)
+    prepare.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
+    prepare.add_argument("--limit", type=int, help="keep at most this many rows")
+    prepare.add_argument("--blank-image", action="store_true", help="give text-only rows a blank image")
+    prepare.set_defaults(command=_prepare)
+
+    train = commands.add_parser("train", help="train a policy; torchrun -m vlm_rl.cli train ... for several ranks")
+    train.add_argument("config", type=Path, help="a YAML file, or a run directory to go on with")
+    train.add_argument("overrides", nargs="*", metavar="key.path=value")
+    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint that verifies")
+    train.add_argument("--dry-run", action="store_true", help="build on the meta device; print memory and tokens")
+    train.set_defaults(command=_train)
+
+    evaluate = commands.add_parser("eval", help="measure a checkpoint on prepared sets")
+    evaluate.add_argument("--model", type=Path, required=True, help="a Hugging Face folder, e.g. a checkpoint")
+    evaluate.add_argument("--data", type=Path, nargs="+", required=True, help="prepared sets")
+    evaluate.add_argument("--out", type=Path, required=True, help="folder for records and summaries")
+    evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
+    evaluate.add_argument("--template", default="think_answer")
+    evaluate.add_argument("--temperature", type=float, default=0.0)
+    evaluate.add_argument("--samples", type=int, default=1, help="k of avg@k")
+    evaluate.add_argument("--max-tokens", type=int, default=2048)
+    evaluate.add_argument("--images", choices=["real", "blank", "shuffled"], default="real")
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.set_defaults(command=_eval)
+
+    grade = commands.add_parser("grade", help="grade one response")
+    grade.add_argument("--gold", required=True)
+    grade.add_argument("--response", required=True)
+    grade.add_argument("--type", dest="answer_type", default="expression")
+    grade.add_argument("--template", default="plain")
+    grade.add_argument("--choices", nargs="*", default=[], help="the options' texts")
+    grade.set_defaults(command=_grade)
+
+    report = commands.add_parser("report", help="write one self-contained HTML page about runs")
+    report.add_argument("runs", type=Path, nargs="+")
+    report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.set_defaults(command=_report)
+
+    demo = commands.add_parser("demo", help="compare checkpoints' reasoning in the browser")
+    demo.add_argument("runs", type=Path, nargs="+")
+    demo.add_argument("--host", default="127.0.0.1")
+    demo.add_argument("--port", type=int, default=7860)
+    demo.add_argument("--open-wider", action="store_true", help="allow a host other than this machine's own")
+    demo.set_defaults(command=_demo)
+
+    quick = commands.add_parser("quickstart", help="toy images to a trained, evaluated, reported policy")
+    quick.add_argument("--seed", type=int, default=0)
+    quick.add_argument("--seeds", help="several, e.g. 0,1,2: one run each, then their table")
+    quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
+    quick.add_argument("--algorithm", default="luspo")
+    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))
+    quick.set_defaults(command=_quickstart)
+    return parser
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from data_prep.prepare import prepare
+    from vlm_rl.answers import Grader
+
+    with Grader() as grader:
+        report = prepare(
+            options.source,
+            options.path,
+            options.out,
+            min_pixels=options.min_pixels,
+            max_pixels=options.max_pixels,
+            strict=options.strict,
+            limit=options.limit,
+            blank_image=options.blank_image,
+            gold_check=grader.verifies_itself,
+        )
+    dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
+    print(f"{options.out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}")
+
+
+def _train(options: argparse.Namespace) -> None:
+    from vlm_rl.config import load_config
+
+    path = options.config / "config.yaml" if options.config.is_dir() else options.config
+    config = load_config(path, options.overrides)
+    if options.dry_run:
+        from vlm_rl.dry_run import dry_run
+
+        dry_run(config)
+        return
+    from vlm_rl.train import train
+
+    train(config, resume=options.resume)
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from vlm_rl.evaluate_command import evaluate_sets
+
+    evaluate_sets(options)
+
+
+def _grade(options: argparse.Namespace) -> None:
+    from vlm_rl.answers import Grader
+    from vlm_rl.templates import TEMPLATES
+
+    if options.template not in TEMPLATES:
+        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
+    with Grader() as grader:
+        grade = grader.grade(
+            options.response,
+            gold=options.gold,
+            answer_type=options.answer_type,
+            choices=tuple(options.choices),
+            template=TEMPLATES[options.template],
+        )
+    print(f"extracted: {grade.extracted}\npath: {grade.path}\nverdict: {grade.verdict}\nreason: {grade.reason}")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from vlm_rl.report import write_report
+    from vlm_rl.runs import RunDirectory
+
+    print(write_report([RunDirectory(path).open() for path in options.runs], options.out))
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from demo.server import launch
+
+    launch(options.runs, host=options.host, port=options.port, open_wider=options.open_wider)
+
+
+def _quickstart(options: argparse.Namespace) -> None:
+    from data_prep.toy_sets import prepare_toy
+    from vlm_rl.quickstart import print_seeds, quickstart
+
+    seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else [options.seed]
+    results = {}
+    for seed in seeds:
+        out = options.out / f"seed-{seed}" if options.seeds else options.out
+        if out.exists():
+            raise UserError(f"{out} exists already; remove it or choose another --out")
+        toy = prepare_toy(out.with_name(f"{out.name}-data"), seed=seed)
+        results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
+    if options.seeds:
+        print_seeds(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
