@@ -13,13 +13,17 @@ from vlm_rl.data import load_set
 from vlm_rl.quickstart import ToyData
 from vlm_rl.warm_start import Example
 
-WARM_PROBLEMS, WARM_PASSES, WARM_MIXTURE = 1024, 7, 2000
-"""The warm start: so many pictures, so many times each with its clean scan, then so many mixed traces."""
+WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
+"""The warm start: so many pictures, so many times each with its clean scan, mixed traces sprinkled
+among them, and mixed traces alone at the end. Without the sprinkled ones the words that only the
+other styles use are still untrained when their turn comes, and every unused word rises with them."""
 
 
 def prepare_toy(out: Path, *, seed: int) -> ToyData:
     """All that the quickstart trains and measures on, below the new folder `out`."""
-    raw = write_toy(out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_MIXTURE)
+    raw = write_toy(
+        out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + WARM_MIXTURE
+    )
     sets = {split: out / split for split in ("train", "heldout", "warm")}
     for split, folder in sets.items():
         prepare("virl39k", raw / split, folder)
@@ -27,8 +31,11 @@ def prepare_toy(out: Path, *, seed: int) -> ToyData:
     lines = [json.loads(line) for line in (raw / "warm" / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
     phases = {name: [line for line in lines if line["phase"] == name] for name in ("clean", "mixture")}
     rng = np.random.default_rng([seed, WARM_PROBLEMS])
-    passes = [rng.permutation(WARM_PROBLEMS) for _ in range(WARM_PASSES)]
-    sequence = [phases["clean"][index] for order in passes for index in order] + phases["mixture"]
+    order = np.concatenate([rng.permutation(WARM_PROBLEMS) for _ in range(WARM_PASSES)])
+    sequence = [phases["clean"][index] for index in order]
+    for line in phases["mixture"][:WARM_SPRINKLED]:
+        sequence.insert(int(rng.integers(len(sequence))), line)
+    sequence += phases["mixture"][WARM_SPRINKLED:]
     return ToyData(
         folder=out,
         train=sets["train"],

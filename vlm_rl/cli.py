@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("overrides", nargs="*", metavar="key.path=value")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint that verifies")
     train.add_argument("--dry-run", action="store_true", help="build on the meta device; print memory and tokens")
+    train.add_argument("--ranks", type=int, help="with --dry-run: on so many ranks (default: torchrun's, or 1)")
     train.set_defaults(command=_train)
 
     evaluate = commands.add_parser("eval", help="measure a checkpoint on prepared sets")
@@ -60,7 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--template", default="think_answer")
     evaluate.add_argument("--temperature", type=float, default=0.0)
     evaluate.add_argument("--samples", type=int, default=1, help="k of avg@k")
-    evaluate.add_argument("--max-tokens", type=int, default=2048)
+    evaluate.add_argument("--top-p", type=float, default=1.0)
+    evaluate.add_argument("--max-tokens", type=int, default=2048, help="of a response")
+    evaluate.add_argument("--max-prompt-tokens", type=int, default=4096, help="of a prompt, its images included")
+    evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated side by side")
     evaluate.add_argument("--images", choices=["real", "blank", "shuffled"], default="real")
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(command=_eval)
@@ -76,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one self-contained HTML page about runs")
     report.add_argument("runs", type=Path, nargs="+")
     report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.add_argument("--hero", type=Path, help="also write a wide PNG of the first run")
     report.set_defaults(command=_report)
 
     demo = commands.add_parser("demo", help="compare checkpoints' reasoning in the browser")
@@ -121,9 +126,9 @@ def _train(options: argparse.Namespace) -> None:
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
     config = load_config(path, options.overrides)
     if options.dry_run:
-        from vlm_rl.dry_run import dry_run
+        from vlm_rl.dry_run import dry_run, print_dry_run
 
-        dry_run(config)
+        print_dry_run(dry_run(config, num_ranks=options.ranks))
         return
     from vlm_rl.train import train
 
@@ -154,10 +159,13 @@ def _grade(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from vlm_rl.report import write_report
+    from vlm_rl.report import write_hero, write_report
     from vlm_rl.runs import RunDirectory
 
-    print(write_report([RunDirectory(path).open() for path in options.runs], options.out))
+    runs = [RunDirectory(path).open() for path in options.runs]
+    print(write_report(runs, options.out))
+    if options.hero:
+        print(write_hero(runs[0], options.hero))
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -65,32 +65,29 @@ class Policy(nn.Module):
         return self.score(hidden_TH.index_select(0, row.predictor_K), row.target_K)
 
     def hidden_states(self, row: PackedRow) -> Tensor:
-        positions: dict[str, Any] = {"position_ids": row.positions_3T[:, None]}
+        inputs: dict[str, Any] = {"input_ids": row.ids_T[None], "position_ids": row.positions_3T[:, None]}
         if not self.is_vision:
-            positions["position_ids"] = row.positions_3T[0][None]
-        output = self.model.model(
-            input_ids=row.ids_T[None], use_cache=False, layout=row.layout, **positions, **dict(row.vision)
-        )
-        hidden_TH = output.last_hidden_state[0]
-        if self.is_vision and not row.vision:
-            hidden_TH = hidden_TH + 0.0 * self._vision_pass()
-        return hidden_TH
+            inputs["position_ids"] = row.positions_3T[0][None]
+        elif not row.vision:
+            inputs["inputs_embeds"] = self._embed_beside_vision(inputs.pop("input_ids"))
+        output = self.model.model(use_cache=False, layout=row.layout, **inputs, **dict(row.vision))
+        return output.last_hidden_state[0]
 
-    def _vision_pass(self) -> Tensor:
-        """A pass through the vision tower for rows without images.
+    def _embed_beside_vision(self, ids_1T: Tensor) -> Tensor:
+        """Token embeddings of a row without images, after a pass through the vision tower that adds nothing.
 
-        Under ZeRO every rank must reach the same parameters in each micro-batch, or the collectives
-        that gather and reduce them wait for ever.
+        Under ZeRO every rank must reach the same parameters in the same order in each micro-batch, or
+        the collectives that gather and reduce them wait for ever: embeddings, vision, layers, head.
         """
         vision = self.model.config.vision_config
+        embeds_1TH = self.model.get_input_embeddings()(ids_1T)
         num_patches = vision.spatial_merge_size**2
         size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        device = next(self.parameters()).device
         features = self.model.model.get_image_features(
-            torch.zeros(num_patches, size, device=device),
-            torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]], device=device),
+            torch.zeros(num_patches, size, device=ids_1T.device),
+            torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]], device=ids_1T.device),
         ).pooler_output
-        return torch.cat(tuple(features)).sum()
+        return embeds_1TH + 0.0 * torch.cat(tuple(features)).sum()
 
     def score(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies from the hidden states that predict the targets, in chunks."""

@@ -37,7 +37,7 @@ from vlm_rl.warm_start import Example, warm_start
 TEMPLATE = TEMPLATES["think_answer"]
 MAX_PROMPT_TOKENS, MAX_TOKENS = 160, 72
 WARM_BATCH = 8
-WARM_START = TrainConfig(lr=2e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
+WARM_START = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
 RL_STEPS = 40
 
 
