@@ -15,11 +15,12 @@ SEED ?= 0
 SAMPLER ?= auto
 OUT ?= runs/quickstart
 RUN ?= $(OUT)
+SAMPLES ?= ../shared/data
 # Tests compare bits and run several processes side by side: one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST_ARGS ?=
 
-.PHONY: help venv quickstart quickstart-seeds test test-slow lint format types demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke test test-slow lint format types demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -39,6 +40,11 @@ quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reaso
 
 quickstart-seeds: $(STAMP) ## the quickstart for seeds 0, 1 and 2, and their table
 	$(BIN)/vlm-rl quickstart --seeds 0,1,2 --sampler $(SAMPLER) --out $(OUT)-seeds
+
+smoke: $(STAMP) ## a few steps on real sample pictures and text (SAMPLES=folder); stamped CONTAMINATED
+	$(BIN)/python -m data_prep.smoke $(SAMPLES) runs/smoke-data
+	$(BIN)/vlm-rl train configs/smoke.yaml
+	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
 test: $(STAMP) ## the tests, without the minute-long ones
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def write_problems(
     out = Path(out)
     if out.exists():
         raise UserError(f"{out}: already exists; choose another folder or remove it")
+    made = [parent for parent in out.absolute().parents if not parent.exists()]  # innermost first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
@@ -119,6 +121,11 @@ def write_problems(
             work.rename(out)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error}") from None
+    finally:
+        if not out.exists():
+            for parent in made:
+                with suppress(OSError):
+                    parent.rmdir()
     return out
 
 

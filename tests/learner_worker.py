@@ -19,6 +19,7 @@ import torch
 from groups import make_prompt, noise_image, random_group
 from torch import Tensor
 
+from vlm_rl import policy as policy_module
 from vlm_rl.config import TrainConfig
 from vlm_rl.learner import GuardAbortError, Learner, UpdateResult
 from vlm_rl.losses import LossInputs, policy_loss
@@ -27,7 +28,6 @@ from vlm_rl.policy import Policy, load_model
 from vlm_rl.prompts import rope_positions
 from vlm_rl.ranks import all_gather, init_ranks, rank, world_size
 
-BANNED = (6, 7)  # <|image_pad|> and <|video_pad|> of the tiny tokenizer
 TEMPERATURE = 0.9
 LR = 1e-3
 STEPS = 3
@@ -35,16 +35,20 @@ NO_CLIP = 1e9
 loss_function = partial(policy_loss, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
 
 
-def make_groups(model: Path, vocabulary: int) -> list[TrainGroup]:
+def banned_ids(config: Any) -> list[int]:
+    return [config.image_token_id, config.video_token_id]
+
+
+def make_groups(model: Path, config: Any) -> list[TrainGroup]:
     """Five groups: unequal prompts and images, one of them text only."""
     texts = ["How many?", "How many red squares are there, and why?"]
     return [
         random_group(
             make_prompt(model, texts[g % 2], [] if g == 2 else [noise_image(84, 84 + 28 * g, g)]),
             [5, 9, 3, 12],
-            vocabulary=vocabulary,
+            vocabulary=config.text_config.vocab_size,
             seed=g,
-            banned=BANNED,
+            banned=banned_ids(config),
         )
         for g in range(5)
     ]
@@ -56,14 +60,15 @@ class Case:
     def __init__(
         self, model: Path, stage: int, *, freeze_vision: bool = False, checkpointing: bool = False, **config: Any
     ) -> None:
-        self.policy = Policy(load_model(model, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
+        network = load_model(model, dtype=torch.float32)
+        self.policy = Policy(network, banned_ids=banned_ids(network.config), temperature=TEMPERATURE)
         if freeze_vision:
             self.policy.freeze_vision()
         if checkpointing:
             self.policy.enable_checkpointing()
         settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
         self.learner = Learner(self.policy, TrainConfig(**settings), total_optimizer_steps=STEPS)
-        self.groups = make_groups(model, self.policy.model.config.text_config.vocab_size)
+        self.groups = make_groups(model, network.config)
         self.start = self.weights()
 
     def weights(self) -> dict[str, Tensor]:
@@ -82,6 +87,14 @@ class Case:
             num_ranks=world_size(),
         )
         return self.pack(plan[rank()], chosen)
+
+    def unequal_rows(self) -> list[PackedRow]:
+        """In its first row rank 0 has text only while the other rank has images; then the other way round."""
+        groups = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(self.groups)]
+        first, second = Chunk(2, (0, 1)), Chunk(2, (2, 3))
+        plan = [[[first], [groups[0]], [groups[3]]], [[groups[1]], [second], [groups[4]]]]
+        mine = plan[rank()] if world_size() == 2 else plan[0] + plan[1]
+        return self.pack(mine, self.groups)
 
     def pack(self, plan: Sequence[Sequence[Chunk]], groups: Sequence[TrainGroup]) -> list[PackedRow]:
         positions = partial(rope_positions, self.policy.model)
@@ -129,14 +142,8 @@ def frozen_vision(model: Path, stage: int) -> dict[str, Any]:
 
 
 def text_here_images_there(model: Path, stage: int) -> dict[str, Any]:
-    """In its first row rank 0 has text only while the other rank has images; then the other way round."""
     case = Case(model, stage)
-    chunks = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(case.groups)]
-    plan = [[[chunks[2]], [chunks[0]], [chunks[1]], [chunks[3]], [chunks[4]]]]
-    if world_size() == 2:
-        half = [Chunk(2, (0, 1)), Chunk(2, (2, 3))]
-        plan = [[[half[0]], [chunks[0]], [chunks[3]]], [[chunks[1]], [half[1]], [chunks[4]]]]
-    return trained(case, case.pack(plan[rank()], case.groups))
+    return trained(case, case.unequal_rows())
 
 
 def several_mini_batches(model: Path, stage: int) -> dict[str, Any]:
@@ -168,6 +175,17 @@ def no_signal(model: Path, stage: int) -> dict[str, Any]:
     return {"delta": case.delta(), "norm": result.grad_norm, "loss": result.loss, "applied": result.applied}
 
 
+def head_in_chunks(model: Path, stage: int) -> dict[str, Any]:
+    """The output head passes over a row in pieces, more of them on one rank than on the other."""
+    whole = policy_module.MAX_LOGITS
+    case = Case(model, stage)
+    policy_module.MAX_LOGITS = 10 * case.policy.model.config.get_text_config().vocab_size
+    try:
+        return trained(case, case.unequal_rows())
+    finally:
+        policy_module.MAX_LOGITS = whole
+
+
 def one_group(model: Path, stage: int) -> dict[str, Any]:
     """Fewer groups than ranks, and one response: the other rank has padding only."""
     case = Case(model, stage)
@@ -184,27 +202,34 @@ def poisoned(factor: float, logp_K: Tensor, inputs: LossInputs) -> tuple[Tensor,
     return (loss * factor if rank() == world_size() - 1 else loss), sums
 
 
-def guarded(model: Path, stage: int, *, factor: float) -> dict[str, Any]:
-    """Good, bad, good with AdamW, beside good, good: a refused step must leave no trace in the optimizer."""
+def guarded(model: Path, stage: int) -> dict[str, Any]:
+    """Good, NaN, Inf, spike, good with AdamW, beside good, good: refused steps must leave no trace."""
     settings = {"optimizer": "adamw", "grad_clip": 1.0}
     plain, case = Case(model, stage, **settings), Case(model, stage, **settings)
     plain.train(plain.rows(), steps=2)
     rows = case.rows()
     case.train(rows, steps=1)
     before = case.weights()
-    bad = case.learner.update(rows, partial(poisoned, factor))
-    after = case.weights()
+    bad: dict[str, dict[str, Any]] = {}
+    for fault, factor in {"nan": math.nan, "inf": math.inf, "spike": 1e7}.items():
+        result = case.learner.update(rows, partial(poisoned, factor))
+        unchanged = equal(case.weights(), before)
+        bad[fault] = {"applied": result.applied, "norm": result.grad_norm, "unchanged": unchanged}
     (good,) = case.train(rows, steps=1)
     return {
-        "moved": norm_of({name: after[name] - before[name] for name in before}),
-        "unchanged": all(torch.equal(after[name], before[name]) for name in before),
-        "applied": (bad.applied, good.applied),
-        "bad_norm": bad.grad_norm,
+        **bad,
+        "moved_before": norm_of({name: before[name] - case.start[name] for name in before}),
+        "good_applied": good.applied,
         "good_norm": good.grad_norm,
         "skipped": case.learner.guard.num_skipped,
         "in_a_row": case.learner.guard.skipped_in_a_row,
-        "same_as_without": all(torch.equal(case.weights()[n], t) for n, t in plain.weights().items()),
+        "same_as_without": equal(case.weights(), plain.weights()),
     }
+
+
+def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a[name], b[name]) for name in b)
 
 
 def aborts(model: Path, stage: int) -> dict[str, Any]:
@@ -233,11 +258,10 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "text_here_images_there": text_here_images_there,
     "several_mini_batches": several_mini_batches,
     "clipped_norm": clipped_norm,
+    "head_in_chunks": head_in_chunks,
     "no_signal": no_signal,
     "one_group": one_group,
-    "nan": partial(guarded, factor=math.nan),
-    "inf": partial(guarded, factor=math.inf),
-    "spike": partial(guarded, factor=1e7),
+    "guarded": guarded,
     "aborts": aborts,
 }
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import shared_data
 from PIL import Image
-from sample_rows import write_dressed_virl, write_virl
 
 from data_prep.golds import infer_answer_type, parse_choices, unwrap_gold
 from data_prep.prepare import prepare, to_row, write_problems
 from data_prep.rows import Dropped, Row, RowError, fit_markers
+from data_prep.smoke import write_dressed_virl, write_virl
 from data_prep.sources import SOURCES, read_dapo
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem

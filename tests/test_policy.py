@@ -132,7 +132,7 @@ def test_entropy_is_of_the_banned_and_tempered_distribution(tiny_model: Path, ba
     policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=0.5)
     hidden_KH = torch.randn(6, policy.model.config.text_config.hidden_size)
     target_K = torch.tensor([0, 1, 2, 3, 4, 5])
-    logp_K, entropy_K = policy.score(hidden_KH, target_K)
+    logp_K, entropy_K = policy.head(hidden_KH, target_K)
     logits = policy.model.lm_head(hidden_KH).double() / 0.5
     allowed = [i for i in range(logits.shape[1]) if i not in banned]
     p = torch.softmax(logits[:, allowed], dim=-1)  # the ban is the same as the ids not being there

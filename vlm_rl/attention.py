@@ -6,14 +6,21 @@ itself. The cost is P^2 + G (P R + R^2) instead of the (P + G R)^2 of a dense ma
 Registered with transformers' AttentionInterface under NAME; the layout reaches it as a keyword
 argument of the model's forward. There is no mask to build, so the registered mask function
 returns None, and without a layout the function refuses to run instead of attending to everything.
+
+On a CPU torch's own kernels are called by their private names, because only they give and take the
+log-sum-exp that puts the two parts together: no padding, no mask, no copy of the prompt's keys for
+each response. Other devices get blocks of equal prompts, with all three.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -35,6 +42,15 @@ def shared_prefix_attention(
     """Output [1, T, heads, head_dim], as transformers expects it."""
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.device.type == "cpu":
+        output: Any = _TwoSoftmaxes.apply(query, key, value, layout, scale)
+        return output.transpose(1, 2), None
+    return by_blocks(query, key, value, layout, scale), None
+
+
+def by_blocks(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """On any device: one softmax over prompt and response, block by block, with torch's public function."""
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     outputs: list[Tensor] = []
     for block in layout.blocks:
@@ -44,16 +60,87 @@ def shared_prefix_attention(
         ):
             q, k, v = (_gather(x, index) for x, index in ((query_THD, queries), (key_TKD, keys), (value_TKD, keys)))
             out = scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
             outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, layout.inverse_T)[None], None
+    return torch.cat(outputs).index_select(0, layout.inverse_T)[None]
 
 
 def _gather(x_THD: Tensor, index: Tensor) -> Tensor:
     """[batch, heads, tokens, head_dim] of the tokens that ``index`` [batch, tokens] names."""
     rows = x_THD.index_select(0, index.flatten())
     return rows.view(*index.shape, *x_THD.shape[1:]).transpose(1, 2)
+
+
+class _TwoSoftmaxes(torch.autograd.Function):
+    """On a CPU: every prompt and response on itself, then all responses of a prompt on the prompt.
+
+    With l_1, l_2 the log-sum-exps of the two parts of a response's softmax, the whole one has
+    l = log(e^l_1 + e^l_2) and its output is the parts', weighted by e^(l_1 - l) and e^(l_2 - l). The
+    kernel of either part's backward, given the whole's output and l, yields that part's share of the
+    whole's gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+        """Output [1, heads, T, head_dim]."""
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
+        out = torch.empty_like(query)
+        lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+        for own in _pieces(layout):
+            out[:, :, own], lse[:, :, own] = kernel(
+                query[:, :, own], k[:, :, own], v[:, :, own], 0.0, True, scale=scale
+            )
+        for prompt, responses in _prompts_and_responses(layout):
+            of_prompt, prompt_lse = kernel(
+                query[:, :, responses], k[:, :, prompt], v[:, :, prompt], 0.0, False, scale=scale
+            )
+            share = torch.sigmoid(prompt_lse - lse[:, :, responses])  # e^(l_2 - l)
+            out[:, :, responses].lerp_(of_prompt, share[..., None].to(out.dtype))
+            lse[:, :, responses] = torch.logaddexp(lse[:, :, responses], prompt_lse)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.layout, ctx.scale = layout, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        query, key, value, out, lse = ctx.saved_tensors
+        k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
+
+        def part(queries: slice, keys: slice, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+            q, o, g = (x[:, :, queries] for x in (query, out, grad))
+            return kernel(g, q, k[:, :, keys], v[:, :, keys], o, lse[:, :, queries], 0.0, causal, scale=ctx.scale)
+
+        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (query, k, v))
+        for own in _pieces(ctx.layout):
+            grad_q[:, :, own], grad_k[:, :, own], grad_v[:, :, own] = part(own, own, causal=True)
+        for prompt, responses in _prompts_and_responses(ctx.layout):
+            dq, dk, dv = part(responses, prompt, causal=False)
+            grad_q[:, :, responses] += dq
+            grad_k[:, :, prompt] += dk
+            grad_v[:, :, prompt] += dv
+        grad_k, grad_v = (x.unflatten(1, (key.shape[1], -1)).sum(2) for x in (grad_k, grad_v))
+        return grad_q, grad_k, grad_v, None, None
+
+
+def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def _pieces(layout: Layout) -> Iterator[slice]:
+    """Every prompt and every response that has tokens."""
+    for cuts in layout.cuts:
+        yield from (slice(start, end) for start, end in pairwise(cuts) if start < end)
+
+
+def _prompts_and_responses(layout: Layout) -> Iterator[tuple[slice, slice]]:
+    """Every prompt with its responses, end to end, where they have tokens."""
+    for start, first, *_, end in layout.cuts:
+        if first < end:
+            yield slice(start, first), slice(first, end)
 
 
 AttentionInterface.register(NAME, shared_prefix_attention)

@@ -6,6 +6,7 @@ JSON text) and manifest.json, both written by `vlm-rl prepare`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,24 +15,68 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.config import DataConfig
 from vlm_rl.errors import UserError
-from vlm_rl.types import Problem
+from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
+from vlm_rl.types import IMAGE_MARKER, Problem
 
 
 def load_set(path: str | Path) -> list[Problem]:
-    """All problems of one prepared set. Raises UserError if the folder is not one."""
+    """All problems of one prepared set. Raises UserError if the folder is not one, or for a bad row.
+
+    Preparation has seen every picture. Where the file is not as it was left then, each is decoded once
+    here, so that a broken one is found now and not in the middle of a run.
+    """
     path = Path(path)
     file = path / "data.parquet"
     if not file.is_file():
         raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
-    table = pq.read_table(file)
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} cannot be read as Parquet ({error}); prepare the set again") from None
     missing = {"id", "question", "images", "answer", "answer_type", "meta"} - set(table.column_names)
     if missing:
         raise UserError(f"{file}: column {sorted(missing)[0]!r} is missing; prepare the set again")
-    return [_problem(row) for row in table.to_pylist()]
+    problems = [_problem(row) for row in table.to_pylist()]
+    for index, problem in enumerate(problems):
+        _check_problem(problem, where=f"{file} row {index}: problem {problem.id!r}")
+    if not _is_as_prepared(path):
+        for index, problem in enumerate(problems):
+            _check_images(problem, where=f"{file} row {index}: problem {problem.id!r}")
+    return problems
+
+
+def _check_problem(problem: Problem, *, where: str) -> None:
+    if not problem.answer:
+        raise UserError(f"{where} has no answer, so nothing could be graded; mend or drop the row and prepare again")
+    markers, images = problem.question.count(IMAGE_MARKER), len(problem.images)
+    if markers != images:
+        raise UserError(
+            f"{where} has {markers} {IMAGE_MARKER} markers in its question but {images} images; "
+            "mend or drop the row and prepare again"
+        )
+
+
+def _check_images(problem: Problem, *, where: str) -> None:
+    for index, data in enumerate(problem.images):
+        limits = TEST_LIMITS if problem.test_only else DEFAULT_LIMITS
+        try:
+            decode_image(data, where=f"{where} image {index}", limits=limits)
+        except UserError as error:
+            raise UserError(f"{error}; mend or drop the row and prepare again") from None
+
+
+def _is_as_prepared(path: Path) -> bool:
+    """Whether data.parquet has the checksum that the manifest names."""
+    if not (path / "manifest.json").is_file():
+        return False
+    recorded = json.loads((path / "manifest.json").read_text()).get("sha256", {}).get("data.parquet")
+    with (path / "data.parquet").open("rb") as file:
+        return recorded == hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:

@@ -59,10 +59,14 @@ class Block(_OnDevice):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout(_OnDevice):
-    """Which tokens of a row may see which: a parameter of vlm_rl.attention.shared_prefix_attention."""
+    """Which tokens of a row may see which, said twice: a parameter of vlm_rl.attention.
+
+    ``blocks`` gather and pad, for any device; ``cuts`` slice the row, for the CPU.
+    """
 
     blocks: tuple[Block, ...]
     inverse_T: Tensor  # int64 [T], where each row token stands among the blocks' outputs
+    cuts: tuple[tuple[int, ...], ...]  # of each prompt: where it starts, where each response starts, their end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +197,7 @@ def pack_row(groups: Sequence[TrainGroup], chunks: Sequence[Chunk], positions: P
     return PackedRow(
         ids_T=torch.from_numpy(np.concatenate(ids).astype(np.int64)),
         positions_3T=torch.cat(position_parts, dim=1),
-        layout=_layout(spans, start),
+        layout=row_layout(spans, start),
         vision=_join_vision([groups[chunk.group].prompt.vision for chunk in chunks]),
         predictor_K=torch.from_numpy(np.concatenate(predictors).astype(np.int64)),
         target_K=torch.from_numpy(_concatenate(groups, chunks, lambda g, i: g.rollouts[i].ids).astype(np.int64)),
@@ -203,7 +207,7 @@ def pack_row(groups: Sequence[TrainGroup], chunks: Sequence[Chunk], positions: P
     )
 
 
-def _layout(spans: Sequence[tuple[int, int, list[tuple[int, int]]]], num_tokens: int) -> Layout:
+def row_layout(spans: Sequence[tuple[int, int, list[tuple[int, int]]]], num_tokens: int) -> Layout:
     """Group prompts of one length into blocks and index their tokens."""
     blocks: list[Block] = []
     order: list[np.ndarray] = []  # the row token at each place of the concatenated block outputs, -1 for padding
@@ -228,7 +232,14 @@ def _layout(spans: Sequence[tuple[int, int, list[tuple[int, int]]]], num_tokens:
     places = np.concatenate(order)
     inverse = np.empty(num_tokens, dtype=np.int64)
     inverse[places[places >= 0]] = np.flatnonzero(places >= 0)
-    return Layout(blocks=tuple(blocks), inverse_T=torch.from_numpy(inverse))
+    return Layout(
+        blocks=tuple(blocks),
+        inverse_T=torch.from_numpy(inverse),
+        cuts=tuple(
+            (start, *(at for at, _ in responses), responses[-1][0] + responses[-1][1])
+            for start, _, responses in spans
+        ),
+    )
 
 
 def _loss_inputs(groups: Sequence[TrainGroup], chunks: Sequence[Chunk]) -> LossInputs:

@@ -4,7 +4,7 @@ The learner must describe the distribution that the sampler drew from, so the ba
 ids and the temperature apply here too: log_softmax((logits with banned ids at -inf) / temperature).
 
 The logits are never held for a whole row: hidden states pass through the output head in chunks,
-recomputed in the backward pass, so that memory is flat in the row's length.
+and again in the backward pass, so that memory is flat in the row's length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -43,11 +42,11 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel, *, banned_ids: Sequence[int], temperature: float) -> None:
         super().__init__()
         self.model = model
-        self.temperature = temperature
+        self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
-        self.banned: Tensor
-        self.register_buffer("banned", torch.tensor(sorted(banned_ids), dtype=torch.int64), persistent=False)
         model.config.use_cache = False
+        if self.is_vision:
+            _allow_unused_image(model)
 
     def freeze_vision(self) -> None:
         """Keep the vision tower and its merger as they are. A text-only model has none: nothing happens."""
@@ -62,52 +61,113 @@ class Policy(nn.Module):
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Log-probs [K], with gradient, and entropies [K], without, float32."""
         hidden_TH = self.hidden_states(row)
-        return self.score(hidden_TH.index_select(0, row.predictor_K), row.target_K)
+        return self.head(hidden_TH.index_select(0, row.predictor_K), row.target_K)
 
     def hidden_states(self, row: PackedRow) -> Tensor:
-        inputs: dict[str, Any] = {"input_ids": row.ids_T[None], "position_ids": row.positions_3T[:, None]}
-        if not self.is_vision:
-            inputs["position_ids"] = row.positions_3T[0][None]
-        elif not row.vision:
-            inputs["inputs_embeds"] = self._embed_beside_vision(inputs.pop("input_ids"))
-        output = self.model.model(use_cache=False, layout=row.layout, **inputs, **dict(row.vision))
+        """The last layer's outputs [T, H]."""
+        positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
+        vision = row.vision if row.vision or not self.is_vision else self._unused_image(row.ids_T.device)
+        output = self.model.model(
+            input_ids=row.ids_T[None], position_ids=positions, use_cache=False, layout=row.layout, **vision
+        )
         return output.last_hidden_state[0]
 
-    def _embed_beside_vision(self, ids_1T: Tensor) -> Tensor:
-        """Token embeddings of a row without images, after a pass through the vision tower that adds nothing.
+    def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
+        """The smallest image, for rows without any: its features go nowhere, its gradients are zero.
 
         Under ZeRO every rank must reach the same parameters in the same order in each micro-batch, or
-        the collectives that gather and reduce them wait for ever: embeddings, vision, layers, head.
+        the collectives that gather and reduce them wait for ever. So a row of text takes the very way
+        of a row with images.
         """
         vision = self.model.config.vision_config
-        embeds_1TH = self.model.get_input_embeddings()(ids_1T)
-        num_patches = vision.spatial_merge_size**2
+        side = vision.spatial_merge_size
         size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        features = self.model.model.get_image_features(
-            torch.zeros(num_patches, size, device=ids_1T.device),
-            torch.tensor([[1, vision.spatial_merge_size, vision.spatial_merge_size]], device=ids_1T.device),
-        ).pooler_output
-        return embeds_1TH + 0.0 * torch.cat(tuple(features)).sum()
+        return {
+            "pixel_values": torch.zeros(side**2, size, device=device),
+            "image_grid_thw": torch.tensor([[1, side, side]], device=device),
+        }
 
-    def score(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies from the hidden states that predict the targets, in chunks."""
-        chunk = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
-        if len(target_K) <= chunk:
-            return self._score_chunk(hidden_KH, target_K)
-        parts = [
-            checkpoint(self._score_chunk, hidden, target, use_reentrant=True)
-            for hidden, target in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True)
-        ]
-        return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
-    def _score_chunk(self, hidden_CH: Tensor, target_C: Tensor) -> tuple[Tensor, Tensor]:
-        head = self.model.get_output_embeddings()
-        assert head is not None, "a causal model has an output head"
-        logits_CV = head(hidden_CH).float() / self.temperature
-        logits_CV = logits_CV.index_fill(1, self.banned, float("-inf"))
-        logp_CV = torch.log_softmax(logits_CV, dim=-1)
-        logp_C = logp_CV.gather(1, target_C[:, None])[:, 0]
-        with torch.no_grad():
+class Head(nn.Module):
+    """The model's output head and all behind it, as one module.
+
+    Under ZeRO 3 a module's weight is gathered at every call, on all ranks together; rows of unequal
+    length have unequal numbers of chunks, so the chunks are inside the call.
+    """
+
+    def __init__(self, head: nn.Module | None, *, banned_ids: Sequence[int], temperature: float) -> None:
+        super().__init__()
+        assert isinstance(head, nn.Linear) and head.bias is None, "a causal model has a linear output head"
+        self.weight = head.weight  # the very parameter of the model's own head
+        self.temperature = temperature
+        self.banned: Tensor
+        self.register_buffer("banned", torch.tensor(sorted(banned_ids), dtype=torch.int64), persistent=False)
+
+    def forward(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
+        chunk = max(1, MAX_LOGITS // len(self.weight))
+        return _ChunkedScore.apply(hidden_KH, self.weight, target_K, self.banned, self.temperature, chunk)
+
+
+class _ChunkedScore(torch.autograd.Function):
+    """Log-probs (differentiable) and entropies (not) of targets, never holding more than `chunk` rows of logits.
+
+    The backward pass computes the logits again. With g the gradient of the log-probs, that of the
+    logits is g (onehot(target) - softmax) / temperature. The weight gets its gradient once, whole:
+    DeepSpeed reduces a parameter's gradient when it arrives and counts on one arrival.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_KH: Tensor,
+        weight_VH: Tensor,
+        target_K: Tensor,
+        banned: Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        logps, entropies = [], []
+        for hidden_CH, target_C in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True):
+            logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature)
+            logps.append(logp_CV.gather(1, target_C[:, None])[:, 0])
             # p log p is 0 at p = 0, where the product of 0 and -inf would be NaN
-            entropy_C = -(logp_CV.exp() * logp_CV.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
-        return logp_C, entropy_C
+            entropies.append(-(logp_CV.exp() * logp_CV.clamp(min=torch.finfo(torch.float32).min)).sum(-1))
+        logp_K, entropy_K = torch.cat(logps), torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy_K)
+        return logp_K, entropy_K
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_KH, weight_VH, target_K, banned = ctx.saved_tensors
+        grad_hidden_KH = torch.empty_like(hidden_KH)
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for start in range(0, len(target_K), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            hidden_CH, grad_C1 = hidden_KH[part], gradients[0][part, None]
+            grad_CV = -grad_C1 * _log_probs(hidden_CH, weight_VH, banned, ctx.temperature).exp()
+            grad_CV.scatter_add_(1, target_K[part, None], grad_C1)
+            grad_CV = (grad_CV / ctx.temperature).to(weight_VH.dtype)
+            grad_hidden_KH[part] = grad_CV @ weight_VH
+            grad_weight_VH += grad_CV.T @ hidden_CH
+        return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+
+
+def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:
+    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float() / temperature
+    return torch.log_softmax(logits_CV.index_fill(1, banned, float("-inf")), dim=-1)
+
+
+def _allow_unused_image(model: PreTrainedModel) -> None:
+    """Let a row without image tokens come with an image, where transformers would raise."""
+    inner = model.model
+    find = inner.get_placeholder_mask
+
+    def get_placeholder_mask(input_ids: Tensor, inputs_embeds: Tensor, **features: Tensor) -> tuple[Tensor, Tensor]:
+        if (input_ids == model.config.image_token_id).any():
+            return find(input_ids, inputs_embeds=inputs_embeds, **features)
+        nowhere = torch.zeros_like(inputs_embeds, dtype=torch.bool)
+        return nowhere, nowhere
+
+    inner.get_placeholder_mask = get_placeholder_mask

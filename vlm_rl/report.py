@@ -118,6 +118,8 @@ def _headline(curves: Sequence[RunCurves]) -> str:
     batch = f"{config.rollout.prompts_per_step} problems × {config.rollout.responses_per_prompt} responses a step"
     how = f"{model} trained on {sets} with {config.algorithm.name.upper()}"
     lead = f"{how}, {batch}; run {first.name}, seed {config.seed}"
+    if not first.metrics and first.evals:  # a folder of `vlm-rl eval`
+        lead = f"{model} evaluated on {', '.join(first.evals)}; this folder holds no training"
     return (
         f"<h1>{escape(_one_line(first))}</h1><p class='lead'>{escape(lead)}</p>{_tiles(first)}{_score_table(curves)}"
     )
@@ -126,6 +128,8 @@ def _headline(curves: Sequence[RunCurves]) -> str:
 def _one_line(one: RunCurves) -> str:
     name = one.config.algorithm.name.upper()
     found = next(iter(one.scores.items()), None)
+    if found is not None and not one.metrics and len(found[1]) == 1:  # a folder of `vlm-rl eval`
+        return f"{percent(found[1][0].accuracy)} on {found[0]}"
     if found is None or len(found[1]) < 2:
         return f"{name}: {max(len(one.metrics), len(one.rollouts.steps))} steps"
     benchmark, scores = found

@@ -82,6 +82,8 @@ EVAL_SCHEMA = pa.schema(
     ]
 )
 
+BENCHMARK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RolloutRow:
@@ -193,7 +195,7 @@ class RunDirectory:
 
         Raises UserError where something lies there already or nothing can be written.
         """
-        self._refuse_existing()
+        self.refuse_existing()
         made = [p for p in self.path.absolute().parents if not p.exists()]  # innermost first
         work: Path | None = None
         try:
@@ -214,7 +216,8 @@ class RunDirectory:
             ) from None
         return self
 
-    def _refuse_existing(self) -> None:
+    def refuse_existing(self) -> None:
+        """Raise UserError where `create` could not make this folder because something lies there."""
         if self.path.is_dir() and not any(self.path.iterdir()):
             return
         if (self.path / "config.yaml").exists():
@@ -315,7 +318,7 @@ class RunDirectory:
         summary: Mapping[str, Any],
     ) -> Path:
         """Write one evaluation: the records first, then the summary that makes it count."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", benchmark):
+        if not BENCHMARK_NAME.fullmatch(benchmark):
             raise UserError(f"benchmark name {benchmark!r}: use letters, digits, dot, dash and underscore only")
         path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
         path.with_suffix(".json").unlink(missing_ok=True)

@@ -125,6 +125,7 @@ class Session:
     def _open_run(self, resume: bool) -> tuple[Path, Mapping[str, Any]] | None:
         """The checkpoint to continue from, or None for a start from the model."""
         if not resume:
+            self.run.refuse_existing()  # before the model is loaded, which may take minutes
             return None
         previous = self.run.open().config()
         changed = _changed_keys(previous.model_dump(), self.config.model_dump())

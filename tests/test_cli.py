@@ -1,0 +1,337 @@
+"""The command line: a user's mistake is one message, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from data_prep.prepare import prepare, write_problems
+from data_prep.smoke import write_virl
+from vlm_rl import cli
+from vlm_rl.config import parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.images import encode_png
+from vlm_rl.runs import RunDirectory
+from vlm_rl.types import Problem
+
+COMMANDS = ("prepare", "train", "eval", "grade", "report", "demo", "quickstart")
+PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Runs a command that must fail as a user's mistake; returns its message."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> str:
+        before = snapshot(tmp_path)
+        assert cli.main([str(argument) for argument in arguments]) == 2
+        return only_message(capsys.readouterr().err, before, tmp_path)
+
+    return run
+
+
+def only_message(stderr: str, before: dict[str, bytes | None], folder: Path) -> str:
+    assert "Traceback" not in stderr
+    messages = [line for line in stderr.splitlines() if line.startswith("vlm-rl: ")]
+    assert len(messages) == 1, stderr
+    assert stderr.rstrip().splitlines()[-1] == messages[0], "the message comes last and is one line"
+    assert snapshot(folder) == before, "something was left behind"
+    return messages[0]
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def toy_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four prepared problems with a picture each."""
+    raw = tmp_path_factory.mktemp("raw") / "virl"
+    rows = [{"question": f"<image>How many? ({n})", "image": ["images/a.png"]} for n in range(4)]
+    write_virl(raw, rows, {"a.png": PICTURE})
+    out = tmp_path_factory.mktemp("sets") / "four"
+    prepare("virl39k", raw, out)
+    return out
+
+
+def training(tmp_path: Path, model: Path, data: Path, **sections: str) -> Path:
+    """A small valid configuration file; keyword arguments are more lines."""
+    lines = [
+        f"out: {tmp_path / 'run'}",
+        f"model: {{path: {model}}}",
+        f"data: {{train: [{data}], max_prompt_tokens: 256}}",
+        "rollout: {sampler: transformers, prompts_per_step: 2, responses_per_prompt: 2, max_tokens: 8}",
+        "reward: {overlong_buffer: 4}",
+        "train: {steps: 1, mini_batch_prompts: 2, micro_batch_tokens: 512}",
+    ]
+    path = tmp_path / "config.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_these(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^    (\w+)\b", shown, re.M) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: vlm-rl {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["train"], ["eval", "--model"], ["prepare", "virl39k"]])
+def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: vlm-rl" in capsys.readouterr().err
+
+
+def test_help_is_quick_to_import() -> None:
+    code = (
+        "import sys, vlm_rl.cli; print([m for m in ('torch', 'transformers', 'gradio', 'vllm') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_our_own_faults_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_grade", lambda options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["grade", "--gold", "1", "--response", "1"])
+
+
+# -- prepare -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "images", "words"),
+    [
+        ({"question": "<image>?", "image": ["images/a.png"]}, {"a.png": b"no picture"}, ["row 1", "image 0"]),
+        ({"question": "<image>?", "image": ["images/a.png"]}, {"a.png": PICTURE[:60]}, ["row 1", "image 0"]),
+        ({"question": "<image>?", "image": ["images/b.png"]}, {}, ["row 1", "images/b.png"]),
+        ({"question": "<image> <image>?", "image": ["images/a.png"]}, {"a.png": PICTURE}, ["row 1", "2", "1 images"]),
+        ({"question": "?", "answer": ""}, {}, ["row 1", "answer"]),
+        ({"question": "?", "answer": None}, {}, ["row 1", "answer"]),
+    ],
+    ids=["unreadable", "cut", "missing", "markers", "empty-answer", "no-answer"],
+)
+def test_a_bad_row_stops_a_strict_preparation(refused, tmp_path: Path, row, images, words) -> None:
+    raw = write_virl(tmp_path / "raw", [{"question": "good"}, {**row, "qid": "bad"}], images)
+    message = refused("prepare", "virl39k", "--source", raw, "--out", tmp_path / "out" / "set", "--strict")
+    assert all(word in message for word in ["39Krelease.parquet", *words]), message
+
+
+def test_a_bad_row_is_counted_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = write_virl(tmp_path / "raw", [{"question": "good"}, {"question": "bad", "answer": ""}], {})
+    assert cli.main(["prepare", "virl39k", "--source", str(raw), "--out", str(tmp_path / "set")]) == 0
+    assert "2 rows in, 1 kept, dropped: 1 answer_missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["virl", "--source", "raw", "--out", "set"], ["'virl'", "virl39k"]),
+        (["virl39k", "--source", "nowhere", "--out", "set"], ["nowhere", "does not exist"]),
+        (["virl39k", "--source", "raw", "--out", "file/set"], ["file/set", "cannot be written"]),
+        (["virl39k", "--source", "raw", "--out", "file"], ["file", "already exists"]),
+        (["virl39k", "--source", "raw", "--out", "set", "--max-pixels", "10"], ["10"]),
+    ],
+)
+def test_what_cannot_be_prepared(refused, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    write_virl(tmp_path / "raw", [{"question": "good"}], {})
+    (tmp_path / "file").write_text("")
+    message = refused("prepare", *arguments)
+    assert all(word in message for word in words), message
+
+
+# -- train: what is seen before anything is loaded ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.path=nowhere/model", ["nowhere/model", "download"]),
+        ("data.train=[nowhere/set]", ["nowhere/set", "vlm-rl prepare"]),
+        ("train.mini_batch_prompts=3", ["train.mini_batch_prompts (3)", "rollout.prompts_per_step (2)"]),
+        ("train.micro_batch_tokens=4", ["train.micro_batch_tokens (4)", "rollout.max_tokens (8)"]),
+        ("train.lrr=1", ["train.lrr", "'lr'"]),
+        ("algorithm.name=lupso", ["lupso", "'luspo'"]),
+        ("data.max_pixels=2000000", ["max_pixels", "1003520", "2000000"]),
+    ],
+)
+def test_what_training_refuses_at_once(
+    refused, tmp_path: Path, tiny_model: Path, toy_set: Path, override: str, words: list[str]
+) -> None:
+    message = refused("train", training(tmp_path, tiny_model, toy_set), override)
+    assert all(word in message for word in words), message
+
+
+def test_rows_of_a_benchmark_are_refused(refused, tmp_path: Path, tiny_model: Path) -> None:
+    problem = Problem("m-1", "What?", (), "1", "integer", source="mathvision", meta={"test_only": True})
+    data = write_problems([problem], tmp_path / "set", {})
+    message = refused("train", training(tmp_path, tiny_model, data))
+    assert "mathvision" in message and "data.allow_test_rows=true" in message
+
+
+def test_resuming_what_is_not_there(refused, tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+    message = refused("train", training(tmp_path, tiny_model, toy_set), "--resume")
+    assert str(tmp_path / "run") in message
+
+
+def test_a_dry_run_needs_neither_data_nor_weights(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = Path(__file__).resolve().parents[1] / "configs" / "virl39k_luspo_7b.yaml"
+    assert cli.main(["train", str(recipe), "--dry-run", "--ranks", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "8.29 B parameters" in shown and "ZeRO 2 on 8 ranks" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- train: what is seen later, in a process of its own ------------------------------------------------
+
+
+def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # another test may have joined a group
+    kept = {key: value for key, value in os.environ.items() if key not in ranks}
+    environment = {**kept, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vlm_rl.cli", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def refused_alone(folder: Path, *arguments: object) -> str:
+    before = snapshot(folder)
+    done = run_alone(*arguments)
+    assert done.returncode == 2, done.stderr
+    return only_message(done.stderr, before, folder)
+
+
+def test_a_response_limit_above_the_context(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+    config = training(tmp_path, tiny_model, toy_set)
+    message = refused_alone(tmp_path, "train", config, "rollout.max_tokens=40000", "train.micro_batch_tokens=50000")
+    assert "rollout.max_tokens" in message and "40256" in message and "32768" in message
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = training(tmp_path, tiny_model, toy_set)
+    message = refused_alone(tmp_path, "train", config, f"out={tmp_path / 'file' / 'run'}")
+    assert "file/run" in message and "choose another place" in message
+
+
+def test_a_run_directory_that_exists(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+    config = training(tmp_path, tiny_model, toy_set)
+    tree = {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}}
+    RunDirectory(tmp_path / "run").create(parse_config(tree))
+    message = refused_alone(tmp_path, "train", config)
+    assert str(tmp_path / "run") in message and "--resume" in message
+
+
+# -- eval ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "nowhere"], ["nowhere", "download"]),
+        (["--data", "nowhere"], ["nowhere", "vlm-rl prepare"]),
+        (["--template", "free"], ["'free'", "think_answer"]),
+        (["--samples", "4"], ["--samples", "4", "--temperature"]),
+        (["--samples", "0"], ["--samples", "0"]),
+        (["--temperature", "-1"], ["--temperature", "-1"]),
+        (["--temperature", "nan"], ["--temperature", "nan"]),
+        (["--top-p", "0"], ["--top-p", "0"]),
+        (["--max-tokens", "40000"], ["--max-tokens", "44096", "32768"]),
+        (["--out", "other"], ["other", "neither an empty folder"]),
+        (["--out", "run"], ["run", "four", "step 0", "already"]),
+    ],
+)
+def test_what_cannot_be_evaluated(
+    refused, tmp_path: Path, tiny_model: Path, toy_set: Path, arguments: list[str], words: list[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "note.txt").write_text("mine")
+    tree = {"out": "run", "model": {"path": "x"}, "data": {"train": ["x"]}}
+    RunDirectory(tmp_path / "run").create(parse_config(tree)).write_eval("four", 0, [], {"accuracy": 0.0})
+    message = refused("eval", "--model", tiny_model, "--data", toy_set, "--out", "new", *arguments)
+    assert all(word in message for word in words), message
+
+
+def test_two_sets_of_one_name_are_refused(refused, tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+    message = refused("eval", "--model", tiny_model, "--data", toy_set, toy_set, "--out", "new")
+    assert "'four'" in message
+
+
+def test_an_evaluation_can_be_reported(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+    out = tmp_path / "results"
+    base = ["eval", "--model", tiny_model, "--data", toy_set, "--out", out, "--max-tokens", 8]
+    done = run_alone(*base, "--sampler", "transformers", "--temperature", "1.0", "--samples", 3)
+    assert done.returncode == 0, done.stderr
+    [result] = RunDirectory(out).open().evals()
+    assert (result.benchmark, result.step, result.rows().num_rows) == ("four", 0, 12)
+    assert result.summary["num_problems"] == 4 and result.summary["k"] == 3
+    line = next(line for line in done.stdout.splitlines() if line.startswith("four:"))
+    assert f"avg@3 {result.summary['accuracy']:.3f} [" in line and "n 4" in line
+    assert f"box {result.summary['box_share']:.2f}" in line
+    assert f"truncated {result.summary['truncated_share']:.2f}" in line
+    blank = run_alone(*base, "--sampler", "transformers", "--images", "blank")
+    assert blank.returncode == 0, blank.stderr
+    assert [one.benchmark for one in RunDirectory(out).evals()] == ["four", "four-blank"]
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "report.html")]) == 0
+    assert "this folder holds no training" in (tmp_path / "report.html").read_text()
+
+
+# -- the others ----------------------------------------------------------------------------------------
+
+
+def test_grading_one_response(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["grade", "--gold", "1/2", "--response", r"So \boxed{0.5}"]) == 0
+    shown = capsys.readouterr().out
+    assert "extracted: 0.5" in shown and "verdict: correct" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["grade", "--gold", "1", "--response", "1", "--template", "free"], ["'free'", "think_answer"]),
+        (["report", "nowhere"], ["nowhere", "vlm-rl train"]),
+        (["report", "other"], ["other", "config.yaml"]),
+        (["report", "run", "--out", "file/report.html"], ["file/report.html"]),
+        (["demo", "nowhere"], ["nowhere"]),
+        (["demo", "run"], ["no evaluation"]),
+        (["quickstart", "--out", "other"], ["other", "exists"]),
+    ],
+)
+def test_other_mistakes(refused, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "file").write_text("")
+    tree = {"out": "run", "model": {"path": "x"}, "data": {"train": ["x"]}}
+    RunDirectory(tmp_path / "run").create(parse_config(tree))
+    message = refused(*arguments)
+    assert all(word in message for word in words), message
+
+
+def test_a_message_goes_to_stderr_and_stdout_stays_empty(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise UserError("the place: what is wrong; the next step")
+
+    monkeypatch.setattr(cli, "_report", fail)
+    assert cli.main(["report", "x"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "vlm-rl: the place: what is wrong; the next step\n")

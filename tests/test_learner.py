@@ -1,0 +1,179 @@
+"""The learner on 1 and 2 ranks at every ZeRO stage, against plain gradient descent without DeepSpeed."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from groups import load_reference, padded_logps
+from learner_worker import CASES, LR, STEPS, TEMPERATURE, banned_ids, make_groups, norm_of
+from torch import Tensor
+
+WORKER = Path(__file__).with_name("learner_worker.py")
+FAST = [(1, 0), (1, 2), (2, 3)]
+SLOW = [(ranks, stage) for ranks in (1, 2) for stage in range(4) if (ranks, stage) not in FAST]
+TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
+SAME_BATCH = [
+    "three_steps",
+    "one_wide_row",
+    "many_narrow_rows",
+    "checkpointing",
+    "text_here_images_there",
+    "head_in_chunks",
+]
+
+_results: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+
+
+def start_ranks(model: Path, ranks: int, stage: int, out: Path) -> dict[str, dict[str, Any]]:
+    """One torchrun, all cases."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, str(WORKER), str(model), str(stage), str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(out, weights_only=False)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=lambda case: f"{case[0]}rank-zero{case[1]}",
+)
+def found(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
+    """What the ranks saw."""
+    ranks, stage = request.param
+    if (ranks, stage) not in _results:
+        out = tmp_path_factory.mktemp("learner") / "found.pt"
+        _results[ranks, stage] = start_ranks(tiny_model, ranks, stage, out)
+        assert _results[ranks, stage].keys() == CASES.keys()
+    return _results[ranks, stage]
+
+
+@pytest.fixture(scope="module")
+def single(found: dict, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """One rank without ZeRO: what all others must equal."""
+    if (1, 0) not in _results:
+        _results[1, 0] = start_ranks(tiny_model, 1, 0, tmp_path_factory.mktemp("learner") / "found.pt")
+    return _results[1, 0]
+
+
+@pytest.fixture(scope="module")
+def descent(tiny_model: Path) -> dict[str, Tensor]:
+    """The change of every weight after STEPS steps of p -= LR * grad on padded one-response rows.
+
+    With old log-probs those of the step itself the ratio is 1 and the gradient of the clipped
+    surrogate is -weight * A * grad lp (no rollout has sampler's log-probs here).
+    """
+    model = load_reference(tiny_model)
+    groups = make_groups(tiny_model, model.config)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(STEPS):
+        logps = padded_logps(model, groups, banned=banned_ids(model.config), temperature=TEMPERATURE)
+        factors = [group.weights_G * group.advantages_G for group in groups]
+        terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
+        model.zero_grad()
+        torch.stack(terms).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad
+    return {name: p.detach() - start[name] for name, p in model.named_parameters()}
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """||a - b|| / ||b||."""
+    assert a.keys() == b.keys()
+    return norm_of({name: a[name] - b[name] for name in b}) / norm_of(b)
+
+
+def is_vision(name: str) -> bool:
+    return ".visual." in name
+
+
+@pytest.mark.parametrize("case", SAME_BATCH)
+def test_any_split_of_a_batch_is_plain_gradient_descent(found, single, descent, case) -> None:
+    delta = found[case]["delta"]
+    assert distance(delta, single["three_steps"]["delta"]) <= TOLERANCE
+    assert distance(delta, descent) <= TOLERANCE
+    assert all(change.any() for change in delta.values()), "a trainable tensor did not move"
+    assert found[case]["loss"] == pytest.approx(single["three_steps"]["loss"], rel=1e-5)
+    assert found[case]["norm"] == pytest.approx(single["three_steps"]["norm"], rel=1e-5)
+    # 5 groups of 5 + 9 + 3 + 12 tokens; padding rows are not counted
+    assert found[case]["tokens"] == [145] * STEPS
+
+
+def test_the_splits_differ(found) -> None:
+    counts = [found[case]["rows"] for case in ("one_wide_row", "three_steps", "many_narrow_rows")]
+    assert all(len(set(per_rank)) == 1 for per_rank in counts), "all ranks do the same number of rows"
+    assert counts[0][0] < counts[1][0] < counts[2][0]
+
+
+def test_a_frozen_vision_tower_stays_bit_for_bit(found, single) -> None:
+    delta = found["frozen_vision"]["delta"]
+    for name, change in delta.items():
+        assert change.any() != is_vision(name), name
+    assert distance(delta, single["frozen_vision"]["delta"]) <= TOLERANCE
+
+
+def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, single) -> None:
+    case = found["several_mini_batches"]
+    for first, second in case["clipped"]:
+        assert first == 0, "at the first mini-batch the ratio is 1"
+        assert second > 0, "the first update moved the log-probs of the second mini-batch's tokens"
+    assert distance(case["delta"], single["several_mini_batches"]["delta"]) <= TOLERANCE
+
+
+def test_clipping_scales_the_global_norm(found, single) -> None:
+    case = found["clipped_norm"]
+    assert case["norm"] == pytest.approx(single["three_steps"]["norm"][0], rel=1e-5)
+    assert case["change"] == pytest.approx(0.01, rel=1e-3)  # lr 1 times a gradient of norm 0.01
+
+
+def test_equal_rewards_change_nothing(found) -> None:
+    case = found["no_signal"]
+    assert case["norm"] == case["loss"] == 0
+    assert case["applied"]
+    assert not any(change.any() for change in case["delta"].values())
+
+
+def test_one_response_trains_whatever_the_number_of_ranks(found, single) -> None:
+    case = found["one_group"]
+    assert case["rows"] in ([1], [1, 1])
+    assert case["tokens"] == [5] * STEPS
+    assert np.isfinite(case["loss"]).all() and np.isfinite(case["norm"]).all()
+    assert distance(case["delta"], single["one_group"]["delta"]) <= TOLERANCE
+
+
+def test_a_bad_gradient_is_not_applied(found) -> None:
+    """On the last rank alone the loss is NaN, then infinite, then 1e7 times too large."""
+    case = found["guarded"]
+    assert case["moved_before"] > 0
+    for fault in ("nan", "inf", "spike"):
+        assert not case[fault]["applied"], fault
+        assert case[fault]["unchanged"], f"{fault}: weights must stay bit for bit"
+    assert not math.isfinite(case["nan"]["norm"])
+    assert not math.isfinite(case["inf"]["norm"])
+    assert 1e6 * case["good_norm"] < case["spike"]["norm"] < math.inf
+    assert case["skipped"] == 3
+    assert case["in_a_row"] == 0, "the good step ends the row"
+    assert case["good_applied"]
+    assert case["same_as_without"], "a refused step left a trace in the optimizer"
+
+
+def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(found) -> None:
+    """good, bad, good, bad, bad: the fifth try is the second bad one in a row."""
+    case = found["aborts"]
+    assert set(case["tries"]) == {5}
+    assert "2 optimizer steps in a row" in case["error"]

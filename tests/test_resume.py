@@ -1,0 +1,149 @@
+"""A run that was killed or stopped and then resumed equals the one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from toy_runs import Runner, Toys, assert_equal_runs, assert_sound, make_toys, rollouts_of
+
+from vlm_rl.checkpoint import newest_verified
+from vlm_rl.runs import RunDirectory
+from vlm_rl.session import EXIT_STOPPED
+
+KEPT = {"checkpoint": {"every": 2, "keep_last": 1}}  # a save of step 4 may delete that of step 2
+
+
+@pytest.fixture(scope="module")
+def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
+    folder = tmp_path_factory.mktemp("resume")
+    with Runner(folder) as runner:
+        yield make_toys(folder, tiny_model=tiny_model, runner=runner)
+
+
+@pytest.fixture(scope="module")
+def changes(toys: Toys) -> dict:
+    return {**KEPT, "data": {"eval": [str(toys.heldout)]}, "eval": {"every": 2}}
+
+
+@pytest.fixture(scope="module")
+def whole(toys: Toys, changes: dict) -> tuple[RunDirectory, int]:
+    """The uninterrupted run, and how often it touched its folder."""
+    events = toys.folder / "events.txt"
+    config = toys.config("whole", **changes)
+    out = str(toys.run("whole").path)
+    result = toys.runner("train", str(config), faults={"count_events": {"folder": out, "out": str(events)}})
+    assert result.code == 0, result.output[-3000:]
+    return toys.run("whole"), int(events.read_text())
+
+
+def finish(toys: Toys, name: str, config: Path) -> None:
+    """Go on until the end, as a user would."""
+    is_there = (toys.run(name).path / "config.yaml").exists()
+    result = toys.runner("train", str(config), *(["--resume"] if is_there else []))
+    assert result.code == 0, result.output[-3000:]
+
+
+def kill_and_finish(toys: Toys, name: str, changes: dict, expected: RunDirectory, **fault: object) -> None:
+    config = toys.config(name, **changes)
+    result = toys.runner("train", str(config), **fault)
+    assert result.code in (-signal.SIGKILL, 0), result.output[-3000:]
+    finish(toys, name, config)
+    assert_equal_runs(toys.run(name), expected)
+    assert_sound(toys.run(name))
+
+
+def at_event(toys: Toys, name: str, number: int) -> dict:
+    return {"kill_at_event": {"folder": str(toys.run(name).path), "number": number}}
+
+
+def test_the_reference_run_learns_and_saves(whole: tuple[RunDirectory, int]) -> None:
+    """Equality says nothing about a run in which nothing happens."""
+    run, events = whole
+    assert events > 40
+    assert any(record["grad_norm"] > 0 for record in run.metrics())
+    assert run.checkpoints()[-1][0] == 4
+    assert [(e.benchmark, e.step) for e in run.evals()] == [("heldout", step) for step in (0, 2, 4)]
+    assert {row["policy_version"] for row in rollouts_of(run)[2]} == {4}  # two mini-batches a step
+
+
+@pytest.mark.parametrize("share", [0.5, 0.93])
+def test_killed_while_writing_and_resumed(toys: Toys, changes: dict, whole: tuple[RunDirectory, int], share) -> None:
+    """SIGKILL at a file operation of the run's folder: in the middle, and in the last save."""
+    name = f"event-{share}"
+    kill_and_finish(toys, name, changes, whole[0], faults=at_event(toys, name, int(share * whole[1])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_any_moment_and_resumed(toys: Toys, changes: dict, whole: tuple[RunDirectory, int], seed) -> None:
+    """SIGKILL at 20 random points: ten at a file operation, ten at a moment."""
+    rng, name = random.Random(seed), f"kill-{seed}"
+    if seed % 2:
+        kill_and_finish(toys, name, changes, whole[0], faults=at_event(toys, name, rng.randint(1, whole[1])))
+    else:
+        kill_and_finish(toys, name, changes, whole[0], kill_after=rng.uniform(0.5, 8.0))
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(toys: Toys, changes: dict, whole: tuple[RunDirectory, int]) -> None:
+    """Also a resume may be killed."""
+    config = toys.config("often", **changes)
+    out, rng = toys.run("often"), random.Random(7)
+    for _ in range(4):
+        is_there = (out.path / "config.yaml").exists()
+        events = at_event(toys, "often", rng.randint(5, whole[1] // 2))
+        toys.runner("train", str(config), *(["--resume"] if is_there else []), faults=events)
+    finish(toys, "often", config)
+    assert_equal_runs(out, whole[0])
+    assert_sound(out)
+
+
+def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
+    """12 problems, 4 a step: steps 1 to 3 are the first epoch, 4 to 6 the second."""
+    expected = toys.train_run("six-steps", train={"steps": 6}, checkpoint={"every": 6})
+    for last in (1, 2, 3, 6):
+        resume = ["--resume"] if last > 1 else []
+        config = toys.config("in-parts", train={"steps": last}, checkpoint={"every": 6})
+        result = toys.runner("train", str(config), *resume)
+        assert result.code == 0, result.output[-3000:]
+    run = toys.run("in-parts")
+    assert_equal_runs(run, expected)
+    drawn = [{row["prompt_id"] for row in rows} for rows in rollouts_of(run)]
+    for epoch in (drawn[:3], drawn[3:]):
+        assert Counter(name for names in epoch for name in names) == {f"Toy-train-{i}": 1 for i in range(12)}
+    assert [record["attempt"] for record in run.metrics()] == [1, 2, 3, 4, 4, 4]
+
+
+def test_a_finished_run_resumes_to_nothing(toys: Toys, whole: tuple[RunDirectory, int]) -> None:
+    before = (whole[0].path / "metrics.jsonl").read_bytes()
+    result = toys.runner("train", str(whole[0].path), "--resume")
+    assert result.code == 0, result.output[-3000:]
+    assert (whole[0].path / "metrics.jsonl").read_bytes() == before
+
+
+# (phase, how often it has begun) -> the step whose end (or, before the update, beginning) is saved
+PHASES = {("rollout", 3): 2, ("reward", 2): 1, ("update", 3): 3, ("evaluation", 2): 2, ("save", 1): 2}
+
+
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [pytest.param(*key, marks=[] if key[0] == "update" else pytest.mark.slow) for key in PHASES],
+)
+def test_sigterm_saves_and_resumes(toys, changes, whole, phase, number) -> None:
+    name = f"term-{phase}"
+    config = toys.config(name, **changes)
+    fault = {"terminate_in": {"phase": phase, "step": number}}
+    result = toys.runner("train", str(config), faults=fault)
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert "continue with --resume" in result.output
+    found = newest_verified(toys.run(name).path / "checkpoints")
+    assert found is not None
+    assert found[1].step == PHASES[phase, number]
+    assert_sound(toys.run(name))
+    finish(toys, name, config)
+    assert_equal_runs(toys.run(name), whole[0])

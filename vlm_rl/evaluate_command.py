@@ -1,0 +1,250 @@
+"""`vlm-rl eval`: measure one model on prepared sets and write the records where report and demo read them.
+
+    vlm-rl eval --model runs/x/checkpoints/step-000060 --data data/mathvision data/dynamath --out runs/x-eval
+    vlm-rl report runs/x-eval
+
+The results folder has the layout of a run directory. One folder may take several checkpoints of a run,
+each under its step, and controls (--images blank) under a name of their own. Sets that the policy was
+trained on are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_rl.answers import Grader
+from vlm_rl.checkpoint import MANIFEST, read_manifest
+from vlm_rl.config import Config, parse_config
+from vlm_rl.data import load_set, refuse_contaminated
+from vlm_rl.errors import UserError
+from vlm_rl.evaluate import Evaluation, evaluate
+from vlm_rl.model_folder import check_model_folder
+from vlm_rl.prompts import PromptBuilder
+from vlm_rl.ranks import barrier, init_ranks, rank, world_size
+from vlm_rl.runs import BENCHMARK_NAME, RunDirectory
+from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.terminal import make_console, progress
+from vlm_rl.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """One prepared set to answer."""
+
+    path: Path
+    name: str  # of its folder below eval/
+    problems: Sequence[Problem]
+    min_pixels: int  # its images were brought between these
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the model comes from, as far as its folder says."""
+
+    step: int  # rollout steps of training; 0 for a model that is no checkpoint of ours
+    contaminated: Sequence[str]  # benchmarks that it was trained on
+
+
+def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
+    """Answer every set and write eval/<set>/step-<step>.parquet and .json below `options.out`.
+
+    Raises UserError before anything is written for wrong options, model, sets or results folder.
+    """
+    params = _sampling(options)
+    check_model_folder(options.model)
+    origin = read_origin(options.model)
+    sets = [_open_set(path, options.images) for path in options.data]
+    names = [one.name for one in sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
+    for one in sets:
+        refuse_contaminated(one.path, one.problems, origin.contaminated)
+    _refuse_existing(options.out, sets, origin)
+    builder = PromptBuilder(
+        options.model,
+        template=TEMPLATES[options.template],
+        min_pixels=min(one.min_pixels for one in sets),
+        max_pixels=max(one.max_pixels for one in sets),
+    )
+    builder.check_template()
+    max_model_len = _context(builder, options)
+    device = init_ranks()
+    with _results_folder(options, origin) as results, Grader() as grader:
+        sampler = make_sampler(
+            options.sampler,
+            model_path=str(options.model),
+            builder=builder,
+            max_model_len=max_model_len,
+            batch_size=options.batch_size,
+            dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+            vllm_options={"gpu_memory_utilization": 0.85} if device.type == "cuda" else None,
+            seed=options.seed,
+        )
+        with closing(sampler):
+            for one in sets:
+                evaluation = _answer(one, options, params, origin, builder=builder, sampler=sampler, grader=grader)
+                summary = {**evaluation.summary, "model": str(options.model), "set": str(one.path)}
+                if rank() == 0:
+                    results.write_eval(one.name, origin.step, evaluation.records, summary)
+                make_console().print(score_line(one.name, summary))
+    barrier()
+    make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
+    return results
+
+
+def _answer(
+    one: EvalSet,
+    options: argparse.Namespace,
+    params: SamplingParams,
+    origin: Origin,
+    *,
+    builder: PromptBuilder,
+    sampler: Sampler,
+    grader: Grader,
+) -> Evaluation:
+    """One set, with a progress bar."""
+    shown = 0
+    with progress(f"evaluating {one.name}", total=-(-len(one.problems) // world_size())) as advance:
+
+        def show(done: int, _: int) -> None:  # evaluate() counts what is done; the bar wants what was added
+            nonlocal shown
+            advance(done - shown)
+            shown = done
+
+        return evaluate(
+            one.problems,
+            sampler=sampler,
+            builder=builder,
+            grader=grader,
+            params=params,
+            seed=options.seed,
+            step=origin.step,
+            images=options.images,
+            batch_size=max(1, options.batch_size // params.responses),
+            progress=show,
+        )
+
+
+def score_line(name: str, summary: Mapping[str, Any]) -> str:
+    """One set's result with what it takes to believe it."""
+    low, high = summary["interval"]
+    k = f" avg@{summary['k']}" if summary["k"] > 1 else ""
+    failed = f", {summary['timeouts']} timeouts, {summary['errors']} errors in grading"
+    return (
+        f"{name}: accuracy{k} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], n {summary['num_problems']}, "
+        f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}, "
+        f"mean length {summary['mean_length']:.1f}" + (failed if summary["timeouts"] or summary["errors"] else "")
+    )
+
+
+def read_origin(model: Path) -> Origin:
+    """What a checkpoint's manifest and its run say about its training. Raises UserError for a damaged one."""
+    stamped = RunDirectory(model.resolve().parent.parent).contaminated()
+    if not (model / MANIFEST).is_file():
+        return Origin(step=0, contaminated=stamped)
+    manifest = read_manifest(model)
+    return Origin(step=manifest.step, contaminated=sorted({*stamped, *manifest.info.get("contaminated", ())}))
+
+
+def _sampling(options: argparse.Namespace) -> SamplingParams:
+    if options.template not in TEMPLATES:
+        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
+    for name in ("samples", "max_tokens", "max_prompt_tokens", "batch_size"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
+    if not 0 <= options.temperature < float("inf"):
+        raise UserError(f"--temperature is {options.temperature}; it must be 0 (greedy) or above")
+    if not 0 < options.top_p <= 1:
+        raise UserError(f"--top-p is {options.top_p}; it must be above 0 and at most 1")
+    if options.temperature == 0 and options.samples != 1:
+        raise UserError(
+            f"--samples is {options.samples} at temperature 0: greedy decoding gives one; add --temperature 1.0"
+        )
+    return SamplingParams(
+        temperature=options.temperature, max_tokens=options.max_tokens, responses=options.samples, top_p=options.top_p
+    )
+
+
+def _open_set(path: Path, images: str) -> EvalSet:
+    problems = load_set(path)
+    if not problems:
+        raise UserError(f"{path}: the set is empty; prepare it again")
+    manifest = path / "manifest.json"
+    recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    name = path.resolve().name
+    if not BENCHMARK_NAME.fullmatch(name):
+        raise UserError(
+            f"{path}: results are stored under the folder's name, so it may hold only letters, "
+            "digits, dot, dash and underscore; rename it"
+        )
+    return EvalSet(
+        path=path,
+        name=name if images == "real" else f"{name}-{images}",
+        problems=problems,
+        min_pixels=recorded.get("min_pixels", 3136),
+        max_pixels=recorded.get("max_pixels", 1_003_520),
+    )
+
+
+def _context(builder: PromptBuilder, options: argparse.Namespace) -> int:
+    """Longest prompt plus longest response."""
+    context = builder.config.get_text_config().max_position_embeddings
+    wanted = options.max_prompt_tokens + options.max_tokens
+    if wanted > context:
+        raise UserError(
+            f"--max-prompt-tokens + --max-tokens is {wanted}, above the model's context of {context}: lower one"
+        )
+    return wanted
+
+
+def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None:
+    """The folder may be new, empty, or one of earlier results that has none of these."""
+    if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is neither an empty folder nor one of results; choose another --out")
+    for one in sets:
+        if any(result.step == origin.step for result in RunDirectory(out).evals(one.name)):
+            raise UserError(
+                f"{out} has a result of {one.name} at step {origin.step} already: choose another --out, or remove it"
+            )
+
+
+@contextmanager
+def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[RunDirectory]:
+    """The folder for the results, new or that of earlier ones; a new one goes again if none arrives."""
+    results = RunDirectory(options.out)
+    is_new = not (options.out / "config.yaml").exists()
+    barrier()  # nobody writes before everybody has looked
+    if rank() == 0 and is_new:
+        results.create(_configuration(options))
+    try:
+        if rank() == 0 and origin.contaminated:
+            results.stamp_contaminated(origin.contaminated)
+        yield results
+    except BaseException:
+        if rank() == 0 and is_new and not results.evals():
+            shutil.rmtree(options.out)
+        raise
+
+
+def _configuration(options: argparse.Namespace) -> Config:
+    """The config.yaml of a results folder: the training run's own, where the model is its checkpoint."""
+    run = RunDirectory(options.model.resolve().parent.parent)
+    if options.model.resolve().parent.name == "checkpoints" and (run.path / "config.yaml").is_file():
+        return run.config().model_copy(update={"out": str(options.out)})
+    sets = [str(path) for path in options.data]
+    return parse_config(
+        {"out": str(options.out), "model": {"path": str(options.model)}, "data": {"train": sets, "eval": sets}},
+        where="eval",
+    )
