@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from toy_runs import Toys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -46,3 +50,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return build_tiny_model(folder, seed=0, tokenizer_texts=tokenizer_texts())
+
+
+@pytest.fixture(scope="session")
+def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Toys]:
+    """Toy problems, a policy that answers in the right format by guessing, and a starter of runs."""
+    from toy_runs import Runner, make_toys
+
+    folder = tmp_path_factory.mktemp("toys")
+    with Runner(folder) as runner:
+        yield make_toys(folder, tiny_model=tiny_model, runner=runner)

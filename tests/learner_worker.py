@@ -1,6 +1,6 @@
-"""One rank of test_learner.py: runs every case in one process and writes what it saw to a file.
+"""One rank of test_learner.py: runs the cases in one process and writes what it saw to a file.
 
-    torchrun --nproc_per_node 2 tests/learner_worker.py MODEL STAGE OUT
+    torchrun --nproc_per_node 2 tests/learner_worker.py MODEL STAGE OUT CASE...
 
 Starting ranks costs more than training the tiny model, so one start serves all cases. A case returns
 plain numbers and tensors; what they must be is the test's business.
@@ -266,13 +266,13 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 }
 
 
-def main(model: Path, stage: int, out: Path) -> None:
+def main(model: Path, stage: int, out: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     init_ranks()
-    found = {name: case(model, stage) for name, case in CASES.items()}
+    found = {name: CASES[name](model, stage) for name in names}
     if rank() == 0:
         torch.save(found, out)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

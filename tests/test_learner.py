@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,59 +14,70 @@ import torch
 from groups import load_reference, padded_logps
 from learner_worker import CASES, LR, STEPS, TEMPERATURE, banned_ids, make_groups, norm_of
 from torch import Tensor
+from toy_runs import clean_environment
 
 WORKER = Path(__file__).with_name("learner_worker.py")
-FAST = [(1, 0), (1, 2), (2, 3)]
-SLOW = [(ranks, stage) for ranks in (1, 2) for stage in range(4) if (ranks, stage) not in FAST]
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
-SAME_BATCH = [
+ALL = tuple(CASES)
+FEW = (
     "three_steps",
-    "one_wide_row",
     "many_narrow_rows",
-    "checkpointing",
     "text_here_images_there",
     "head_in_chunks",
-]
-
-_results: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
-
-
-def start_ranks(model: Path, ranks: int, stage: int, out: Path) -> dict[str, dict[str, Any]]:
-    """One torchrun, all cases."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [*command, str(WORKER), str(model), str(stage), str(out)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(out, weights_only=False)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
-    ids=lambda case: f"{case[0]}rank-zero{case[1]}",
+    "several_mini_batches",
+    "guarded",
 )
-def found(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
-    """What the ranks saw."""
-    ranks, stage = request.param
-    if (ranks, stage) not in _results:
-        out = tmp_path_factory.mktemp("learner") / "found.pt"
-        _results[ranks, stage] = start_ranks(tiny_model, ranks, stage, out)
-        assert _results[ranks, stage].keys() == CASES.keys()
-    return _results[ranks, stage]
+
+Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
+FAST: list[Start] = [(1, 0, ALL), (1, 2, FEW), (2, 3, FEW)]
+SLOW: list[Start] = [(ranks, stage, ALL) for ranks in (1, 2) for stage in range(4) if (ranks, stage) != (1, 0)]
+
+_results: dict[Start, dict[str, dict[str, Any]]] = {}
+
+
+def over(*cases: str) -> pytest.MarkDecorator:
+    """The test runs on every start that has these cases; the slow ones have all."""
+    fast = [start for start in FAST if {*cases} <= {*start[2]}]
+    slow = [pytest.param(start, marks=pytest.mark.slow) for start in SLOW]
+    names = [f"{ranks}rank-zero{stage}" for ranks, stage, _ in fast] + [
+        f"{ranks}rank-zero{stage}-all" for ranks, stage, _ in SLOW
+    ]
+    return pytest.mark.parametrize("found", [*fast, *slow], indirect=True, ids=names, scope="module")
+
+
+def start_ranks(model: Path, start: Start, folder: Path) -> dict[str, dict[str, Any]]:
+    """What the cases return: one torchrun for all of them."""
+    if start not in _results:
+        ranks, stage, cases = start
+        out = folder / f"found-{ranks}-{stage}-{len(cases)}.pt"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        done = subprocess.run(
+            [*command, str(WORKER), str(model), str(stage), str(out), *cases],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        _results[start] = torch.load(out, weights_only=False)
+    return _results[start]
 
 
 @pytest.fixture(scope="module")
-def single(found: dict, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("learner")
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """What the ranks saw."""
+    return start_ranks(tiny_model, request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def single(tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """One rank without ZeRO: what all others must equal."""
-    if (1, 0) not in _results:
-        _results[1, 0] = start_ranks(tiny_model, 1, 0, tmp_path_factory.mktemp("learner") / "found.pt")
-    return _results[1, 0]
+    return start_ranks(tiny_model, (1, 0, ALL), folder)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +112,7 @@ def is_vision(name: str) -> bool:
     return ".visual." in name
 
 
-@pytest.mark.parametrize("case", SAME_BATCH)
-def test_any_split_of_a_batch_is_plain_gradient_descent(found, single, descent, case) -> None:
+def check_same_batch(found, single, descent, case: str) -> None:
     delta = found[case]["delta"]
     assert distance(delta, single["three_steps"]["delta"]) <= TOLERANCE
     assert distance(delta, descent) <= TOLERANCE
@@ -114,12 +123,45 @@ def test_any_split_of_a_batch_is_plain_gradient_descent(found, single, descent, 
     assert found[case]["tokens"] == [145] * STEPS
 
 
+@over("three_steps")
+def test_three_steps_are_plain_gradient_descent(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "three_steps")
+
+
+@over("one_wide_row")
+def test_one_wide_row_gives_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "one_wide_row")
+
+
+@over("many_narrow_rows")
+def test_many_narrow_rows_give_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "many_narrow_rows")
+
+
+@over("checkpointing")
+def test_gradient_checkpointing_gives_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "checkpointing")
+
+
+@over("text_here_images_there")
+def test_text_on_one_rank_and_images_on_the_other_give_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "text_here_images_there")
+
+
+@over("head_in_chunks")
+def test_a_head_in_chunks_gives_the_same(found, single, descent) -> None:
+    """More chunks on one rank than on the other."""
+    check_same_batch(found, single, descent, "head_in_chunks")
+
+
+@over("one_wide_row", "three_steps", "many_narrow_rows")
 def test_the_splits_differ(found) -> None:
     counts = [found[case]["rows"] for case in ("one_wide_row", "three_steps", "many_narrow_rows")]
     assert all(len(set(per_rank)) == 1 for per_rank in counts), "all ranks do the same number of rows"
     assert counts[0][0] < counts[1][0] < counts[2][0]
 
 
+@over("frozen_vision")
 def test_a_frozen_vision_tower_stays_bit_for_bit(found, single) -> None:
     delta = found["frozen_vision"]["delta"]
     for name, change in delta.items():
@@ -127,6 +169,7 @@ def test_a_frozen_vision_tower_stays_bit_for_bit(found, single) -> None:
     assert distance(delta, single["frozen_vision"]["delta"]) <= TOLERANCE
 
 
+@over("several_mini_batches")
 def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, single) -> None:
     case = found["several_mini_batches"]
     for first, second in case["clipped"]:
@@ -135,12 +178,14 @@ def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, s
     assert distance(case["delta"], single["several_mini_batches"]["delta"]) <= TOLERANCE
 
 
+@over("clipped_norm")
 def test_clipping_scales_the_global_norm(found, single) -> None:
     case = found["clipped_norm"]
     assert case["norm"] == pytest.approx(single["three_steps"]["norm"][0], rel=1e-5)
     assert case["change"] == pytest.approx(0.01, rel=1e-3)  # lr 1 times a gradient of norm 0.01
 
 
+@over("no_signal")
 def test_equal_rewards_change_nothing(found) -> None:
     case = found["no_signal"]
     assert case["norm"] == case["loss"] == 0
@@ -148,6 +193,7 @@ def test_equal_rewards_change_nothing(found) -> None:
     assert not any(change.any() for change in case["delta"].values())
 
 
+@over("one_group")
 def test_one_response_trains_whatever_the_number_of_ranks(found, single) -> None:
     case = found["one_group"]
     assert case["rows"] in ([1], [1, 1])
@@ -156,6 +202,7 @@ def test_one_response_trains_whatever_the_number_of_ranks(found, single) -> None
     assert distance(case["delta"], single["one_group"]["delta"]) <= TOLERANCE
 
 
+@over("guarded")
 def test_a_bad_gradient_is_not_applied(found) -> None:
     """On the last rank alone the loss is NaN, then infinite, then 1e7 times too large."""
     case = found["guarded"]
@@ -172,6 +219,7 @@ def test_a_bad_gradient_is_not_applied(found) -> None:
     assert case["same_as_without"], "a refused step left a trace in the optimizer"
 
 
+@over("aborts")
 def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(found) -> None:
     """good, bad, good, bad, bad: the fifth try is the second bad one in a row."""
     case = found["aborts"]

@@ -5,24 +5,16 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from toy_runs import Runner, Toys, assert_equal_runs, assert_sound, make_toys, rollouts_of
+from toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 
 from vlm_rl.checkpoint import newest_verified
 from vlm_rl.runs import RunDirectory
 from vlm_rl.session import EXIT_STOPPED
 
 KEPT = {"checkpoint": {"every": 2, "keep_last": 1}}  # a save of step 4 may delete that of step 2
-
-
-@pytest.fixture(scope="module")
-def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
-    folder = tmp_path_factory.mktemp("resume")
-    with Runner(folder) as runner:
-        yield make_toys(folder, tiny_model=tiny_model, runner=runner)
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ class Toys:
                 "prompts_per_step": 4,
                 "responses_per_prompt": 4,
                 "max_tokens": 14,
-                "temperature": 1.3,
+                "temperature": 1.1,
             },
             "train": {"steps": 4, "mini_batch_prompts": 2, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 0},
             "checkpoint": {"every": 2},
@@ -140,7 +140,7 @@ def make_toys(folder: Path, *, tiny_model: Path, runner: Runner) -> Toys:
     traces = folder / "traces.json"
     rng = np.random.default_rng(0)
     problems = make_problems(12, seed=0, split="train")
-    traces.write_text(json.dumps([(p.id, trace(p, "guess", rng)) for _ in range(14) for p in problems]))
+    traces.write_text(json.dumps([(p.id, trace(p, "guess", rng)) for _ in range(16) for p in problems]))
     warm = folder / "warm"
     job = {"model": str(tiny_model), "train": str(train), "traces": str(traces), "out": str(warm)}
     result = runner(warm_start=job)

@@ -87,7 +87,7 @@ class _TwoSoftmaxes(torch.autograd.Function):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
         out = torch.empty_like(query)
-        lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         for own in _pieces(layout):
             out[:, :, own], lse[:, :, own] = kernel(
                 query[:, :, own], k[:, :, own], v[:, :, own], 0.0, True, scale=scale

@@ -233,6 +233,11 @@ class RunDirectory:
             raise UserError(f"{self.path} is not a run directory: it has no config.yaml")
         return self
 
+    def remove_leftovers(self) -> None:
+        """Delete what a killed writer left half-written. Not while another process writes this run."""
+        for path in self.path.rglob(".*.tmp"):
+            path.unlink()
+
     def config(self) -> Config:
         """The resolved configuration. Raises UserError where it does not parse."""
         return load_config(self.path / "config.yaml")

@@ -139,7 +139,9 @@ class Session:
         return (found[0], found[1].info) if found else None
 
     def _start_run(self, resume: bool) -> Recorder:
-        if rank() == 0 and not resume:
+        if rank() == 0 and resume:
+            self.run.remove_leftovers()
+        elif rank() == 0:
             self.run.create(self.config)
         barrier()
         attempts = [int(record["attempt"]) for record in self.run.metrics()]
