@@ -5,14 +5,14 @@
 
 Both sides take the same weights and the same groups through forward, backward and an AdamW step.
 The padded side is the unmodified transformers model (sdpa), one row per response with a copy of the
-prompt and its image, logits of the response's positions only, in micro-batches of 2, 4 and 8 rows;
-the fastest of them is what the ratios compare with. Each shape runs twice: with responses of equal
-length, where padded rows hold no padding, and with lengths spread from a quarter to the whole.
+prompt and its image, logits of the response's positions only, in micro-batches of 2, 4 and 8 rows. The
+shared side does one group at a time. Each shape runs twice: with responses of equal length, where
+padded rows hold no padding, and with lengths spread from a quarter to the whole.
 
-Every variant runs in a fresh process of its own, whose peak memory is ru_maxrss. The variants take
-turns step by step and medians are reported, so that a busy machine slows all of them alike; seconds
-of processor time stand beside those of the clock for the same reason. Before the first update both
-sides' log-probs and gradients are compared.
+Every variant runs in a fresh process of its own, whose peak memory is ru_maxrss; most of it is the
+libraries, so the part that came with the first step stands beside it. The variants take turns step by
+step and medians are reported. Ratios are of processor time: on a machine that does other things the
+clock says more about those. Before the first update log-probs and gradients are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES = ((340, 8, 100), (1000, 8, 300))  # prompt tokens, responses per prompt, 
 PADDED_ROWS = (2, 4, 8)
 GROUPS = 2  # prompts of the optimizer step
 PATCH = 28  # pixels of a visual token's side
-IMAGE_SHARE = 0.75  # of the prompt's tokens, at most
+IMAGE_SHARE = 0.75  # of the prompt's tokens, about
 SHARPNESS = 4  # times the random weights: at their usual size all tokens are about equally likely
 MIB = 2**20
 
@@ -137,16 +137,13 @@ def gaps(ours: Path, theirs: Path) -> tuple[float, float]:
 
 def print_shape(shape: Shape, measured: list[Measured], logp_gap: float, gradient_gap: float) -> None:
     shared, *padded = measured
-    best = min(padded, key=lambda m: m.wall)
+    best = min(padded, key=lambda m: m.cpu)
     print(f"\n{shape}, {GROUPS} prompts per optimizer step")
-    print("                 s     CPU s   peak MiB   of it steps")
+    print("                 s     CPU s   peak MiB   of it steps   CPU s ratio   ratio of steps' memory")
     for m in measured:
-        print(f"  {m.name:<9}{m.wall:>8.3f}{m.cpu:>9.3f}{m.peak:>11.0f}{m.growth:>14.0f}")
-    print(
-        f"  {best.name} / shared: {best.wall / shared.wall:.2f} in seconds, "
-        f"{best.cpu / shared.cpu:.2f} in CPU seconds, "
-        f"{best.peak / shared.peak:.2f} in peak memory, {best.growth / shared.growth:.2f} in the steps' part of it"
-    )
+        ratios = f"{m.cpu / shared.cpu:>14.2f}{m.growth / shared.growth:>25.2f}"
+        print(f"  {m.name:<9}{m.wall:>8.3f}{m.cpu:>9.3f}{m.peak:>11.0f}{m.growth:>14.0f}{ratios}")
+    print(f"  {best.name}, the fastest padding, takes {best.cpu / shared.cpu:.2f} times the CPU seconds")
     print(f"  largest log-prob gap {logp_gap:.1e}, gradient gap {gradient_gap:.1e} of the norm", flush=True)
 
 
@@ -201,7 +198,7 @@ def make_groups(model_path: Path, shape: Shape) -> list[Any]:
     start, pad, end = processor.tokenizer.convert_tokens_to_ids(names)
     rng = np.random.default_rng(0)
     alphabet = 256  # the single bytes are the first ids: no control token is among them
-    side = int((IMAGE_SHARE * shape.prompt) ** 0.5)
+    side = round((IMAGE_SHARE * shape.prompt) ** 0.5)
     groups = []
     for index in range(GROUPS):
         pixels = rng.integers(0, 256, (side * PATCH, side * PATCH, 3), dtype=np.uint8)
@@ -235,7 +232,7 @@ def loss_of(logp_K: Any, inputs: Any) -> Any:
 
 
 def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]:
-    """The product's rows: prompt and image once, the responses after it, all groups in one row."""
+    """The product's rows: prompt and image once, the responses after it, one group to a row."""
     import torch
 
     from vlm_rl.packing import Chunk, pack_row
@@ -245,13 +242,16 @@ def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]
     policy = Policy(load_model(model_path, dtype=torch.float32), banned_ids=(), temperature=1.0)
     sharpen(policy.model)
     groups = make_groups(model_path, shape)
-    chunks = [Chunk(index, tuple(range(shape.responses))) for index in range(len(groups))]
+    positions = partial(rope_positions, policy.model)
 
     def backward() -> torch.Tensor:
-        row = pack_row(groups, chunks, partial(rope_positions, policy.model))
-        logp_K, _ = policy(row)
-        loss_of(logp_K, row.loss).backward()
-        return logp_K.detach()
+        logps = []
+        for index in range(len(groups)):
+            row = pack_row(groups, [Chunk(index, tuple(range(shape.responses)))], positions)
+            logp_K, _ = policy(row)
+            loss_of(logp_K, row.loss).backward()
+            logps.append(logp_K.detach())
+        return torch.cat(logps)
 
     return policy.model, backward
 
@@ -315,7 +315,7 @@ def padded_micro_batch(model: Any, part: list[tuple[Any, int]]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=3, metavar=("PROMPT", "RESPONSES", "TOKENS"))
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each variant")
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each variant")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--spread", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -25,6 +25,7 @@ from data_prep.rows import Dropped, Row, RowError
 from data_prep.sources import SOURCES
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png, fit_to_grid, grid_size
+from vlm_rl.terminal import make_console
 from vlm_rl.tiny import CONTROL_TOKENS
 from vlm_rl.types import IMAGE_MARKER, Problem
 
@@ -218,7 +219,8 @@ def _with_progress(rows: Iterable[Row | Dropped], title: str, run: _Run) -> Iter
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as progress:
+    console = make_console()
+    with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         for row in rows:
             yield row

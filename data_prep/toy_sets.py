@@ -11,6 +11,7 @@ from data_prep.prepare import prepare
 from data_prep.toy import FORCED_SCAN, tokenizer_texts, write_toy
 from vlm_rl.data import load_set
 from vlm_rl.quickstart import ToyData
+from vlm_rl.terminal import make_console
 from vlm_rl.warm_start import Example
 
 WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
@@ -21,6 +22,7 @@ other styles use are still untrained when their turn comes, and every unused wor
 
 def prepare_toy(out: Path, *, seed: int) -> ToyData:
     """All that the quickstart trains and measures on, below the new folder `out`."""
+    make_console().print("drawing pictures and preparing them like ViRL39K's ...")
     raw = write_toy(
         out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + WARM_MIXTURE
     )

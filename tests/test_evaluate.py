@@ -18,8 +18,9 @@ from PIL import Image
 from vlm_rl.answers import GRADER_VERSION, Grader
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.evaluate import evaluate, grade_groups, merge_shares, summarise, with_images
+from vlm_rl.evaluate import evaluate, grade_groups, summarise, with_images
 from vlm_rl.prompts import PromptBuilder
+from vlm_rl.ranks import merge_shares
 from vlm_rl.runs import EVAL_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
@@ -229,11 +230,9 @@ def run_evaluation(sampler, builder, grader, *, samples: int, problems=PROBLEMS,
 
 
 def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    found = run_evaluation(
-        sampler, builder, grader, samples=3, batch_size=4, progress=lambda *counts: seen.append(counts)
-    )
-    assert seen == [(4, 6), (6, 6)]
+    seen: list[int] = []
+    found = run_evaluation(sampler, builder, grader, samples=3, batch_size=4, advance=seen.append)
+    assert seen == [4, 2]
     keys = [(r["problem_id"], r["sample_index"]) for r in found.records]
     assert keys == [(f"p{i}", k) for i in range(6) for k in range(3)]
     assert all(list(r) == EVAL_SCHEMA.names for r in found.records)

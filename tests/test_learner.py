@@ -37,12 +37,9 @@ _results: dict[Start, dict[str, dict[str, Any]]] = {}
 
 def over(*cases: str) -> pytest.MarkDecorator:
     """The test runs on every start that has these cases; the slow ones have all."""
-    fast = [start for start in FAST if {*cases} <= {*start[2]}]
-    slow = [pytest.param(start, marks=pytest.mark.slow) for start in SLOW]
-    names = [f"{ranks}rank-zero{stage}" for ranks, stage, _ in fast] + [
-        f"{ranks}rank-zero{stage}-all" for ranks, stage, _ in SLOW
-    ]
-    return pytest.mark.parametrize("found", [*fast, *slow], indirect=True, ids=names, scope="module")
+    fast = [pytest.param(s, id=f"{s[0]}rank-zero{s[1]}") for s in FAST if {*cases} <= {*s[2]}]
+    slow = [pytest.param(s, id=f"{s[0]}rank-zero{s[1]}-all", marks=pytest.mark.slow) for s in SLOW]
+    return pytest.mark.parametrize("found", [*fast, *slow], indirect=True, scope="module")
 
 
 def start_ranks(model: Path, start: Start, folder: Path) -> dict[str, dict[str, Any]]:

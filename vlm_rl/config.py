@@ -51,7 +51,7 @@ class DataConfig(Section):
     eval: list[str] = []
     """Prepared sets to evaluate on during training."""
     max_prompt_tokens: PositiveInt = 4096
-    """Longest prompt, image tokens expanded. A longer one stops the run and is named: a prompt is never cut."""
+    """Longest prompt, image tokens expanded. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
     max_pixels: PositiveInt = 1_003_520
     """Images are brought between these, once, on the model's 28-pixel grid."""
@@ -61,7 +61,7 @@ class DataConfig(Section):
 
 
 class HadwConfig(Section):
-    """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
+    """History-aware difficulty weighting; see docs/algorithms.md."""
 
     enabled: bool = False
     scale: PositiveFloat = 1.3

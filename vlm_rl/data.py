@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from vlm_rl.config import DataConfig
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
+from vlm_rl.runs import check_benchmark_name
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 
@@ -119,6 +120,23 @@ def load_training_sets(config: DataConfig) -> list[Problem]:
     return problems
 
 
+def load_eval_sets(config: DataConfig) -> dict[str, list[Problem]]:
+    """The problems of each set of data.eval under the name that its results get, its folder's.
+
+    Raises UserError for a name that no folder of results can have, and for one that occurs twice.
+    """
+    sets: dict[str, list[Problem]] = {}
+    for path in config.eval:
+        name = check_benchmark_name(Path(path).resolve().name)
+        if name in sets:
+            raise UserError(f"data.eval: {path} is the second set named {name!r}, and results go by name; rename one")
+        check_pixel_limits(path, config)
+        sets[name] = load_set(path)
+        if not sets[name]:
+            raise UserError(f"data.eval: {path} holds no problems; prepare it again or leave it out")
+    return sets
+
+
 def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
     """Raise UserError if a set's images were prepared for other pixel limits than the run's."""
     manifest = Path(path) / "manifest.json"
@@ -209,3 +227,5 @@ class Ledger:
         yield "data/drawn", float(self.drawn)
         yield "data/trained", float(self.trained)
         yield "data/skipped", float(sum(self.skipped.values()))
+        for reason, count in self.skipped.items():
+            yield f"data/skipped/{reason}", float(count)

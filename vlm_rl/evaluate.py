@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,7 @@ from vlm_rl.answers import GRADER_VERSION, Grader, task_of
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
 from vlm_rl.prompts import PromptBuilder
-from vlm_rl.ranks import all_gather, rank, world_size
+from vlm_rl.ranks import gather_shares, share
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.statistics import bootstrap_interval, random_derangement
 from vlm_rl.templates import Template, boxes
@@ -32,7 +32,6 @@ from vlm_rl.types import Grade, Problem, Prompt, Rollout
 MODE = "strict"
 ImageMode = Literal["real", "blank", "shuffled"]
 Record = dict[str, Any]
-T = TypeVar("T")
 
 _GREY = (128, 128, 128)
 _KEPT_IMAGE_BYTES = 32 * 2**20
@@ -58,28 +57,28 @@ def evaluate(
     step: int,
     images: ImageMode = "real",
     batch_size: int = 64,
-    progress: Callable[[int, int], None] | None = None,
+    advance: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Answer every problem `params.responses` times (the k of avg@k) and grade the answers.
 
     `images` other than real is a control: see `with_images`. `batch_size` prompts are in memory at a time;
-    `progress(done, total)` counts this rank's problems. Beside `summarise`'s numbers the summary holds how
-    they came about: mode, images, sampling, seed, step, template, sampler, policy and grader version.
+    `advance(n)` is called when n more of this rank's problems are done. Beside `summarise`'s numbers the summary
+    holds how they came about: mode, images, sampling, seed, step, template, sampler, policy and grader version.
     Raises UserError for problems that cannot be rendered or do not fit.
     """
     shown = with_images(problems, images, seed=seed)
     if not shown:
         raise UserError(f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images")
-    mine = shown[rank() :: world_size()]
+    mine = share(shown)
     answered: list[list[Record]] = []
     for start in range(0, len(mine), batch_size):
         batch = mine[start : start + batch_size]
         prompts = [builder.build(problem) for problem in batch]
         groups = sampler.generate(prompts, params, seed=seed, step=step)
         answered += grade_groups(batch, prompts, groups, grader=grader, template=builder.template)
-        if progress is not None:
-            progress(len(answered), len(mine))
-    records = [record for group in merge_shares(all_gather(answered)) for record in group]
+        if advance is not None:
+            advance(len(batch))
+    records = [record for group in gather_shares(answered) for record in group]
     _attach_images(records, shown, samples=params.responses)
     origin = {
         "mode": MODE,
@@ -117,12 +116,6 @@ def grade_groups(
     ]
 
 
-def merge_shares(per_rank: Sequence[Sequence[T]]) -> list[T]:
-    """Put the shares whole[rank::world_size] of all ranks together again, in the whole's order."""
-    total = sum(map(len, per_rank))
-    return [per_rank[index % len(per_rank)][index // len(per_rank)] for index in range(total)]
-
-
 def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
     """Scores of an evaluation as plain JSON; a mean over nothing is None.
 
@@ -152,6 +145,18 @@ def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
         "mean_length_correct": _mean(length[correct]),
         "mean_length_wrong": _mean(length[~correct]),
     }
+
+
+def score_line(name: str, summary: Mapping[str, Any]) -> str:
+    """One set's result with what it takes to believe it."""
+    low, high = summary["interval"]
+    k = f" avg@{summary['k']}" if summary["k"] > 1 else ""
+    failed = f", {summary['timeouts']} timeouts, {summary['errors']} errors in grading"
+    return (
+        f"{name}: accuracy{k} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], n {summary['num_problems']}, "
+        f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}, "
+        f"mean length {summary['mean_length']:.1f}" + (failed if summary["timeouts"] or summary["errors"] else "")
+    )
 
 
 # -- controls ------------------------------------------------------------------------------------

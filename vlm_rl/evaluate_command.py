@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,11 +25,11 @@ from vlm_rl.checkpoint import MANIFEST, read_manifest
 from vlm_rl.config import Config, parse_config
 from vlm_rl.data import load_set, refuse_contaminated
 from vlm_rl.errors import UserError
-from vlm_rl.evaluate import Evaluation, evaluate
+from vlm_rl.evaluate import Evaluation, evaluate, score_line
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.prompts import PromptBuilder
-from vlm_rl.ranks import barrier, init_ranks, rank, world_size
-from vlm_rl.runs import BENCHMARK_NAME, RunDirectory
+from vlm_rl.ranks import barrier, init_ranks, rank, share
+from vlm_rl.runs import RunDirectory, check_benchmark_name
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
@@ -115,14 +114,7 @@ def _answer(
     grader: Grader,
 ) -> Evaluation:
     """One set, with a progress bar."""
-    shown = 0
-    with progress(f"evaluating {one.name}", total=-(-len(one.problems) // world_size())) as advance:
-
-        def show(done: int, _: int) -> None:  # evaluate() counts what is done; the bar wants what was added
-            nonlocal shown
-            advance(done - shown)
-            shown = done
-
+    with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
         return evaluate(
             one.problems,
             sampler=sampler,
@@ -133,20 +125,8 @@ def _answer(
             step=origin.step,
             images=options.images,
             batch_size=max(1, options.batch_size // params.responses),
-            progress=show,
+            advance=advance,
         )
-
-
-def score_line(name: str, summary: Mapping[str, Any]) -> str:
-    """One set's result with what it takes to believe it."""
-    low, high = summary["interval"]
-    k = f" avg@{summary['k']}" if summary["k"] > 1 else ""
-    failed = f", {summary['timeouts']} timeouts, {summary['errors']} errors in grading"
-    return (
-        f"{name}: accuracy{k} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], n {summary['num_problems']}, "
-        f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}, "
-        f"mean length {summary['mean_length']:.1f}" + (failed if summary["timeouts"] or summary["errors"] else "")
-    )
 
 
 def read_origin(model: Path) -> Origin:
@@ -183,12 +163,7 @@ def _open_set(path: Path, images: str) -> EvalSet:
         raise UserError(f"{path}: the set is empty; prepare it again")
     manifest = path / "manifest.json"
     recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
-    name = path.resolve().name
-    if not BENCHMARK_NAME.fullmatch(name):
-        raise UserError(
-            f"{path}: results are stored under the folder's name, so it may hold only letters, "
-            "digits, dot, dash and underscore; rename it"
-        )
+    name = check_benchmark_name(path.resolve().name)
     return EvalSet(
         path=path,
         name=name if images == "real" else f"{name}-{images}",

@@ -9,13 +9,14 @@ The only module that imports deepspeed.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -155,9 +156,10 @@ class Learner:
         self._optimizer = optimizer
         # Any: DeepSpeed's annotations name every optimizer it knows and none of what they share
         initialize: Any = deepspeed.initialize
-        self.engine: Any = initialize(
-            model=policy, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
-        )[0]
+        with redirect_stdout(io.StringIO()):  # it prints which of its operators it has built
+            self.engine: Any = initialize(
+                model=policy, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
+            )[0]
         self.device: torch.device = self.engine.device
 
     def _make_optimizer(self, parameters: list[torch.nn.Parameter]) -> _Gated:

@@ -154,10 +154,18 @@ def best_constant(problems: Sequence[Problem]) -> float:
 
 
 def print_seeds(results: dict[int, dict[str, float]]) -> None:
-    """One line per seed, and whether each rose by at least 30 points."""
+    """One line per seed: held-out accuracies, the controls, and the gain in points."""
     console = make_console()
-    names = ("untrained", "trained", "forced_scan", "blank_images", "shuffled_images", "best_constant")
-    console.print("seed  " + "  ".join(f"{name:>15}" for name in names) + "             gain")
+    columns = {
+        "before": "untrained",
+        "after": "trained",
+        "forced scan before": "forced_scan",
+        "after, blank": "blank_images",
+        "after, shuffled": "shuffled_images",
+        "best constant": "best_constant",
+    }
+    console.print("seed  " + "  ".join(columns) + "    gain")
     for seed, values in results.items():
-        gain = values["trained"] - values["untrained"]
-        console.print(f"{seed:>4}  " + "  ".join(f"{values[name]:>15.3f}" for name in names) + f"  {gain:>+15.3f}")
+        gain = 100 * (values["trained"] - values["untrained"])
+        numbers = "  ".join(f"{values[name]:>{len(title)}.3f}" for title, name in columns.items())
+        console.print(f"{seed:>4}  {numbers}  {gain:>+6.1f}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of one wait; a rank that is gone is noticed at once
 
@@ -52,6 +54,22 @@ def all_gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def share(whole: Sequence[T]) -> Sequence[T]:
+    """This rank's part of a list that all ranks hold: every world_size-th item."""
+    return whole[rank() :: world_size()]
+
+
+def gather_shares(mine: Sequence[T]) -> list[T]:
+    """What all ranks made of their ``share``, item by item, in the whole's order, on every rank."""
+    return merge_shares(all_gather(list(mine)))
+
+
+def merge_shares(per_rank: Sequence[Sequence[T]]) -> list[T]:
+    """Put the shares whole[rank::world_size] of all ranks together again."""
+    total = sum(map(len, per_rank))
+    return [per_rank[index % len(per_rank)][index // len(per_rank)] for index in range(total)]
 
 
 def all_reduce_sums(values: Mapping[str, Tensor]) -> dict[str, float]:

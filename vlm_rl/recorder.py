@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.diagnostics import batch_metrics, gradient_mass, update_metrics
-from vlm_rl.evaluate import Evaluation
+from vlm_rl.evaluate import Evaluation, score_line
 from vlm_rl.learner import UpdateResult
 from vlm_rl.ranks import rank
 from vlm_rl.runs import RunDirectory, rollout_rows
-from vlm_rl.terminal import StepLine, sample_table
+from vlm_rl.terminal import Advance, StepLine, progress, sample_table
 from vlm_rl.trackers import make_trackers
 from vlm_rl.types import Group
 
@@ -49,18 +50,22 @@ class Recorder:
         if self.samples_every and step % self.samples_every == 0:
             sample_table(rows, step=step)
 
+    def addition(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step that is recorded already."""
+        if self.is_main:
+            self.run.append_metrics(step, self.attempt, metrics)
+
     def evaluation(self, benchmark: str, step: int, evaluation: Evaluation) -> None:
         """Record one evaluation and print its line."""
         if not self.is_main:
             return
         self.run.write_eval(benchmark, step, evaluation.records, evaluation.summary)
-        summary = evaluation.summary
-        low, high = summary["interval"]
-        self.line.note(
-            f"eval {benchmark} at step {step}: accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], "
-            f"n {summary['num_problems']}, mean length {summary['mean_length']:.1f}, "
-            f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}"
-        )
+        self.line.note(f"step {step}  {score_line(benchmark, evaluation.summary)}")
+
+    def progress(self, benchmark: str, *, total: int) -> AbstractContextManager[Advance]:
+        """A progress bar for one evaluation of this many problems, in place of the live line."""
+        self.line.close()
+        return progress(f"evaluating {benchmark}", total=total)
 
     def close(self) -> None:
         self.line.close()

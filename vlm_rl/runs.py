@@ -85,6 +85,16 @@ EVAL_SCHEMA = pa.schema(
 BENCHMARK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+def check_benchmark_name(name: str) -> str:
+    """The name, if results can be stored under it; a prepared set's is its folder's. Raises UserError."""
+    if not BENCHMARK_NAME.fullmatch(name):
+        raise UserError(
+            f"results cannot be stored under the name {name!r}: a set is named after its folder, which may hold "
+            "only letters, digits, dot, dash and underscore; rename the folder"
+        )
+    return name
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RolloutRow:
     """One training response as it is stored; the fields are ROLLOUT_SCHEMA's columns."""
@@ -323,8 +333,7 @@ class RunDirectory:
         summary: Mapping[str, Any],
     ) -> Path:
         """Write one evaluation: the records first, then the summary that makes it count."""
-        if not BENCHMARK_NAME.fullmatch(benchmark):
-            raise UserError(f"benchmark name {benchmark!r}: use letters, digits, dot, dash and underscore only")
+        check_benchmark_name(benchmark)
         path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
         path.with_suffix(".json").unlink(missing_ok=True)
         write_atomically(path, partial(pq.write_table, _table(rows, EVAL_SCHEMA), compression="zstd"))

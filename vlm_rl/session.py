@@ -21,7 +21,14 @@ from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.answers import Grader
 from vlm_rl.checkpoint import commit, newest_verified, prune, saving
 from vlm_rl.config import Config
-from vlm_rl.data import Ledger, PromptOrder, contaminated_sources, load_set, load_training_sets, refuse_contaminated
+from vlm_rl.data import (
+    Ledger,
+    PromptOrder,
+    contaminated_sources,
+    load_eval_sets,
+    load_training_sets,
+    refuse_contaminated,
+)
 from vlm_rl.difficulty import Belief
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import evaluate
@@ -29,7 +36,7 @@ from vlm_rl.learner import Learner
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.policy import Policy, load_model
 from vlm_rl.prompts import PromptBuilder
-from vlm_rl.ranks import all_gather, barrier, init_ranks, rank, world_size
+from vlm_rl.ranks import all_gather, barrier, init_ranks, rank, share, world_size
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.runs import RunDirectory
@@ -62,9 +69,9 @@ class Session:
         self.config = config
         self.algorithm = resolve_algorithm(config.algorithm)
         self.problems = load_training_sets(config.data)
-        self.eval_sets = {path: load_set(path) for path in config.data.eval} if config.eval.every else {}
-        for path, problems in self.eval_sets.items():
-            refuse_contaminated(path, problems, contaminated_sources(self.problems))
+        self.eval_sets = load_eval_sets(config.data) if config.eval.every else {}
+        for name, problems in self.eval_sets.items():
+            refuse_contaminated(name, problems, contaminated_sources(self.problems))
         self.run = RunDirectory(config.out)
         found = self._open_run(resume)
         model_path = found[0] if found else Path(config.model.path)
@@ -76,6 +83,8 @@ class Session:
             max_pixels=config.data.max_pixels,
         )
         self.builder.check_template()
+        self._prompts: dict[str, Prompt] = {}
+        self._check_prompts()
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.device = init_ranks()
         dtype = self._dtype()
@@ -113,7 +122,6 @@ class Session:
         self.ledger = Ledger()
         self.belief = Belief()
         self.step = 0  # rollout steps finished
-        self._prompts: dict[str, Prompt] = {}
         if found:
             self._restore(*found)
         self.recorder = self._start_run(resume)
@@ -164,6 +172,18 @@ class Session:
                 "lower one of them"
             )
 
+    def _check_prompts(self) -> None:
+        """At least one training prompt must fit, or drawing prompts would not end."""
+        if any(self.fits(problem) for problem in self.problems):
+            self.forget_prompts()
+            return
+        shortest = min(self._prompts.values(), key=lambda prompt: len(prompt.ids))
+        raise UserError(
+            f"no prompt of {', '.join(self.config.data.train)} fits data.max_prompt_tokens "
+            f"{self.config.data.max_prompt_tokens}: the shortest, {shortest.problem_id!r}, has {len(shortest.ids)} "
+            "tokens; raise it, or lower data.max_pixels and prepare again"
+        )
+
     # --- the state that a checkpoint carries --------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -198,7 +218,9 @@ class Session:
 
     def save_if_due(self) -> None:
         if self.step % self.config.checkpoint.every == 0 or self.step == self.config.train.steps:
+            begun = time.perf_counter()
             self.save()
+            self.recorder.addition(self.step, {"timing/save": time.perf_counter() - begun})
 
     def save(self, state: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint of the present weights, with this state (the present one if None)."""
@@ -218,9 +240,9 @@ class Session:
 
     def _best_step(self) -> int | None:
         """The evaluated step with the highest accuracy on the first set of data.eval."""
-        if not self.config.data.eval:
+        if not self.eval_sets:
             return None
-        results = self.run.evals(Path(self.config.data.eval[0]).name)
+        results = self.run.evals(next(iter(self.eval_sets)))
         return max(results, key=lambda r: (r.summary["accuracy"], r.step)).step if results else None
 
     # --- weights to the sampler ---------------------------------------------------------------
@@ -265,6 +287,10 @@ class Session:
             self._prompts[problem.id] = self.builder.build(problem)
         return self._prompts[problem.id]
 
+    def fits(self, problem: Problem) -> bool:
+        """Whether the problem's prompt, image tokens included, is within data.max_prompt_tokens."""
+        return len(self.prompt(problem).ids) <= self.config.data.max_prompt_tokens
+
     def forget_prompts(self) -> None:
         """Drop the prompts of the last step; pixels of a whole epoch would fill the memory."""
         self._prompts.clear()
@@ -281,17 +307,19 @@ class Session:
             max_tokens=self.config.eval.max_tokens or self.config.rollout.max_tokens,
             responses=self.config.eval.samples,
         )
-        for path, problems in self.eval_sets.items():
-            evaluation = evaluate(
-                problems,
-                sampler=self.sampler,
-                builder=self.builder,
-                grader=self.grader,
-                params=params,
-                seed=self.config.seed,
-                step=self.step,
-            )
-            self.recorder.evaluation(Path(path).name, self.step, evaluation)
+        for name, problems in self.eval_sets.items():
+            with self.recorder.progress(name, total=len(share(problems))) as advance:
+                evaluation = evaluate(
+                    problems,
+                    sampler=self.sampler,
+                    builder=self.builder,
+                    grader=self.grader,
+                    params=params,
+                    seed=self.config.seed,
+                    step=self.step,
+                    advance=advance,
+                )
+            self.recorder.evaluation(name, self.step, evaluation)
         self.stop_if_asked(self.state())
 
     # --- stopping -----------------------------------------------------------------------------

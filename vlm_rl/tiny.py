@@ -9,6 +9,7 @@ repetition penalty of 1.05 that every sampler must switch off). The quickstart t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,6 +105,7 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
     """
     import torch
     from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers.utils.logging import disable_progress_bar
 
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -125,6 +127,9 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
         temperature=1e-6,
         repetition_penalty=1.05,
     )
+    disable_progress_bar()
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
     model.save_pretrained(out)
     _save_processor(tokenizer, out, max_pixels=shape.max_pixels)
     return out

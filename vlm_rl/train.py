@@ -21,7 +21,7 @@ from vlm_rl.learner import UpdateResult
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.packing import PackedRow, TrainGroup, pack_row, plan_rows
 from vlm_rl.prompts import rope_positions
-from vlm_rl.ranks import all_gather, rank, world_size
+from vlm_rl.ranks import gather_shares, rank, share, world_size
 from vlm_rl.recorder import step_metrics
 from vlm_rl.session import Session, Timings
 from vlm_rl.types import Group, Problem, Reward, Rollout
@@ -78,9 +78,8 @@ def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
     verdicts: list[bool] = []
     s.forget_prompts()
     for _ in range(rounds):
-        problems = [s.problems[index] for index in s.order.draw(wanted - len(kept))]
+        problems = draw_problems(s, wanted - len(kept), timings)
         graded = sample_and_grade(s, problems, timings)
-        s.ledger.drawn += len(problems)
         for problem, (rollouts, rewards) in zip(problems, graded, strict=True):
             correct = [reward.grade.correct for reward in rewards]
             verdicts += correct
@@ -95,11 +94,25 @@ def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
     return with_advantages(s, kept), float(np.mean(verdicts))
 
 
+def draw_problems(s: Session, count: int, timings: Timings) -> list[Problem]:
+    """The next problems in order; those with prompts above data.max_prompt_tokens are left out and counted."""
+    fitting: list[Problem] = []
+    while len(fitting) < count:
+        drawn = [s.problems[index] for index in s.order.draw(count - len(fitting))]
+        with timings.phase("rollout"):
+            fits = gather_shares([s.fits(problem) for problem in share(drawn)])
+        s.ledger.drawn += len(drawn)
+        if not all(fits):
+            s.ledger.skipped["too_long"] += fits.count(False)
+        fitting += [problem for problem, fit in zip(drawn, fits, strict=True) if fit]
+    return fitting
+
+
 def sample_and_grade(
     s: Session, problems: Sequence[Problem], timings: Timings
 ) -> list[tuple[tuple[Rollout, ...], tuple[Reward, ...]]]:
     """Responses and rewards of every problem, in order, on every rank; each rank does its share."""
-    mine = problems[rank() :: world_size()]
+    mine = share(problems)
     with timings.phase("rollout"):
         prompts = [s.prompt(problem) for problem in mine]
         rollouts = s.sampler.generate(prompts, s.sampling, seed=s.config.seed, step=s.step)
@@ -107,9 +120,7 @@ def sample_and_grade(
         items = list(zip(mine, prompts, rollouts, strict=True))
         flat = [(problem, prompt, rollout) for problem, prompt, group in items for rollout in group]
         rewards = iter(s.reward.score(flat))
-        local = [(tuple(group), tuple(next(rewards) for _ in group)) for _, _, group in items]
-    shares = all_gather(local)
-    return [shares[index % world_size()][index // world_size()] for index in range(len(problems))]
+        return gather_shares([(tuple(group), tuple(next(rewards) for _ in group)) for _, _, group in items])
 
 
 def with_advantages(s: Session, groups: Sequence[Group]) -> list[Group]:

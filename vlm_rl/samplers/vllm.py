@@ -8,8 +8,10 @@ embeddings) are reset, since all of them belong to the old weights. They are res
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -217,6 +219,9 @@ def import_vllm() -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
+    # It looks for Triton before it has set up its logging, and meets torch's own deprecations.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
     import vllm
 
     return vllm

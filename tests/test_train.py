@@ -1,0 +1,460 @@
+"""Whole training runs on toy problems: what they write, how they sample, what stops them."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+from toy_runs import WORKER, Toys, assert_sound, clean_environment, metrics_of, rollouts_of
+
+from data_prep.prepare import write_problems
+from vlm_rl.checkpoint import newest_verified
+from vlm_rl.config import Config
+from vlm_rl.data import load_set
+from vlm_rl.runs import ROLLOUT_SCHEMA, RunDirectory
+from vlm_rl.samplers.base import StaleWeightsError
+
+# shared with other trainers of this kind, so that curves can be laid over each other
+KNOWN_NAMES = {
+    *(f"completions/{name}" for name in ("mean_length", "min_length", "max_length", "mean_terminated_length")),
+    "completions/clipped_ratio",
+    *(f"rewards/{part}/{number}" for part in ("accuracy", "format", "overlong") for number in ("mean", "std")),
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "entropy",
+    *(f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean")),
+    "step_time",
+    "num_tokens",
+    "learning_rate",
+    "grad_norm",
+    "verifier/timeout_rate",
+    "data/skipped",
+    "steps/skipped",
+}
+# a mean over no response, or a correlation of constants, has no value
+MAY_BE_NAN = {
+    "completions/mean_terminated_length",
+    *(f"length/{name}" for name in ("correct_mean", "wrong_mean", "positive_mean", "negative_mean", "sign_gap")),
+    "length/reward_correlation",
+}
+
+
+@pytest.fixture(scope="module")
+def run(toys: Toys) -> RunDirectory:
+    """GRPO, four steps of two mini-batches, evaluated at 0, 2 and 4."""
+    return toys.train_run("plain", data={"eval": [str(toys.heldout)]}, eval={"every": 2})
+
+
+# -- what a run leaves behind ----------------------------------------------------------------------
+
+
+def test_the_files_of_a_run(run: RunDirectory) -> None:
+    assert {path.name for path in run.path.iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "rollouts",
+        "checkpoints",
+        "eval",
+    }
+    assert run.rollout_steps() == [1, 2, 3, 4]
+    assert [step for step, _ in run.checkpoints()] == [2, 4]
+    assert [(e.benchmark, e.step) for e in run.evals()] == [("heldout", step) for step in (0, 2, 4)]
+    assert_sound(run)
+
+
+def test_a_checkpoint_opens_as_it_is(run: RunDirectory) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    folder = run.checkpoints()[-1][1]
+    AutoProcessor.from_pretrained(folder)
+    AutoModelForImageTextToText.from_pretrained(folder)
+
+
+def test_metrics_have_the_known_names_and_finite_values(run: RunDirectory) -> None:
+    records = run.metrics()
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    for record in records:
+        assert record.keys() >= KNOWN_NAMES
+        bad = {key for key, value in record.items() if not math.isfinite(value)}
+        assert bad <= MAY_BE_NAN
+    assert any(record["grad_norm"] > 0 for record in records)
+    assert any(record["rewards/accuracy/std"] > 0 for record in records)
+
+
+def test_metrics_agree_with_the_rollouts(run: RunDirectory) -> None:
+    for record, rows in zip(run.metrics(), rollouts_of(run), strict=True):
+        rewards = np.array([row["reward"] for row in rows])
+        assert len(rows) == 16  # 4 prompts, 4 responses each
+        assert record["reward"] == pytest.approx(rewards.mean())
+        assert record["num_tokens"] == sum(row["length"] for row in rows)
+        parts = [row["reward_accuracy"] + row["reward_format"] + row["reward_overlong"] for row in rows]
+        assert rewards == pytest.approx(parts)
+        share = np.mean([row["stop_reason"] == "length" for row in rows])
+        assert record["completions/clipped_ratio"] == pytest.approx(share)
+        masses = [value for key, value in record.items() if key.startswith("gradient_mass/")]
+        assert sum(masses) == pytest.approx(1.0 if any(row["advantage"] for row in rows) else 0.0)
+
+
+def test_rollouts_are_whole(run: RunDirectory) -> None:
+    for step in run.rollout_steps():
+        table = run.rollouts(step)
+        assert table.schema.names == ROLLOUT_SCHEMA.names
+        for row in table.to_pylist():
+            assert row["length"] == len(row["token_ids"]) == len(row["logprobs"])
+            assert all(value <= 0 for value in row["logprobs"])
+            assert row["policy_version"] == 2 * (step - 1)  # two optimizer steps for each rollout step
+
+
+def test_advantages_are_the_groups_own(run: RunDirectory) -> None:
+    """GRPO: (r - mean) / (std + a little), and exactly 0 where all rewards are equal."""
+    for rows in rollouts_of(run):
+        for start in range(0, len(rows), 4):
+            group = rows[start : start + 4]
+            assert len({row["prompt_id"] for row in group}) == 1
+            rewards = np.array([row["reward"] for row in group])
+            advantages = np.array([row["advantage"] for row in group])
+            if np.ptp(rewards) == 0:
+                assert not advantages.any()
+            else:
+                assert advantages == pytest.approx((rewards - rewards.mean()) / rewards.std(ddof=1), rel=1e-3)
+
+
+def test_the_first_mini_batch_of_a_step_does_not_clip(run: RunDirectory, toys: Toys) -> None:
+    """With one mini-batch the ratio is 1 throughout; with two the second may clip."""
+    single = toys.train_run("one-batch", train={"mini_batch_prompts": 4, "steps": 2}, checkpoint={"every": 9})
+    for record in single.metrics():
+        assert record["clip_ratio/region_mean"] == 0
+        assert "timing/old_logprobs" not in record
+    assert any(record["clip_ratio/region_mean"] > 0 for record in run.metrics())
+    assert all("timing/old_logprobs" in record for record in run.metrics())
+
+
+def test_sampler_and_learner_agree(run: RunDirectory) -> None:
+    for record in run.metrics():
+        assert 0 < record["rollout/logprob_gap"] < 1e-5
+
+
+def test_the_ledger_closes(run: RunDirectory) -> None:
+    for step, record in enumerate(run.metrics(), start=1):
+        assert record["data/drawn"] == record["data/trained"] == 4 * step
+        assert record["data/skipped"] == 0
+        assert record["epoch"] == pytest.approx(4 * step / 12)
+    found = newest_verified(run.path / "checkpoints")
+    assert found is not None
+    ledger = found[1].info["ledger"]
+    assert ledger == {"drawn": 16, "trained": 16, "skipped": {}, "failed": 0}
+
+
+def test_the_saved_configuration_gives_the_same_run_again(run: RunDirectory, toys: Toys) -> None:
+    out = toys.run("again").path
+    result = toys.runner("train", str(run.path), f"out={out}")
+    assert result.code == 0, result.output[-3000:]
+    assert metrics_of(RunDirectory(out)) == metrics_of(run)
+
+
+def test_prompts_above_the_limit_are_left_out_and_counted(toys: Toys) -> None:
+    """Every fourth of 12 problems is too long: an epoch holds nine prompts, and none is cut."""
+    problems = load_set(toys.train)
+    long = {problem.id for problem in problems[::4]}
+    rows = [replace(p, question=p.question + " and" * 200) if p.id in long else p for p in problems]
+    folder = write_problems(rows, toys.folder / "some-too-long", {})
+    run = toys.train_run("too-long", data={"train": [str(folder)]}, rollout={"prompts_per_step": 3})
+    trained = [row["prompt_id"] for rows in rollouts_of(run) for row in rows]
+    assert not long & set(trained)
+    epoch = trained[: 9 * 4]
+    assert {name: epoch.count(name) for name in epoch} == {p.id: 4 for p in problems if p.id not in long}
+    last = run.metrics()[-1]
+    assert last["data/trained"] == 12  # 4 steps of 3 prompts
+    assert last["data/skipped"] == last["data/skipped/too_long"] >= 3
+    assert last["data/drawn"] == 12 + last["data/skipped"]
+
+
+def test_a_set_in_which_no_prompt_fits_is_refused(toys: Toys) -> None:
+    message = one_message(toys.runner("train", str(toys.config("none-fits", data={"max_prompt_tokens": 30}))))
+    assert "fits data.max_prompt_tokens 30" in message
+    assert "Toy-train-" in message  # the shortest is named
+    assert not toys.run("none-fits").path.exists()
+
+
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [(["a b"], ["a b", "rename the folder"]), (["one/same", "two/same"], ["'same'", "rename one"])],
+    ids=["bad-name", "twice"],
+)
+def test_names_of_evaluation_sets_are_checked_first(toys: Toys, folders: list[str], words: list[str]) -> None:
+    sets = [str(write_problems(load_set(toys.heldout), toys.folder / folder, {})) for folder in folders]
+    name = f"eval-{len(folders)}"
+    message = one_message(toys.runner("train", str(toys.config(name, data={"eval": sets}, eval={"every": 1}))))
+    assert all(word in message for word in words), message
+    assert not toys.run(name).path.exists()
+
+
+# -- algorithms ------------------------------------------------------------------------------------
+
+
+def test_dynamic_sampling_goes_on_when_nothing_is_left(toys: Toys) -> None:
+    """A random model is never right: every group is dropped, the weights stay, the run ends well."""
+    run = toys.train_run(
+        "dapo-nothing",
+        model={"path": str(toys.random_model)},
+        algorithm={"name": "dapo", "max_sampling_rounds": 2},
+        train={"steps": 2},
+    )
+    assert [record["data/skipped"] for record in run.metrics()] == [8.0, 16.0]  # 4 prompts, 2 rounds
+    assert run.metrics()[-1]["data/trained"] == 0
+    found = newest_verified(run.path / "checkpoints")
+    assert found is not None
+    assert found[1].info["ledger"]["skipped"] == {"all_wrong": 16}
+    assert found[1].info["learner"]["num_updates"] == 0
+
+
+def test_dynamic_sampling_keeps_mixed_groups_only(toys: Toys) -> None:
+    run = toys.train_run("dapo", algorithm={"name": "dapo", "max_sampling_rounds": 3})
+    last = run.metrics()[-1]
+    assert last["data/drawn"] == last["data/trained"] + last["data/skipped"]
+    assert last["data/trained"] > 0
+    assert last["data/skipped"] > 0
+    for rows in rollouts_of(run):
+        assert len(rows) <= 16
+        for start in range(0, len(rows), 4):
+            assert len({row["verdict"] == "correct" for row in rows[start : start + 4]}) == 2
+
+
+def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
+    """Phi = 1 in the first step; in the second lambda exp(-sgn(A) sgn(p - C) |p - C|), C the first accuracy."""
+    scaled = toys.train_run("hadw", algorithm={"hadw": {"enabled": True, "scale": 1.3}}, train={"steps": 2})
+    first, second = rollouts_of(scaled)
+    assert [row["advantage"] for row in first] == [row["advantage"] for row in rollouts_of(run)[0]]
+    belief = np.mean([row["verdict"] == "correct" for row in first])
+    assert scaled.metrics()[0]["hadw/belief"] == pytest.approx(belief)
+    for start in range(0, len(second), 4):
+        group = second[start : start + 4]
+        rewards = np.array([row["reward"] for row in group])
+        if np.ptp(rewards) == 0:
+            continue
+        rate = np.mean([row["verdict"] == "correct" for row in group])
+        gap = rate - belief if 0 < rate < 1 else 0.0
+        plain = (rewards - rewards.mean()) / rewards.std(ddof=1)
+        expected = plain * 1.3 * np.exp(-np.sign(plain) * gap)
+        assert [row["advantage"] for row in group] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["luspo", "ba"])
+def test_other_algorithms_train(toys: Toys, name: str) -> None:
+    run = toys.train_run(name, algorithm={"name": name}, train={"steps": 1}, model={"gradient_checkpointing": True})
+    assert math.isfinite(run.metrics()[0]["grad_norm"])
+
+
+# -- configuration -----------------------------------------------------------------------------------
+
+# Read by validation alone, which refuses every other value: nothing is left for the run to read.
+REFUSED_UNLESS_DEFAULT = {"RolloutConfig.top_p", "RolloutConfig.top_k"}
+
+
+def all_keys(section: type[BaseModel]) -> set[str]:
+    keys = set()
+    for name, field in section.model_fields.items():
+        keys.add(f"{section.__name__}.{name}")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys |= all_keys(field.annotation)
+    return keys
+
+
+def test_every_key_is_read(toys: Toys) -> None:
+    """Two runs that turn features on: a key that nothing reads is an option that does nothing."""
+    benchmark = benchmark_set(toys, "keys-set")
+    runs = {
+        "adamw": {
+            "algorithm": {"name": "grpo", "hadw": {"enabled": True}},
+            "data": {"train": [str(benchmark)], "allow_test_rows": True, "eval": [str(toys.heldout)]},
+            "train": {"optimizer": "adamw", "schedule": "cosine", "warmup_steps": 1, "steps": 1},
+            "log": {"samples_every": 1, "trackers": ["tensorboard"]},
+            "eval": {"every": 1},
+        },
+        "sgd": {
+            "algorithm": {"name": "dapo"},
+            "train": {"optimizer": "sgd", "deepspeed": {"wall_clock_breakdown": False}, "steps": 1},
+        },
+    }
+    read: set[str] = set()
+    for name, changes in runs.items():
+        out = toys.folder / f"keys-{name}.json"
+        config = toys.config(f"keys-{name}", **changes)
+        result = toys.runner("train", str(config), faults={"record_keys": {"out": str(out)}})
+        assert result.code == 0, result.output[-3000:]
+        read |= set(json.loads(out.read_text()))
+    assert all_keys(Config) - read == REFUSED_UNLESS_DEFAULT
+
+
+@pytest.mark.parametrize(("key", "value"), [("top_p", "0.5"), ("top_k", "5")])
+def test_the_keys_that_only_validation_reads_are_refused(toys: Toys, key: str, value: str) -> None:
+    result = toys.runner("train", str(toys.config("refused")), f"rollout.{key}={value}")
+    assert result.code == 2
+    assert f"{key} {value}" in result.output
+
+
+# -- what stops a run --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{"skip_sync": {"number": 2}}, {"drop_tensor": {"number": 2, "name": "model.language_model.norm.weight"}}],
+    ids=["sync-skipped", "tensor-dropped"],
+)
+def test_a_stale_sampler_stops_the_run(toys: Toys, fault: dict[str, Any]) -> None:
+    """The second sync is the first after an update."""
+    name = f"stale-{next(iter(fault))}"
+    result = toys.runner("train", str(toys.config(name)), faults=fault)
+    assert result.code == 1
+    assert StaleWeightsError.__name__ in result.output
+    assert "does not hold the learner's weights" in result.output
+    assert toys.run(name).metrics() == [], "nothing was trained on another policy's responses"
+
+
+def test_a_gap_between_sampler_and_learner_stops_the_run(toys: Toys) -> None:
+    result = toys.runner("train", str(toys.config("gap", rollout={"max_gap": 1e-12})))
+    assert result.code == 1
+    assert "GapError: step 1" in result.output
+    assert "rollout.max_gap=1e-12" in result.output
+
+
+def benchmark_set(toys: Toys, name: str) -> Path:
+    """The toy problems as rows of a benchmark."""
+    rows = [replace(p, source="MathVision", meta={"test_only": True}) for p in load_set(toys.train)]
+    return write_problems(rows, toys.folder / name, {})
+
+
+def one_message(result: Any) -> str:
+    """The only line that a user's mistake prints."""
+    assert result.code == 2, result.output[-3000:]
+    assert "Traceback" not in result.output
+    messages = [line for line in result.output.splitlines() if line.startswith("vlm-rl: ")]
+    assert len(messages) == 1, result.output
+    return messages[0]
+
+
+def test_an_existing_run_is_not_touched(toys: Toys, run: RunDirectory) -> None:
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    message = one_message(toys.runner("train", str(run.path)))
+    assert str(run.path) in message
+    assert "--resume" in message
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "old"),
+    [
+        ("train.lr=1e-4", "train.lr", "0.001"),
+        ("seed=4", "seed", "3"),
+        ("algorithm.name=ba", "algorithm.name", "grpo"),
+    ],
+)
+def test_a_resume_with_another_key_is_refused(toys: Toys, run: RunDirectory, change: str, key: str, old: str) -> None:
+    message = one_message(toys.runner("train", str(run.path), change, "--resume"))
+    assert f"another {key}" in message
+    assert old in message
+
+
+def test_a_resume_without_a_run_is_refused(toys: Toys) -> None:
+    message = one_message(toys.runner("train", str(toys.config("never")), "--resume"))
+    assert str(toys.run("never").path) in message
+    assert not toys.run("never").path.exists()
+
+
+@pytest.mark.slow
+def test_a_resume_on_another_number_of_ranks_is_refused(toys: Toys) -> None:
+    """It would need DeepSpeed's universal checkpoints."""
+    whole = toys.train_run("two-worlds", train={"steps": 2})
+    result = start_ranks(2, {"arguments": ["train", str(whole.path), "--resume"]})
+    assert result.returncode != 0
+    assert "was written by 1 ranks and this run has 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"answer": ""}, ["row 1", "no answer"]),
+        ({"question": "<image><image> How many?"}, ["row 1", "2 <image> markers", "1 images"]),
+        ({"images": (b"no picture",)}, ["row 1", "image 0", "prepare again"]),
+    ],
+    ids=["answer-missing", "markers", "unreadable-image"],
+)
+def test_a_bad_row_is_refused_before_anything_is_written(toys: Toys, row: dict[str, Any], words: list[str]) -> None:
+    name = f"bad-{next(iter(row))}"
+    problems = load_set(toys.train)[:2]
+    folder = write_problems([problems[0], replace(problems[1], **row)], toys.folder / name, {})
+    (folder / "manifest.json").unlink()  # a set that no preparation has checked
+    message = one_message(toys.runner("train", str(toys.config(f"run-{name}", data={"train": [str(folder)]}))))
+    assert all(word in message for word in [str(folder), *words]), message
+    assert not toys.run(f"run-{name}").path.exists()
+
+
+def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
+    train, held = benchmark_set(toys, "benchmark"), benchmark_set(toys, "benchmark-again")
+    data = {"train": [str(train)], "allow_test_rows": True}
+    spoiled = toys.config("spoiled", data={**data, "eval": [str(held)]}, eval={"every": 1})
+    assert "CONTAMINATED" in one_message(toys.runner("train", str(spoiled)))
+    assert not toys.run("spoiled").path.exists()
+
+    run = toys.train_run("contaminated", data=data, train={"steps": 1})
+    assert run.contaminated() == ("MathVision",)
+    found = newest_verified(run.path / "checkpoints")
+    assert found is not None
+    assert found[1].info["contaminated"] == ["MathVision"]
+
+
+# -- several ranks -----------------------------------------------------------------------------------
+
+
+def start_ranks(ranks: int, job: dict[str, Any], timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run(
+        [*command, str(WORKER), json.dumps(job)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
+    """The same prompts, rewards and (up to the order of sums) gradients as on one rank; stop and go on."""
+    changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 4}}
+    single = toys.train_run(f"single-{stage}", train={"zero_stage": stage}, **changes)
+    config = toys.config(f"double-{stage}", train={"zero_stage": stage}, **changes)
+    stopped = start_ranks(
+        2, {"arguments": ["train", str(config)], "faults": {"terminate_in": {"phase": "update", "step": 2}}}
+    )
+    assert "stopped by SIGTERM after step 2" in stopped.stdout
+    resumed = start_ranks(2, {"arguments": ["train", str(config), "--resume"]})
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    double = toys.run(f"double-{stage}")
+    assert_sound(double)
+    assert [record["attempt"] for record in double.metrics()] == [1, 1, 2, 2]
+    for ours, theirs in zip(rollouts_of(double), rollouts_of(single), strict=True):
+        assert [row["prompt_id"] for row in ours] == [row["prompt_id"] for row in theirs]
+    first, expected = double.metrics()[0], single.metrics()[0]
+    for key in ("reward", "grad_norm", "loss", "entropy", "num_tokens"):
+        assert first[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["rollout", "update"])
+def test_one_rank_that_raises_ends_all(toys: Toys, phase: str) -> None:
+    config = toys.config(f"fail-{phase}")
+    faults = {"raise_in": {"phase": phase, "step": 2, "rank": 1}}
+    result = start_ranks(2, {"arguments": ["train", str(config)], "faults": faults})  # it has a deadline
+    assert result.returncode != 0
+    assert "injected fault" in result.stderr
