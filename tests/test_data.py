@@ -92,7 +92,13 @@ def test_epoch_counts_passes() -> None:
 def test_a_ledger_that_closes() -> None:
     ledger = Ledger(drawn=10, trained=6, skipped=Counter(all_right=1, all_wrong=2), failed=1)
     ledger.check()
-    assert dict(ledger.metrics()) == {"data/drawn": 10.0, "data/trained": 6.0, "data/skipped": 3.0}
+    assert dict(ledger.metrics()) == {
+        "data/drawn": 10.0,
+        "data/trained": 6.0,
+        "data/skipped": 3.0,
+        "data/skipped/all_right": 1.0,
+        "data/skipped/all_wrong": 2.0,
+    }
 
 
 @pytest.mark.parametrize("change", [{"drawn": 11}, {"trained": 7}, {"failed": 0}, {"skipped": Counter(all_right=1)}])

@@ -157,3 +157,10 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="already exists"):
         build_tiny_model(tmp_path)
+
+
+def test_weight_std_reaches_text_and_vision(tmp_path):
+    model = AutoModelForImageTextToText.from_pretrained(build_tiny_model(tmp_path / "wide", weight_std=0.08))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:  # thousands of normal draws each: their spread is within a few percent
+            assert parameter.std().item() == pytest.approx(0.08, rel=0.05), name

@@ -36,6 +36,7 @@ from vlm_rl.warm_start import Example, warm_start
 
 TEMPLATE = TEMPLATES["think_answer"]
 MAX_PROMPT_TOKENS, MAX_TOKENS = 160, 72
+WEIGHT_STD = 0.08  # about 1 / sqrt(128), the model's width
 WARM_BATCH = 8
 WARM_START = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
 RL_STEPS = 40
@@ -56,7 +57,9 @@ class ToyData:
 def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: str) -> dict[str, Any]:
     """Run it all; returns the controls with the accuracies before and after. The run lies in ``out``."""
     console, begun = make_console(), time.monotonic()
-    model = build_tiny_model(toy.folder / "tiny-model", seed=seed, tokenizer_texts=toy.tokenizer_texts)
+    model = build_tiny_model(
+        toy.folder / "tiny-model", seed=seed, tokenizer_texts=toy.tokenizer_texts, weight_std=WEIGHT_STD
+    )
     builder = PromptBuilder(model, template=TEMPLATE)
     warm = warm_start(
         toy.warm_examples,

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 
@@ -95,9 +95,10 @@ class TinySizes:
     vision_heads: int = 2
     vision_mlp: int = 128
     max_pixels: int = 1_003_520  # 1,280 visual tokens
+    weight_std: float = 0.02  # of every matrix; 1 / sqrt(hidden) learns in half the steps
 
 
-def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str] = (), **sizes: int) -> Path:
+def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str] = (), **sizes: Any) -> Path:
     """Write the model folder and return it. Equal arguments give equal files.
 
     `tokenizer_texts` trains the vocabulary (bytes remain underneath, so any text encodes); `sizes`
@@ -193,6 +194,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, shape: TinySizes) -> Qwen2_5_VLC
         "num_key_value_heads": shape.kv_heads,
         "max_position_embeddings": shape.context,
         "tie_word_embeddings": True,
+        "initializer_range": shape.weight_std,
         "use_sliding_window": False,
         "rope_parameters": {
             "rope_type": "default",
@@ -209,6 +211,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, shape: TinySizes) -> Qwen2_5_VLC
         "intermediate_size": shape.vision_mlp,
         "num_heads": shape.vision_heads,
         "out_hidden_size": shape.hidden,
+        "initializer_range": shape.weight_std,
         "fullatt_block_indexes": [shape.vision_layers - 1],
     }
     return Qwen2_5_VLConfig(
