@@ -13,7 +13,7 @@ A group over the token budget splits into rows that repeat the prompt; a respons
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -26,16 +26,12 @@ from vlm_rl.types import Prompt, Rollout
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
 
 
-class _OnDevice:
-    """Frozen dataclasses of tensors that move as one."""
-
-    def to(self, device: torch.device | str) -> Self:
-        return replace(self, **{f.name: _move(getattr(self, f.name), device) for f in fields(self)})  # type: ignore
-
-
 def _move(value: Any, device: torch.device | str) -> Any:
-    if isinstance(value, Tensor | _OnDevice):
+    """The value with every tensor in it on the device, however deep it lies."""
+    if isinstance(value, Tensor):
         return value.to(device)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _move(getattr(value, f.name), device) for f in fields(value)})
     if isinstance(value, tuple):
         return tuple(_move(item, device) for item in value)
     if isinstance(value, Mapping):
@@ -44,7 +40,7 @@ def _move(value: Any, device: torch.device | str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block(_OnDevice):
+class Block:
     """Prompts of one length, b of them, and their n responses: what attention computes in one go.
 
     Every index points into the row. Padding stands after the real tokens of a response, where the
@@ -58,7 +54,7 @@ class Block(_OnDevice):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout(_OnDevice):
+class Layout:
     """Which tokens of a row may see which, said twice: a parameter of vlm_rl.attention.
 
     ``blocks`` gather and pad, for any device; ``cuts`` slice the row, for the CPU.
@@ -70,7 +66,7 @@ class Layout(_OnDevice):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedRow(_OnDevice):
+class PackedRow:
     """One micro-batch: a row of tokens for the model and, for the loss, K of them that are responses."""
 
     ids_T: Tensor
@@ -82,6 +78,10 @@ class PackedRow(_OnDevice):
     loss: LossInputs
     owners_n: tuple[tuple[int, int], ...]  # (group, response) of each response, as the plan numbers them
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
+
+    def to(self, device: torch.device | str) -> Self:
+        """The row with everything in it on the device."""
+        return _move(self, device)
 
 
 @dataclass(frozen=True, slots=True)
