@@ -221,7 +221,7 @@ def test_an_evaluation_counts_once_its_summary_is_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b"])
 def test_a_benchmark_is_a_plain_name(run, name):
-    with pytest.raises(UserError, match="benchmark name"):
+    with pytest.raises(UserError, match="cannot be stored under the name"):
         run.write_eval(name, 0, [], {})
     assert not (run.path / "eval").exists()
 
