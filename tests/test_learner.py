@@ -222,3 +222,13 @@ def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(found) -> None:
     case = found["aborts"]
     assert set(case["tries"]) == {5}
     assert "2 optimizer steps in a row" in case["error"]
+
+
+def test_deepspeed_compiles_nothing_at_its_start() -> None:
+    """Its build of a shared-memory operator waits for ever on the lock of a build that was killed."""
+    from vlm_rl.learner import _import_deepspeed
+
+    _import_deepspeed()
+    from deepspeed.comm.torch import build_shm_op
+
+    assert build_shm_op() is None

@@ -9,14 +9,13 @@ The only module that imports deepspeed.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -156,10 +155,9 @@ class Learner:
         self._optimizer = optimizer
         # Any: DeepSpeed's annotations name every optimizer it knows and none of what they share
         initialize: Any = deepspeed.initialize
-        with redirect_stdout(io.StringIO()):  # it prints which of its operators it has built
-            self.engine: Any = initialize(
-                model=policy, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
-            )[0]
+        self.engine: Any = initialize(
+            model=policy, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
+        )[0]
         self.device: torch.device = self.engine.device
 
     def _make_optimizer(self, parameters: list[torch.nn.Parameter]) -> _Gated:
@@ -272,13 +270,18 @@ class Learner:
 
 
 def _import_deepspeed() -> ModuleType:
-    """deepspeed, told which device it has, and without the notices that it prints on every start."""
+    """deepspeed, told which device it has, compiling nothing, and without the notices of every start.
+
+    On a CPU it would build a shared-memory all-reduce, behind a lock file that a process killed meanwhile
+    leaves behind: every later start then waits for it for ever. torch's own gloo does the same work.
+    """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     import deepspeed
 
+    deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the import sets it back
     return deepspeed
 
