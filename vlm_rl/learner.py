@@ -9,14 +9,13 @@ The only module that imports deepspeed.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +31,7 @@ from vlm_rl.packing import PackedRow
 from vlm_rl.policy import Policy
 from vlm_rl.ranks import all_reduce_sums, barrier, rank, world_size
 
-LossFunction = Callable[[Tensor, LossInputs], tuple[Tensor, Mapping[str, Tensor]]]
+LossFunction = Callable[[Tensor, Tensor, LossInputs], tuple[Tensor, Mapping[str, Tensor]]]  # log-probs, entropies
 
 SPIKE_FACTOR, SPIKE_WINDOW = 1e6, 20
 STATE_TAG = "state"  # the name of DeepSpeed's folder inside the checkpoint's learner/
@@ -61,8 +60,9 @@ class GradientGuard:
     last SPIKE_WINDOW good ones leave the weights bit-unchanged.
     """
 
-    def __init__(self, *, grad_clip: float, max_skipped_in_a_row: int) -> None:
+    def __init__(self, *, grad_clip: float, max_skipped_in_a_row: int, fixed_norm: float | None = None) -> None:
         self.grad_clip = grad_clip
+        self.fixed_norm = fixed_norm
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self.history: deque[float] = deque(maxlen=SPIKE_WINDOW)
         self.num_skipped = 0
@@ -74,7 +74,9 @@ class GradientGuard:
         return not self.history or norm <= SPIKE_FACTOR * statistics.median(self.history)
 
     def scale(self, norm: float) -> float:
-        """Factor that brings the global norm to at most grad_clip."""
+        """Factor that brings the global norm to at most grad_clip, or to fixed_norm where that is set."""
+        if self.fixed_norm is not None:
+            return self.fixed_norm / norm if norm > 0 else 1.0
         return min(1.0, self.grad_clip / (norm + 1e-6))
 
     def record(self, norm: float, *, applied: bool) -> None:
@@ -133,6 +135,28 @@ class GatedSGD(_Gated, torch.optim.SGD):
     """Plain gradient descent behind the gate."""
 
 
+class Reference:
+    """A frozen policy for the KL term: sharded over the ranks under ZeRO 3, else in host memory until needed."""
+
+    def __init__(self, policy: Policy, *, zero_stage: int) -> None:
+        self.is_sharded = zero_stage == 3
+        policy.requires_grad_(False)
+        self.model: Any = policy.eval()
+        if self.is_sharded:
+            initialize: Any = _import_deepspeed().initialize
+            dtype = next(policy.parameters()).dtype
+            self.model = initialize(model=policy, config=deepspeed_block(TrainConfig(zero_stage=3), dtype))[0]
+
+    @contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        if self.is_sharded:
+            yield
+            return
+        self.model.to(device)
+        yield
+        self.model.to("cpu")
+
+
 class Learner:
     """Trains a policy. Every method is collective: all ranks call it, in the same order."""
 
@@ -143,7 +167,11 @@ class Learner:
         self.policy = policy
         self.total_optimizer_steps = total_optimizer_steps
         self.num_updates = 0  # optimizer steps tried; the policy's version
-        self.guard = GradientGuard(grad_clip=config.grad_clip, max_skipped_in_a_row=config.max_skipped_in_a_row)
+        self.guard = GradientGuard(
+            grad_clip=config.grad_clip,
+            max_skipped_in_a_row=config.max_skipped_in_a_row,
+            fixed_norm=config.fixed_grad_norm,
+        )
         self._decision: tuple[float, float | None] | None = None  # (norm, scale) of the step being made
         dtype = next(policy.parameters()).dtype
         if dtype == torch.bfloat16 and config.zero_stage == 0:
@@ -156,10 +184,9 @@ class Learner:
         self._optimizer = optimizer
         # Any: DeepSpeed's annotations name every optimizer it knows and none of what they share
         initialize: Any = deepspeed.initialize
-        with redirect_stdout(io.StringIO()):  # it prints which of its operators it has built
-            self.engine: Any = initialize(
-                model=policy, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
-            )[0]
+        self.engine: Any = initialize(
+            model=policy, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
+        )[0]
         self.device: torch.device = self.engine.device
 
     def _make_optimizer(self, parameters: list[torch.nn.Parameter]) -> _Gated:
@@ -179,13 +206,23 @@ class Learner:
             filled.append(replace(row, loss=replace(row.loss, old_logp_K=logp_K.to(row.target_K.device))))
         return filled
 
+    @torch.no_grad()
+    def with_reference_log_probs(self, rows: Sequence[PackedRow], reference: Reference) -> list[PackedRow]:
+        """The rows with the frozen reference's log-probs filled in."""
+        filled = []
+        with reference.on_device(self.device):
+            for row in rows:
+                logp_K, _ = reference.model(row.to(self.device))
+                filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
+        return filled
+
     def update(self, rows: Sequence[PackedRow], loss_function: LossFunction) -> UpdateResult:
         """One optimizer step over this rank's rows; all ranks give the same number of them."""
         totals: dict[str, Tensor] = {}
         for row in rows:
             row = row.to(self.device)
             logp_K, entropy_K = self.engine(row)
-            loss, sums = loss_function(logp_K, row.loss)
+            loss, sums = loss_function(logp_K, entropy_K, row.loss)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
             if not row.is_padding:
                 for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums}.items():
@@ -272,13 +309,18 @@ class Learner:
 
 
 def _import_deepspeed() -> ModuleType:
-    """deepspeed, told which device it has, and without the notices that it prints on every start."""
+    """deepspeed, told which device it has, compiling nothing, and without the notices of every start.
+
+    On a CPU it would build a shared-memory all-reduce, behind a lock file that a process killed meanwhile
+    leaves behind: every later start then waits for it for ever. torch's own gloo does the same work.
+    """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     import deepspeed
 
+    deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the import sets it back
     return deepspeed
 

@@ -20,7 +20,7 @@ import torch
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.answers import Grader
 from vlm_rl.checkpoint import commit, newest_verified, prune, saving
-from vlm_rl.config import Config
+from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
 from vlm_rl.data import (
     Ledger,
     PromptOrder,
@@ -32,7 +32,7 @@ from vlm_rl.data import (
 from vlm_rl.difficulty import Belief
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import evaluate
-from vlm_rl.learner import Learner
+from vlm_rl.learner import Learner, Reference
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.policy import Policy, load_model
 from vlm_rl.prompts import PromptBuilder
@@ -46,9 +46,6 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM after saving; run again with --resume
-
-# What a resumed run may change; everything else would make it another run.
-MUTABLE_KEYS = ("train.steps", "checkpoint.", "log.", "eval.", "rollout.max_gap", "train.max_skipped_in_a_row")
 
 
 class StoppedError(SystemExit):
@@ -100,6 +97,7 @@ class Session:
             self.policy.enable_checkpointing()
         mini_batches = -(-config.rollout.prompts_per_step // config.train.mini_batch_prompts)
         self.learner = Learner(self.policy, config.train, total_optimizer_steps=config.train.steps * mini_batches)
+        self.reference = self._load_reference(dtype) if config.algorithm.kl_coef else None
         self.sampler = make_sampler(
             config.rollout.sampler,
             model_path=str(model_path),
@@ -122,6 +120,7 @@ class Session:
         self.ledger = Ledger()
         self.belief = Belief()
         self.step = 0  # rollout steps finished
+        self.difficulty: dict[str, float] = {}  # HA-DW's weights of the last batch, as metrics
         if found:
             self._restore(*found)
         self.recorder = self._start_run(resume)
@@ -136,7 +135,7 @@ class Session:
             self.run.refuse_existing()  # before the model is loaded, which may take minutes
             return None
         previous = self.run.open().config()
-        changed = _changed_keys(previous.model_dump(), self.config.model_dump())
+        changed = changed_keys(previous.model_dump(), self.config.model_dump())
         forbidden = [key for key in changed if not key.startswith(MUTABLE_KEYS)]
         if forbidden:
             raise UserError(
@@ -162,6 +161,16 @@ class Session:
         if name == "auto":
             name = "float32" if self.device.type == "cpu" else "bfloat16"
         return getattr(torch, name)
+
+    def _load_reference(self, dtype: torch.dtype) -> Reference:
+        """The model that the run began with: on a resume too, where the policy comes from a checkpoint."""
+        check_model_folder(Path(self.config.model.path))
+        policy = Policy(
+            load_model(self.config.model.path, dtype=dtype),
+            banned_ids=self.builder.banned_ids,
+            temperature=self.config.rollout.temperature,
+        )
+        return Reference(policy, zero_stage=self.config.train.zero_stage)
 
     def _check_context(self) -> None:
         context = self.policy.model.config.get_text_config().max_position_embeddings
@@ -265,6 +274,8 @@ class Session:
             "clip_low": a.clip_low,
             "clip_high": a.clip_high,
             "cap": self.config.algorithm.correction_cap,
+            "kl_coef": self.config.algorithm.kl_coef,
+            "entropy_coef": self.config.algorithm.entropy_coef,
         }
 
     @property
@@ -366,17 +377,6 @@ class Timings:
     def metrics(self) -> dict[str, float]:
         parts = {f"timing/{name}": seconds for name, seconds in self.seconds.items()}
         return parts | {"step_time": time.perf_counter() - self.start}
-
-
-def _changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted({*old, *new})
-        return [
-            key
-            for name in keys
-            for key in _changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
-        ]
-    return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
 
 
 def _lookup(tree: Any, path: str) -> Any:
