@@ -228,7 +228,7 @@ def loss_of(logp_K: Any, inputs: Any) -> Any:
     from vlm_rl.losses import policy_loss
 
     settings = {"ratio": "sequence", "surrogate": "clip", "clip_low": 2e-3, "clip_high": 2.5e-3, "cap": 2.0}
-    return policy_loss(logp_K, inputs, **settings)[0]
+    return policy_loss(logp_K, logp_K, inputs, **settings)[0]
 
 
 def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vlm_rl.runs import RunDirectory
 
-PHASES = ("rollout", "reward", "old_logprobs", "update", "sync", "save")
+PHASES = ("rollout", "reward", "old_logprobs", "reference_logprobs", "update", "sync", "diagnostics", "save")
 TOY_STEPS = 5
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -53,6 +53,20 @@ FORCED_SCAN = "<think> a1"
 accuracy that this gives before any reinforcement is what the model can see already."""
 
 
+class Question(Protocol):
+    """What the files of a split need to know of a problem."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+
+
+P = TypeVar("P", bound=Question)
+
+
 @dataclass(frozen=True, slots=True)
 class ToyProblem:
     """One picture and its question, before it is drawn."""
@@ -74,7 +88,7 @@ def make_problems(count: int, *, seed: int, split: str) -> list[ToyProblem]:
     seeds and sizes, nothing held out is ever trained on.
     """
     return [
-        _draw_problem(_rng(seed, split, index), problem_id=f"Toy-{split}-{index}", held_out=split == "heldout")
+        _draw_problem(keyed_rng(seed, split, index), problem_id=f"Toy-{split}-{index}", held_out=split == "heldout")
         for index in range(count)
     ]
 
@@ -86,7 +100,7 @@ def is_held_out(cells: Sequence[str], target: str) -> bool:
 
 def render(problem: ToyProblem, *, seed: int) -> Image.Image:
     """Draw the 84 x 84 RGB picture: per square a margin of 2-5 px on each side and a jitter of +-15 in colour."""
-    rng = _rng(seed, problem.id, 0)
+    rng = keyed_rng(seed, problem.id, 0)
     pixels = np.full((3 * CELL_SIDE, 3 * CELL_SIDE, 3), 255, dtype=np.uint8)
     for index, colour in enumerate(problem.cells):
         top, left = (CELL_SIDE * part for part in divmod(index, 3))
@@ -131,37 +145,58 @@ def tokenizer_texts(*, repeats: int = 20) -> list[str]:
 def write_toy(
     out: Path, *, seed: int, train: int = 2048, heldout: int = 256, warm: int = 4096, mixture: int = 2560
 ) -> Path:
-    """Write the three splits and the traces below `out`, which must not exist yet.
+    """Write the three splits and the traces below `out`, which must not exist yet."""
+    counts = {"train": train, "heldout": heldout, "warm": warm}
+    splits = {split: make_problems(count, seed=seed, split=split) for split, count in counts.items()}
+    lines = trace_lines(splits["warm"], trace, MIXTURE, clean="full", seed=seed, mixture=mixture)
+    return write_splits(out, splits, lines, render, seed=seed)
 
-    traces.jsonl holds, per line, {"id", "phase", "style", "response"}: one clean full scan for each
-    warm problem, then `mixture` traces in the proportions of MIXTURE.
-    """
+
+def write_splits(
+    out: Path,
+    splits: Mapping[str, Sequence[P]],
+    lines: Sequence[Mapping[str, str]],
+    draw: Callable[..., Image.Image],
+    *,
+    seed: int,
+) -> Path:
+    """Write each split in ViRL39K's layout, and `lines` as warm/traces.jsonl; whole or not at all."""
     out = Path(out)
     if out.exists():
         raise UserError(f"{out}: already exists; choose another folder or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         work = Path(name) / "toy"
-        for split, count in (("train", train), ("heldout", heldout)):
-            _write_split(work / split, make_problems(count, seed=seed, split=split), seed=seed)
-        warming = make_problems(warm, seed=seed, split="warm")
-        _write_split(work / "warm", warming, seed=seed)
-        lines = [json.dumps(line) for line in trace_lines(warming, seed=seed, mixture=mixture)]
-        (work / "warm" / "traces.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for split, problems in splits.items():
+            _write_split(work / split, problems, draw, seed=seed)
+        text = "\n".join(json.dumps(line) for line in lines) + "\n"
+        (work / "warm" / "traces.jsonl").write_text(text, encoding="utf-8")
         work.rename(out)
     return out
 
 
-def trace_lines(problems: Sequence[ToyProblem], *, seed: int, mixture: int) -> list[dict[str, str]]:
-    """The rows of traces.jsonl: phase "clean" first, then phase "mixture"."""
-    rng = _rng(seed, "traces", 0)
-    lines = [{"id": p.id, "phase": "clean", "style": "full", "response": trace(p, "full", rng)} for p in problems]
-    styles = rng.choice(len(MIXTURE), size=mixture, p=list(MIXTURE.values()))
+def trace_lines(
+    problems: Sequence[P],
+    write: Callable[[P, Any, np.random.Generator], str],
+    styles: Mapping[Any, float],
+    *,
+    clean: str,
+    seed: int,
+    mixture: int,
+) -> list[dict[str, str]]:
+    """The rows of traces.jsonl, {"id", "phase", "style", "response"}.
+
+    Phase "clean": one trace of the style `clean` for each problem. Phase "mixture": `mixture` traces of
+    problems drawn at random, their styles in the proportions of `styles`.
+    """
+    rng = keyed_rng(seed, "traces", 0)
+    lines = [{"id": p.id, "phase": "clean", "style": clean, "response": write(p, clean, rng)} for p in problems]
+    drawn = rng.choice(len(styles), size=mixture, p=list(styles.values()))
     chosen = rng.integers(0, len(problems), size=mixture)
-    names = list(MIXTURE)
-    for style, index in zip(styles, chosen, strict=True):
+    names = list(styles)
+    for style, index in zip(drawn, chosen, strict=True):
         problem, name = problems[index], names[style]
-        text = trace(problem, name, rng)
+        text = write(problem, name, rng)
         lines.append({"id": problem.id, "phase": "mixture", "style": name, "response": text})
     return lines
 
@@ -208,7 +243,7 @@ def _broken(problem: ToyProblem, rng: np.random.Generator) -> str:
     )[rng.integers(4)]
 
 
-def _write_split(folder: Path, problems: Sequence[ToyProblem], *, seed: int) -> None:
+def _write_split(folder: Path, problems: Sequence[Question], draw: Callable[..., Image.Image], *, seed: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -216,7 +251,7 @@ def _write_split(folder: Path, problems: Sequence[ToyProblem], *, seed: int) -> 
     rows = []
     for problem in problems:
         name = f"images/{problem.id}-0.png"
-        (folder / name).write_bytes(encode_png(render(problem, seed=seed)))
+        (folder / name).write_bytes(encode_png(draw(problem, seed=seed)))
         rows.append(
             {
                 "question": problem.question,
@@ -232,7 +267,7 @@ def _write_split(folder: Path, problems: Sequence[ToyProblem], *, seed: int) -> 
     pq.write_table(pa.Table.from_pylist(rows), folder / "39Krelease.parquet")
 
 
-def _rng(seed: int, *key: str | int) -> np.random.Generator:
+def keyed_rng(seed: int, *key: str | int) -> np.random.Generator:
     """A generator of its own for every (seed, key): splits cannot share noise."""
     digest = hashlib.blake2b(repr((seed, *key)).encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))

@@ -77,6 +77,13 @@ def padded_logps(
     reference: torch.nn.Module, groups: Sequence[TrainGroup], *, banned: Sequence[int] = (), temperature: float = 1.0
 ) -> list[list[Tensor]]:
     """Log-probs of every response of every group, with gradient, one padded row per response."""
+    return padded_scores(reference, groups, banned=banned, temperature=temperature)[0]
+
+
+def padded_scores(
+    reference: torch.nn.Module, groups: Sequence[TrainGroup], *, banned: Sequence[int] = (), temperature: float = 1.0
+) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Log-probs and entropies of the tokens of every response of every group."""
     rows = [(g.prompt, rollout.ids) for g in groups for rollout in g.rollouts]
     longest = max(len(p.ids) + len(ids) for p, ids in rows)
     input_ids = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -99,10 +106,16 @@ def padded_logps(
     logits = logits / temperature
     logits[..., list(banned)] = float("-inf")
     logp = torch.log_softmax(logits, dim=-1)
-    flat = []
+    allowed = np.setdiff1d(np.arange(logp.shape[-1]), np.array(banned, dtype=int))
+    logps, entropies = [], []
     for row, (prompt, ids) in enumerate(rows):
         first = len(prompt.ids) - 1  # the position that predicts the first response token
-        targets = torch.from_numpy(ids.astype(np.int64))[:, None]
-        flat.append(logp[row, first : first + len(ids)].gather(1, targets)[:, 0])
+        own = logp[row, first : first + len(ids)]
+        logps.append(own.gather(1, torch.from_numpy(ids.astype(np.int64))[:, None])[:, 0])
+        entropies.append(-(own[:, allowed].exp() * own[:, allowed]).sum(-1))
+    return _by_group(logps, groups), _by_group(entropies, groups)
+
+
+def _by_group(flat: Sequence[Tensor], groups: Sequence[TrainGroup]) -> list[list[Tensor]]:
     values = iter(flat)
-    return [[next(values) for _ in g.rollouts] for g in groups]
+    return [[next(values) for _ in group.rollouts] for group in groups]

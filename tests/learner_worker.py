@@ -15,14 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from groups import make_prompt, noise_image, random_group
 from torch import Tensor
 
 from vlm_rl import policy as policy_module
+from vlm_rl.advantages import compute_advantages
+from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
-from vlm_rl.learner import GuardAbortError, Learner, UpdateResult
-from vlm_rl.losses import LossInputs, policy_loss
+from vlm_rl.difficulty import Belief, difficulty_weights
+from vlm_rl.learner import GuardAbortError, Learner, Reference, UpdateResult
+from vlm_rl.losses import LossInputs, policy_loss, token_weights
 from vlm_rl.packing import Chunk, PackedRow, TrainGroup, pack_row, plan_rows
 from vlm_rl.policy import Policy, load_model
 from vlm_rl.prompts import rope_positions
@@ -61,7 +65,9 @@ class Case:
         self, model: Path, stage: int, *, freeze_vision: bool = False, checkpointing: bool = False, **config: Any
     ) -> None:
         network = load_model(model, dtype=torch.float32)
-        self.policy = Policy(network, banned_ids=banned_ids(network.config), temperature=TEMPERATURE)
+        self.model = model
+        self.policy_bans = banned_ids(network.config)
+        self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
         if freeze_vision:
             self.policy.freeze_vision()
         if checkpointing:
@@ -77,7 +83,9 @@ class Case:
     def delta(self) -> dict[str, Tensor]:
         return {name: tensor - self.start[name] for name, tensor in self.weights().items()}
 
-    def rows(self, *, budget: int = 90, groups: Sequence[TrainGroup] | None = None) -> list[PackedRow]:
+    def rows(
+        self, *, budget: int = 90, groups: Sequence[TrainGroup] | None = None, mean_weight: float = 0.0
+    ) -> list[PackedRow]:
         """This rank's rows."""
         chosen = self.groups if groups is None else groups
         plan = plan_rows(
@@ -86,7 +94,7 @@ class Case:
             budget=budget,
             num_ranks=world_size(),
         )
-        return self.pack(plan[rank()], chosen)
+        return self.pack(plan[rank()], chosen, mean_weight)
 
     def unequal_rows(self) -> list[PackedRow]:
         """In its first row rank 0 has text only while the other rank has images; then the other way round."""
@@ -96,9 +104,11 @@ class Case:
         mine = plan[rank()] if world_size() == 2 else plan[0] + plan[1]
         return self.pack(mine, self.groups)
 
-    def pack(self, plan: Sequence[Sequence[Chunk]], groups: Sequence[TrainGroup]) -> list[PackedRow]:
+    def pack(
+        self, plan: Sequence[Sequence[Chunk]], groups: Sequence[TrainGroup], mean_weight: float = 0.0
+    ) -> list[PackedRow]:
         positions = partial(rope_positions, self.policy.model)
-        return [pack_row(groups, chunks, positions) for chunks in plan]
+        return [pack_row(groups, chunks, positions, mean_weight=mean_weight) for chunks in plan]
 
     def train(self, rows: Sequence[PackedRow], steps: int = STEPS) -> list[UpdateResult]:
         return [self.learner.update(rows, loss_function) for _ in range(steps)]
@@ -196,9 +206,11 @@ def one_group(model: Path, stage: int) -> dict[str, Any]:
     return trained(case, case.rows(groups=[group]))
 
 
-def poisoned(factor: float, logp_K: Tensor, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+def poisoned(
+    factor: float, logp_K: Tensor, entropy_K: Tensor, inputs: LossInputs
+) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss times a factor, on the last rank only: the others learn of it from the global norm alone."""
-    loss, sums = loss_function(logp_K, inputs)
+    loss, sums = loss_function(logp_K, entropy_K, inputs)
     return (loss * factor if rank() == world_size() - 1 else loss), sums
 
 
@@ -245,6 +257,132 @@ def aborts(model: Path, stage: int) -> dict[str, Any]:
     return {"tries": all_gather(tries), "error": ""}
 
 
+# -- every algorithm -------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"algorithm": name} for name in ALGORITHMS},
+    "luspo+hadw": {"algorithm": "luspo", "hadw": True},
+    "ba+hadw": {"algorithm": "ba", "hadw": True},
+    "gspo+kl+entropy": {"algorithm": "gspo", "kl_coef": 0.2, "entropy_coef": 0.1},
+    "grpo+frozen": {"algorithm": "grpo", "freeze_vision": True},
+}
+BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
+MAX_TOKENS = 16
+GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient
+
+
+def every_algorithm(model: Path, stage: int) -> dict[str, Any]:
+    """The gradient of each rule from rows of each budget, groups in another order each time."""
+    return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
+
+
+def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
+    """A cut through it: the longest and the shortest rows, rules that share no factor."""
+    names = ("luspo+hadw", "ba", "gspo+kl+entropy")
+    return {name: _gradients(model, stage, (BUDGETS[0], BUDGETS[-1]), **VARIANTS[name]) for name in names}
+
+
+def _gradients(
+    model: Path,
+    stage: int,
+    budgets: Sequence[int],
+    *,
+    algorithm: str,
+    hadw: bool = False,
+    freeze_vision: bool = False,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
+) -> dict[str, Any]:
+    rule = ALGORITHMS[algorithm]
+    factors = {key: getattr(rule, key) for key in ("ratio", "surrogate", "clip_low", "clip_high")}
+    loss = partial(policy_loss, **factors, cap=2.0, kl_coef=kl_coef, entropy_coef=entropy_coef)
+    deltas: list[dict[str, Tensor]] = []
+    counts: list[int] = []
+    for turn, budget in enumerate(budgets):
+        case = Case(model, stage, freeze_vision=freeze_vision, lr=GRADIENT_LR)
+        groups = weighed(case, rule, hadw=hadw)
+        groups = groups[turn:] + groups[:turn]
+        mean_weight = 1 / sum(len(rollout.ids) for group in groups for rollout in group.rollouts)
+        rows = case.rows(budget=budget, groups=groups, mean_weight=mean_weight)
+        if kl_coef:
+            rows = case.learner.with_reference_log_probs(rows, perturbed_reference(model, stage))
+        result = case.learner.update(rows, loss)
+        assert result.applied
+        deltas.append(case.delta())
+        counts.append(len(rows))
+    first = deltas[0]
+    gaps = [norm_of({name: other[name] - first[name] for name in first}) / norm_of(first) for other in deltas]
+    return {
+        "gradient": {name: -delta / GRADIENT_LR for name, delta in first.items()},
+        "loss": result.loss,
+        "gaps": gaps,
+        "rows": counts,
+    }
+
+
+def weighed(case: Case, rule: Algorithm, *, hadw: bool) -> list[TrainGroup]:
+    return weigh(case.groups, plain_log_probs(case), rule, hadw=hadw)
+
+
+def weigh(
+    groups: Sequence[TrainGroup], logps: Sequence[Sequence[np.ndarray]], rule: Algorithm, *, hadw: bool
+) -> list[TrainGroup]:
+    """The groups with the rule's advantages and weights, and old log-probs on both sides of its clip bounds."""
+    rng = np.random.default_rng(5)
+    rewards_PG = rng.choice([0.0, 0.5, 1.5], size=(len(groups), 4))
+    rewards_PG[1] = 1.5  # nothing to learn from
+    advantages_PG = compute_advantages(rule.advantage, rewards_PG)
+    if hadw:
+        belief = Belief(ability=0.4)
+        advantages_PG *= difficulty_weights(advantages_PG, (rewards_PG > 1).mean(axis=1), belief, scale=1.3)
+    lengths_PG = np.array([[len(rollout.ids) for rollout in group.rollouts] for group in groups])
+    weights_PG = token_weights(rule.aggregation, lengths_PG, advantages_PG, max_tokens=MAX_TOKENS)
+    spread = 0.2 if rule.ratio == "token" else 2e-3
+    return [
+        TrainGroup(
+            group.prompt,
+            group.rollouts,
+            advantages_G,
+            weights_G,
+            [logp + rng.normal(0, spread, len(logp)) for logp in logps[index]],
+            use_correction=False,
+        )
+        for index, (group, advantages_G, weights_G) in enumerate(zip(groups, advantages_PG, weights_PG, strict=True))
+    ]
+
+
+def plain_log_probs(case: Case) -> list[list[np.ndarray]]:
+    """Of every response under the starting weights, on every rank, without DeepSpeed."""
+    if not _PLAIN:
+        policy = Policy(
+            load_model(case.model, dtype=torch.float32), banned_ids=case.policy_bans, temperature=TEMPERATURE
+        )
+        for index in range(len(case.groups)):
+            (row,) = case.pack([[Chunk(index, (0, 1, 2, 3))]], case.groups)
+            with torch.no_grad():
+                logp_K, _ = policy(row)
+            _PLAIN.append([part.numpy() for part in logp_K.split(row.loss.lengths_n.tolist())])
+    return _PLAIN
+
+
+_PLAIN: list[list[np.ndarray]] = []
+
+
+def perturb(network: torch.nn.Module) -> None:
+    """Make it another policy than the one that is trained, the same on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+
+
+def perturbed_reference(model: Path, stage: int) -> Reference:
+    network = load_model(model, dtype=torch.float32)
+    perturb(network)
+    policy = Policy(network, banned_ids=banned_ids(network.config), temperature=TEMPERATURE)
+    return Reference(policy, zero_stage=stage)
+
+
 def norm_of(tensors: Mapping[str, Tensor]) -> float:
     return sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()) ** 0.5
 
@@ -263,6 +401,8 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "one_group": one_group,
     "guarded": guarded,
     "aborts": aborts,
+    "some_algorithms": some_algorithms,
+    "every_algorithm": every_algorithm,
 }
 
 

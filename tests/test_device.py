@@ -71,16 +71,16 @@ def test_the_loss_stays_on_its_device(row: PackedRow, ratio: str, surrogate: str
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = row.to("cuda").loss
         logp_K = torch.empty(len(row.target_K), device="cuda")
-        loss, sums = policy_loss(logp_K, inputs, ratio=ratio, surrogate=surrogate, **OPTIONS)
+        loss, sums = policy_loss(logp_K, logp_K, inputs, ratio=ratio, surrogate=surrogate, **OPTIONS)
         assert {loss.device.type, *(value.device.type for value in sums.values())} == {"cuda"}
-        assert supervised_loss(logp_K, inputs)[0].device.type == "cuda"
+        assert supervised_loss(logp_K, logp_K, inputs)[0].device.type == "cuda"
 
 
 def test_a_row_left_behind_is_refused(row: PackedRow) -> None:
     """Else the tests of this file could not fail."""
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(RuntimeError, match="device"):
         logp_K = torch.empty(len(row.target_K), device="cuda")
-        policy_loss(logp_K, row.loss, ratio="token", surrogate="clip", **OPTIONS)
+        policy_loss(logp_K, logp_K, row.loss, ratio="token", surrogate="clip", **OPTIONS)
 
 
 def test_attention_and_head_stay_on_their_device(row: PackedRow) -> None:

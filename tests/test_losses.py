@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from torch import Tensor
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.losses import AGGREGATIONS, LossInputs, correction_weights, policy_loss, token_weights
+from vlm_rl.losses import AGGREGATIONS, LossInputs, correction_weights, kl_estimate, policy_loss, token_weights
 
 L_MAX = 50
 
 
-def equations(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray) -> Tensor:
+def equations(
+    name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray, *, max_tokens: int = L_MAX
+) -> Tensor:
     """The aggregation of terms[group][response][token], written as the papers write it."""
     flat = [response for group in terms for response in group]
     num = len(flat)
@@ -30,7 +34,7 @@ def equations(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray
     if name == "length_weighted":
         return sum((sum(r, zero) for r in flat), zero) / num
     if name == "constant":
-        return sum((sum(r, zero) for r in flat), zero) / (num * L_MAX)
+        return sum((sum(r, zero) for r in flat), zero) / (num * max_tokens)
     assert name == "balanced"
     total = zero
     for group, row in zip(terms, advantages, strict=True):
@@ -116,15 +120,17 @@ def run(
         "cap": 2.0,
         **change,
     }
-    loss, _ = policy_loss(logp, inputs(lengths, advantages, weights, old), **options)
+    loss, _ = policy_loss(logp, torch.zeros_like(logp), inputs(lengths, advantages, weights, old), **options)
     (gradient,) = torch.autograd.grad(loss, logp)
     return float(loss.detach()), gradient
 
 
+TOKEN_CLIP: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "clip_low": 0.2, "clip_high": 0.2, "cap": 2.0}
 LENGTHS, ADVANTAGES = [2, 3, 1, 4], [1.2, -0.4, 0.5, -1.3]
 GENERATOR = torch.Generator().manual_seed(0)
 LOGP = torch.randn(10, generator=GENERATOR, dtype=torch.float64) * 0.05 - 1
 OLD = LOGP - torch.randn(10, generator=GENERATOR, dtype=torch.float64) * 1e-4
+ENTROPY = torch.rand(10, generator=GENERATOR, dtype=torch.float64)
 
 
 def per_response(values: Tensor) -> list[Tensor]:
@@ -143,7 +149,7 @@ def test_token_clip_by_hand() -> None:
 def test_clip_counts_by_hand() -> None:
     logp = torch.tensor([1.5, 1.5, 0.5, 0.5], dtype=torch.float64).log()
     data = inputs([1] * 4, [1.0, -1.0, 1.0, -1.0], np.full(4, 0.25), torch.zeros(4, dtype=torch.float64))
-    _, sums = policy_loss(logp, data, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
+    _, sums = policy_loss(logp, torch.zeros_like(logp), data, **TOKEN_CLIP)
     assert (int(sums["tokens"]), int(sums["clipped_low"]), int(sums["clipped_high"])) == (4, 1, 1)
 
 
@@ -292,15 +298,55 @@ def test_correction_by_hand() -> None:
 def test_the_correction_scales_terms_and_carries_no_gradient() -> None:
     logp = LOGP.clone().requires_grad_()
     weights = np.full(4, 0.1)
-    options = {"ratio": "token", "surrogate": "clip", "clip_low": 0.2, "clip_high": 0.2, "cap": 2.0}
     data = inputs(LENGTHS, ADVANTAGES, weights, OLD, OLD - 0.25)
-    loss, sums = policy_loss(logp, data, **options)
-    plain, _ = policy_loss(logp, inputs(LENGTHS, ADVANTAGES, weights, OLD), **options)
+    loss, sums = policy_loss(logp, ENTROPY, data, **TOKEN_CLIP)
+    plain, _ = policy_loss(logp, ENTROPY, inputs(LENGTHS, ADVANTAGES, weights, OLD), **TOKEN_CLIP)
     assert float(loss.detach()) == pytest.approx(float(plain.detach()) * np.exp(0.25), rel=1e-12)
     assert float(sums["gap"]) == pytest.approx(10 * 0.25)
     (a,) = torch.autograd.grad(loss, logp)
     (b,) = torch.autograd.grad(plain, logp)
     torch.testing.assert_close(a, b * float(np.exp(0.25)), rtol=1e-10, atol=0)
+
+
+def test_kl_estimate_by_hand() -> None:
+    # lp = ln .5, lp_ref = ln .25: k3 = .5 + ln 2 - 1 = .193147, and its gradient 1 - .5
+    logp = torch.tensor([0.5], dtype=torch.float64).log().requires_grad_()
+    value = kl_estimate(logp, torch.tensor([0.25], dtype=torch.float64).log())
+    assert float(value.detach()) == pytest.approx(0.5 + np.log(2) - 1)
+    (gradient,) = torch.autograd.grad(value, logp)
+    assert float(gradient) == pytest.approx(0.5)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)), min_size=2, max_size=6))
+def test_kl_estimate_is_unbiased(weights: list[tuple[float, float]]) -> None:
+    """Its mean over the policy's own tokens is sum p log(p / q), the divergence itself."""
+    p, q = (column / column.sum() for column in torch.tensor(weights, dtype=torch.float64).T)
+    estimate = kl_estimate(p.log(), q.log())
+    assert (estimate >= -1e-15).all()
+    assert float((p * estimate).sum()) == pytest.approx(float((p * (p / q).log()).sum()), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_kl_and_entropy_are_token_means_under_every_rule(name: str) -> None:
+    """loss + .3 (1/10) sum k3 - .2 (1/10) sum H, also where a response has A = 0 or a longer one weighs more."""
+    algorithm, advantages = ALGORITHMS[name], [1.2, 0.0, 0.5, -1.3]
+    weights = token_weights(algorithm.aggregation, np.array([LENGTHS]), np.array([advantages]), max_tokens=L_MAX)
+    factors = {key: getattr(algorithm, key) for key in ("ratio", "surrogate", "clip_low", "clip_high")}
+    plain = inputs(LENGTHS, advantages, weights, OLD)
+    reference = LOGP + 0.1
+    full = replace(plain, reference_logp_K=reference, mean_weight=torch.tensor(1 / 10, dtype=torch.float64))
+    logp, entropy = LOGP.clone().requires_grad_(), ENTROPY.clone().requires_grad_()
+    base, _ = policy_loss(logp, entropy, plain, **factors, cap=2.0)
+    loss, sums = policy_loss(logp, entropy, full, **factors, cap=2.0, kl_coef=0.3, entropy_coef=0.2)
+    k3 = np.exp(0.1) - 0.1 - 1  # of every token
+    expected = float(base.detach()) + 0.3 * k3 - 0.2 * float(ENTROPY.mean())
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-12)
+    assert float(sums["kl"]) == pytest.approx(10 * k3)
+    assert float(sums["policy_loss"]) == pytest.approx(float(base.detach()))
+    (by_logp, by_entropy) = torch.autograd.grad(loss, (logp, entropy))
+    (alone,) = torch.autograd.grad(base, logp)
+    torch.testing.assert_close(by_logp, alone + 0.3 / 10 * (1 - np.exp(0.1)), rtol=1e-10, atol=1e-15)
+    torch.testing.assert_close(by_entropy, torch.full_like(ENTROPY, -0.02))
 
 
 def test_on_policy_log_probs_may_be_left_out() -> None:

@@ -116,8 +116,12 @@ def test_chunked_head_equals_the_whole_matrix(tiny_model: Path, banned: list[int
     def run() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         policy.zero_grad()
         logp_K, entropy_K = policy(row)
-        logp_K.sum().backward()
-        return logp_K.detach(), entropy_K, [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+        (logp_K.sum() + 0.3 * entropy_K.square().sum()).backward()
+        return (
+            logp_K.detach(),
+            entropy_K.detach(),
+            [p.grad.clone() for p in policy.parameters() if p.grad is not None],
+        )
 
     whole = run()
     monkeypatch.setattr(policy_module, "MAX_LOGITS", 5 * vocabulary)  # 22 tokens in chunks of 5
@@ -126,6 +130,22 @@ def test_chunked_head_equals_the_whole_matrix(tiny_model: Path, banned: list[int
     torch.testing.assert_close(chunked[1], whole[1])
     for a, b in zip(chunked[2], whole[2], strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm()  # single elements that nearly cancel differ by more
+
+
+def test_gradient_checkpointing_computes_every_layer_again(tiny_model: Path, banned: list[int]) -> None:
+    """transformers checkpoints in training mode only, and loads models in the other one."""
+    calls = {}
+    for checkpointing in (False, True):
+        policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=1.0)
+        if checkpointing:
+            policy.enable_checkpointing()
+        layer = policy.model.model.language_model.layers[0]
+        count = []
+        layer.mlp.register_forward_hook(lambda *_, count=count: count.append(1))
+        groups = groups_of("one_image", tiny_model, policy.model.config.text_config.vocab_size, banned)
+        packed_logps(policy, groups, one_row(groups))[0][0].sum().backward()
+        calls[checkpointing] = len(count)
+    assert calls == {False: 1, True: 2}
 
 
 def test_entropy_is_of_the_banned_and_tempered_distribution(tiny_model: Path, banned: list[int]) -> None:
@@ -138,6 +158,28 @@ def test_entropy_is_of_the_banned_and_tempered_distribution(tiny_model: Path, ba
     p = torch.softmax(logits[:, allowed], dim=-1)  # the ban is the same as the ids not being there
     torch.testing.assert_close(entropy_K.double(), -(p * p.log()).sum(-1), atol=1e-5, rtol=0)
     torch.testing.assert_close(logp_K.double(), p[torch.arange(6), target_K].log(), atol=1e-5, rtol=0)
+
+
+def test_gradients_of_log_probs_and_entropy(tiny_model: Path, banned: list[int]) -> None:
+    """Against autograd through the plain formulas, in float64, each alone and both together."""
+    policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=0.5)
+    hidden_KH = torch.randn(6, policy.model.config.text_config.hidden_size)
+    target_K = torch.tensor([0, 1, 2, 3, 4, 5])
+    allowed = [i for i in range(policy.head.weight.shape[0]) if i not in banned]
+    for by_logp, by_entropy in ((1.0, 0.0), (0.0, 1.0), (0.7, -0.4)):
+        ours = hidden_KH.clone().requires_grad_()
+        policy.head.weight.grad = None
+        logp_K, entropy_K = policy.head(ours, target_K)
+        terms = [f * v.sin().sum() for f, v in ((by_logp, logp_K), (by_entropy, entropy_K)) if f]
+        torch.stack(terms).sum().backward()
+        theirs = hidden_KH.double().requires_grad_()
+        weight = policy.head.weight.detach().double().requires_grad_()
+        logp = torch.log_softmax((theirs @ weight.T / 0.5)[:, allowed], dim=-1)
+        chosen = logp[torch.arange(6), [allowed.index(i) for i in target_K.tolist()]]
+        entropy = -(logp.exp() * logp).sum(-1)
+        (by_logp * chosen.sin().sum() + by_entropy * entropy.sin().sum()).backward()
+        for ours_grad, theirs_grad in ((ours.grad, theirs.grad), (policy.head.weight.grad, weight.grad)):
+            assert (ours_grad - theirs_grad).norm() <= 1e-5 * theirs_grad.norm()
 
 
 def test_a_text_row_reaches_the_vision_tower_with_zero_gradient(tiny_model: Path, banned: list[int]) -> None:

@@ -196,7 +196,7 @@ def test_traces_file_names_warm_problems_in_two_phases(folder):
 
 
 def test_mixture_has_its_proportions():
-    lines = trace_lines(PROBLEMS, seed=0, mixture=5000)[len(PROBLEMS) :]
+    lines = trace_lines(PROBLEMS, trace, MIXTURE, clean="full", seed=0, mixture=5000)[len(PROBLEMS) :]
     share = Counter(line["style"] for line in lines)
     # The widest standard deviation, at one half, is sqrt(.25 / 5000) = .007.
     for style, expected in MIXTURE.items():

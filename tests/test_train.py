@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import BaseModel
-from toy_runs import WORKER, Toys, assert_sound, clean_environment, metrics_of, rollouts_of
+from toy_runs import WORKER, Toys, assert_equal_runs, assert_sound, clean_environment, metrics_of, rollouts_of
 
 from data_prep.prepare import write_problems
 from vlm_rl.checkpoint import newest_verified
@@ -236,6 +236,8 @@ def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
     assert [row["advantage"] for row in first] == [row["advantage"] for row in rollouts_of(run)[0]]
     belief = np.mean([row["verdict"] == "correct" for row in first])
     assert scaled.metrics()[0]["hadw/belief"] == pytest.approx(belief)
+    assert not {"hadw/weight_hard", "hadw/weight_easy"} & scaled.metrics()[0].keys()
+    assert {"hadw/weight_hard", "hadw/weight_easy"} < scaled.metrics()[1].keys()
     for start in range(0, len(second), 4):
         group = second[start : start + 4]
         rewards = np.array([row["reward"] for row in group])
@@ -252,6 +254,63 @@ def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
 def test_other_algorithms_train(toys: Toys, name: str) -> None:
     run = toys.train_run(name, algorithm={"name": name}, train={"steps": 1}, model={"gradient_checkpointing": True})
     assert math.isfinite(run.metrics()[0]["grad_norm"])
+
+
+def test_kl_is_to_the_model_that_the_run_began_with(toys: Toys) -> None:
+    """A resume starts from a checkpoint and must still be held to model.path."""
+    changes = {"algorithm": {"kl_coef": 0.05, "entropy_coef": 0.01}, "checkpoint": {"every": 1}}
+    whole = toys.train_run("kl", **changes, train={"steps": 3})
+    for record in whole.metrics():
+        assert record["kl"] > 0  # in the first step too, whose second mini-batch has moved already
+        assert record["loss"] != record["loss/policy"]
+        assert "timing/reference_logprobs" in record
+    for last in (1, 3):
+        config = toys.config("kl-in-parts", **changes, train={"steps": last})
+        assert toys.runner("train", str(config), *(["--resume"] if last > 1 else [])).code == 0
+    assert_equal_runs(toys.run("kl-in-parts"), whole)
+
+
+def test_overlong_filtering_trains_on_no_truncated_response(toys: Toys) -> None:
+    """Under `sequence` each response that counts has mass |A|, a truncated one none."""
+    run = toys.train_run(
+        "masked",
+        algorithm={"mask_truncated": True},
+        rollout={"max_tokens": 9, "temperature": 1.5},  # a guess in the right format has nine tokens
+        train={"steps": 2, "mini_batch_prompts": 4},
+    )
+    some_cut = False
+    for record, rows in zip(run.metrics(), rollouts_of(run), strict=True):
+        kept = [row for row in rows if row["stop_reason"] != "length"]
+        some_cut |= any(row["stop_reason"] == "length" and row["advantage"] for row in rows)
+        for sign, name in ((1, "positive"), (-1, "negative")):
+            mass = sum(abs(row["advantage"]) for row in kept if np.sign(row["advantage"]) == sign)
+            total = sum(abs(row["advantage"]) for row in kept)
+            shares = [record[f"gradient_mass/{name}/decile_{decile}"] for decile in range(1, 11)]
+            assert sum(shares) == pytest.approx(mass / total)
+    assert some_cut, "nothing was truncated, so nothing was tested"
+
+
+def test_a_fixed_norm_makes_every_step_as_long(toys: Toys) -> None:
+    """Plain descent with gradients of norm 2 moves the weights by at most 2 lr a step, whatever the loss's scale."""
+    moved = []
+    for scale in (1.0, 100.0):
+        run = toys.train_run(
+            f"fixed-{scale:.0f}",
+            reward={"accuracy": scale, "format": 0.5 * scale, "overlong_factor": 0.0},
+            algorithm={"advantage": "group_center"},
+            train={"optimizer": "sgd", "lr": 1e-2, "fixed_grad_norm": 2.0, "steps": 1, "mini_batch_prompts": 4},
+        )
+        moved.append((distance_from_start(toys.model, run), run.metrics()[0]["grad_norm"]))
+    assert moved[0][0] == pytest.approx(2e-2, rel=1e-3)
+    assert moved[1][0] == pytest.approx(2e-2, rel=1e-3)
+    assert moved[1][1] == pytest.approx(100 * moved[0][1], rel=1e-3)  # the metric stays the gradient's own
+
+
+def distance_from_start(start: Path, run: RunDirectory) -> float:
+    from safetensors.torch import load_file
+
+    before, after = (load_file(path / "model.safetensors") for path in (start, run.checkpoints()[-1][1]))
+    return math.sqrt(sum(float((after[name] - before[name]).double().square().sum()) for name in before))
 
 
 # -- configuration -----------------------------------------------------------------------------------

@@ -59,9 +59,11 @@ def by_blocks(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: 
             (block.query_index_nr, block.key_index_nk, block.mask_rk),
         ):
             q, k, v = (_gather(x, index) for x, index in ((query_THD, queries), (key_TKD, keys), (value_TKD, keys)))
-            out = scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-            )
+            if mask is None:
+                out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+            else:  # no fused kernel takes a mask and shared heads at once; the unfused one holds all scores
+                k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
+                out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, layout.inverse_T)[None]
 

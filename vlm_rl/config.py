@@ -13,7 +13,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,6 +27,10 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+_Model = TypeVar("_Model", bound=BaseModel)
+
+# What a resumed run may change; everything else would make it another run.
+MUTABLE_KEYS = ("train.steps", "checkpoint.", "log.", "eval.", "rollout.max_gap", "train.max_skipped_in_a_row")
 
 
 class Section(BaseModel):
@@ -37,7 +41,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str
-    """A Hugging Face folder (or hub id) of Qwen2.5-VL, or of a text-only causal model."""
+    """A Hugging Face folder of Qwen2.5-VL, or of a text-only causal model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on an accelerator, float32 on a CPU."""
     freeze_vision: bool = False
@@ -89,6 +93,12 @@ class AlgorithmConfig(Section):
     """Degrees of freedom of the group's standard deviation."""
     correction_cap: PositiveFloat = 2.0
     """Cap of the truncated importance correction for the gap between sampler and learner."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL divergence to model.path, the frozen reference; 0 loads none."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    mask_truncated: bool = False
+    """Overlong filtering (DAPO): a response cut at rollout.max_tokens is rewarded but not trained on."""
     hadw: HadwConfig = HadwConfig()
 
 
@@ -147,6 +157,8 @@ class TrainConfig(Section):
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0
+    fixed_grad_norm: PositiveFloat | None = None
+    """Rescale every gradient to this norm instead of clipping: for comparing rules whose losses differ in scale."""
     max_skipped_in_a_row: PositiveInt = 5
     """Steps refused by the gradient guard in a row before the run aborts."""
     zero_stage: Literal[0, 1, 2, 3] = 2
@@ -227,6 +239,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises UserError naming the file, the key's path, the value and the nearest known key.
     """
+    return parse_config(read_tree(path, overrides), where=str(path))
+
+
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """A YAML file as plain values, with its overrides applied. Raises UserError where it cannot be read."""
     path = Path(path)
     try:
         tree = OmegaConf.load(path)
@@ -236,31 +253,45 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             if "=" not in item:
                 raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
         tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(overrides)))
-        raw = OmegaConf.to_container(tree, resolve=False)
+        return OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
-    return parse_config(raw, where=str(path))
 
 
 def parse_config(raw: Any, where: str = "config") -> Config:
     """Validate a plain tree. Raises UserError as load_config does."""
+    return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where)
+
+
+def parse_tree(kind: type[_Model], raw: Any, where: str) -> _Model:
+    """Validate a plain tree as a model of this kind. Raises UserError as load_config does."""
     if not isinstance(raw, dict):
         raise UserError(f"{where}: the top level must be a mapping of sections, got {type(raw).__name__}")
     for key, value in _strings(raw):
         if "${" in value:
             raise UserError(f"{where}: {key} is {value!r}: interpolation is not supported; write the value itself")
     try:
-        return Config.model_validate(_tuples(raw))
+        return kind.model_validate(raw)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(where, detail) for detail in error.errors())) from None
+        raise UserError("\n".join(_explain(where, detail, kind) for detail in error.errors())) from None
 
 
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration; load_config reads it back to an equal one."""
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+
+
+def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """The dotted keys in which two dumped configurations differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [
+            key for name in keys for key in changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
+        ]
+    return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
 
 
 def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -282,10 +313,10 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _explain(where: str, detail: Any) -> str:
+def _explain(where: str, detail: Any, kind: type[BaseModel]) -> str:
     path = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        known = _known_keys(detail["loc"][:-1])
+        known = _known_keys(kind, detail["loc"][:-1])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
         return f"{where}: unknown key {path}: {hint}"
@@ -297,8 +328,7 @@ def _explain(where: str, detail: Any) -> str:
     return f"{where}: {path} is {detail['input']!r}: {message}"
 
 
-def _known_keys(location: tuple[Any, ...]) -> list[str]:
-    section: type[BaseModel] = Config
+def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for name in location:
         section = _section_type(section.model_fields[str(name)].annotation)
     return list(section.model_fields)

@@ -89,6 +89,42 @@ def gradient_mass(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, 
     return shares
 
 
+def length_pull(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
+    """How hard each part of the reward pulls on length, in tokens; the parts add up to ``length_pull/total``.
+
+        pull = sum_i c_i A_i (|y_i| - mean length of i's group),   c_i = token weight x |y_i|
+
+    is, on-policy and to first order, the direction in which the update moves expected length: positive
+    lengthens. Advantages are linear in the reward inside a group, so A_i splits into its parts' shares,
+    A_i^part = k_i (part_i - mean part) with k_i = A_i / (r_i - mean r).
+    """
+    parts = list(groups[0].rewards[0].parts)
+    pull = dict.fromkeys([*parts, "total"], 0.0)
+    for group, weights_G in zip(groups, weights_PG, strict=True):
+        lengths_G, advantages_G = group.lengths_G, group.advantages_G
+        lever_G = weights_G * lengths_G * (lengths_G - lengths_G.mean())
+        pull["total"] += float(lever_G @ advantages_G)
+        centred_G = np.array([reward.total for reward in group.rewards])
+        centred_G -= centred_G.mean()
+        slope_G = np.divide(advantages_G, centred_G, out=np.zeros_like(advantages_G), where=advantages_G != 0)
+        for part in parts:
+            values_G = np.array([reward.parts[part] for reward in group.rewards])
+            pull[part] += float(lever_G @ (slope_G * (values_G - values_G.mean())))
+    return {f"length_pull/{part}": value for part, value in pull.items()}
+
+
+def difficulty_metrics(
+    phi_PG: np.ndarray, advantages_PG: np.ndarray, pass_rates_P: Sequence[float], belief: float
+) -> dict[str, float]:
+    """Mean HA-DW weight of the responses with a signal, on hard (pass rate below the belief) and easy prompts."""
+    is_hard_PG = np.broadcast_to(np.asarray(pass_rates_P)[:, None] < belief, phi_PG.shape)
+    has_signal_PG = advantages_PG != 0
+    return {
+        "hadw/weight_hard": _mean(phi_PG[is_hard_PG & has_signal_PG]),
+        "hadw/weight_easy": _mean(phi_PG[~is_hard_PG & has_signal_PG]),
+    }
+
+
 def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Token means over the optimizer steps of one rollout step, from the learner's sums."""
     total = {key: sum(result.get(key, 0.0) for result in results) for key in set().union(*results)}
@@ -100,6 +136,10 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         "clip_ratio/high_mean": high,
         "clip_ratio/region_mean": low + high,
     }
+    if "policy_loss" in total:
+        metrics["loss/policy"] = total["policy_loss"] / len(results)
+    if "kl" in total:
+        metrics["kl"] = total["kl"] / tokens
     if "gap" in total:
         metrics["rollout/logprob_gap"] = total["gap"] / tokens
     return metrics

@@ -15,7 +15,7 @@ import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,7 @@ from vlm_rl.packing import PackedRow
 from vlm_rl.policy import Policy
 from vlm_rl.ranks import all_reduce_sums, barrier, rank, world_size
 
-LossFunction = Callable[[Tensor, LossInputs], tuple[Tensor, Mapping[str, Tensor]]]
+LossFunction = Callable[[Tensor, Tensor, LossInputs], tuple[Tensor, Mapping[str, Tensor]]]  # log-probs, entropies
 
 SPIKE_FACTOR, SPIKE_WINDOW = 1e6, 20
 STATE_TAG = "state"  # the name of DeepSpeed's folder inside the checkpoint's learner/
@@ -60,8 +60,9 @@ class GradientGuard:
     last SPIKE_WINDOW good ones leave the weights bit-unchanged.
     """
 
-    def __init__(self, *, grad_clip: float, max_skipped_in_a_row: int) -> None:
+    def __init__(self, *, grad_clip: float, max_skipped_in_a_row: int, fixed_norm: float | None = None) -> None:
         self.grad_clip = grad_clip
+        self.fixed_norm = fixed_norm
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self.history: deque[float] = deque(maxlen=SPIKE_WINDOW)
         self.num_skipped = 0
@@ -73,7 +74,9 @@ class GradientGuard:
         return not self.history or norm <= SPIKE_FACTOR * statistics.median(self.history)
 
     def scale(self, norm: float) -> float:
-        """Factor that brings the global norm to at most grad_clip."""
+        """Factor that brings the global norm to at most grad_clip, or to fixed_norm where that is set."""
+        if self.fixed_norm is not None:
+            return self.fixed_norm / norm if norm > 0 else 1.0
         return min(1.0, self.grad_clip / (norm + 1e-6))
 
     def record(self, norm: float, *, applied: bool) -> None:
@@ -132,6 +135,28 @@ class GatedSGD(_Gated, torch.optim.SGD):
     """Plain gradient descent behind the gate."""
 
 
+class Reference:
+    """A frozen policy for the KL term: sharded over the ranks under ZeRO 3, else in host memory until needed."""
+
+    def __init__(self, policy: Policy, *, zero_stage: int) -> None:
+        self.is_sharded = zero_stage == 3
+        policy.requires_grad_(False)
+        self.model: Any = policy.eval()
+        if self.is_sharded:
+            initialize: Any = _import_deepspeed().initialize
+            dtype = next(policy.parameters()).dtype
+            self.model = initialize(model=policy, config=deepspeed_block(TrainConfig(zero_stage=3), dtype))[0]
+
+    @contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        if self.is_sharded:
+            yield
+            return
+        self.model.to(device)
+        yield
+        self.model.to("cpu")
+
+
 class Learner:
     """Trains a policy. Every method is collective: all ranks call it, in the same order."""
 
@@ -142,7 +167,11 @@ class Learner:
         self.policy = policy
         self.total_optimizer_steps = total_optimizer_steps
         self.num_updates = 0  # optimizer steps tried; the policy's version
-        self.guard = GradientGuard(grad_clip=config.grad_clip, max_skipped_in_a_row=config.max_skipped_in_a_row)
+        self.guard = GradientGuard(
+            grad_clip=config.grad_clip,
+            max_skipped_in_a_row=config.max_skipped_in_a_row,
+            fixed_norm=config.fixed_grad_norm,
+        )
         self._decision: tuple[float, float | None] | None = None  # (norm, scale) of the step being made
         dtype = next(policy.parameters()).dtype
         if dtype == torch.bfloat16 and config.zero_stage == 0:
@@ -177,13 +206,23 @@ class Learner:
             filled.append(replace(row, loss=replace(row.loss, old_logp_K=logp_K.to(row.target_K.device))))
         return filled
 
+    @torch.no_grad()
+    def with_reference_log_probs(self, rows: Sequence[PackedRow], reference: Reference) -> list[PackedRow]:
+        """The rows with the frozen reference's log-probs filled in."""
+        filled = []
+        with reference.on_device(self.device):
+            for row in rows:
+                logp_K, _ = reference.model(row.to(self.device))
+                filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
+        return filled
+
     def update(self, rows: Sequence[PackedRow], loss_function: LossFunction) -> UpdateResult:
         """One optimizer step over this rank's rows; all ranks give the same number of them."""
         totals: dict[str, Tensor] = {}
         for row in rows:
             row = row.to(self.device)
             logp_K, entropy_K = self.engine(row)
-            loss, sums = loss_function(logp_K, row.loss)
+            loss, sums = loss_function(logp_K, entropy_K, row.loss)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
             if not row.is_padding:
                 for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums}.items():
@@ -281,7 +320,7 @@ def _import_deepspeed() -> ModuleType:
         logging.getLogger(name).setLevel(logging.ERROR)
     import deepspeed
 
-    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.ops.__dict__["__compatible_ops__"] = {}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the import sets it back
     return deepspeed
 
@@ -301,6 +340,8 @@ def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
         "bf16": {"enabled": dtype == torch.bfloat16},
         "zero_optimization": {"stage": config.zero_stage},
     }
+    if dtype == torch.bfloat16 and config.zero_stage >= 2:
+        block["data_types"] = {"grad_accum_dtype": "fp32"}  # a bfloat16 sum over many rows loses the small ones
     for key, value in config.deepspeed.items():
         is_nested = isinstance(value, dict) and isinstance(block.get(key), dict)
         block[key] = {**block[key], **value} if is_nested else value

@@ -2,12 +2,13 @@
 
 The loss of one optimizer step is one weighted sum over all response tokens of its mini-batch,
 
-    loss = sum_i sum_t  weight_i * c_it * l(w_it, A_i)
+    loss = sum_i sum_t  weight_i * c_it * l(w_it, A_i)  +  kl_coef * KL  -  entropy_coef * H
 
 with w the importance ratio, l the surrogate, c the detached correction for the sampler's engine
 noise, and one weight per response, the same for each of its tokens, that is fixed before anything
-is split (``token_weights``). A micro-batch therefore returns a plain sum, and gradients cannot
-depend on micro-batches, packing, accumulation or the number of ranks.
+is split (``token_weights``). KL to a frozen reference and entropy H are token means, off by default.
+A micro-batch therefore returns a plain sum, and gradients cannot depend on micro-batches, packing,
+accumulation or the number of ranks.
 
 Everything here is a pure function of tensors. K counts the response tokens of one micro-batch,
 laid end to end; ``response_K`` holds the response, 0 .. n - 1, that each of them belongs to.
@@ -163,6 +164,19 @@ def correction_weights(
     return torch.exp(gap_K).clamp(max=cap)
 
 
+# --- KL to a reference ------------------------------------------------------------------------
+
+
+def kl_estimate(logp_K: Tensor, reference_logp_K: Tensor) -> Tensor:
+    """k3 = exp(lp_ref - lp) - (lp_ref - lp) - 1 per token: unbiased for KL(policy || reference), never negative.
+
+    GRPO, arXiv 2402.03300, equation 4. Its value is that of the divergence; its gradient, taken through
+    lp alone as GRPO takes it, is (1 - exp(lp_ref - lp)) grad lp.
+    """
+    gap_K = reference_logp_K - logp_K
+    return torch.exp(gap_K) - gap_K - 1
+
+
 # --- the loss ---------------------------------------------------------------------------------
 
 
@@ -176,10 +190,13 @@ class LossInputs:
     lengths_n: Tensor  # int64
     advantages_n: Tensor
     weights_n: Tensor  # weight of each token of the response
+    mean_weight: Tensor | float = 0.0  # 1 / tokens of the optimizer step: weight of a token in KL and H
+    reference_logp_K: Tensor | None = None  # the frozen reference's, where there is a KL term
 
 
 def policy_loss(
     logp_K: Tensor,
+    entropy_K: Tensor,
     inputs: LossInputs,
     *,
     ratio: str,
@@ -187,12 +204,18 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     cap: float,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum of this micro-batch, and sums over its tokens for the metrics.
 
     Summed over all micro-batches of all ranks this is the loss of the optimizer step; nothing is
     left to divide by. The sums, detached: tokens; clipped_low (A < 0 and w < 1 - low); clipped_high
-    (A > 0 and w > 1 + high); gap, |lp_old - lp_sampler|, where there is a sampler.
+    (A > 0 and w > 1 + high); gap, |lp_old - lp_sampler|, where there is a sampler; kl, where there is
+    a reference; policy_loss, the first term alone.
+
+    KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out
+    the tokens of A = 0, ``length_weighted`` would let them grow with length.
     """
     old_logp_K = logp_K.detach() if inputs.old_logp_K is None else inputs.old_logp_K
     ratio_K = RATIOS[ratio](logp_K, old_logp_K, inputs.response_K, inputs.lengths_n)
@@ -207,15 +230,22 @@ def policy_loss(
     value_K = ratio_K.detach()
     sums = {
         "tokens": torch.tensor(len(logp_K), device=logp_K.device),
+        "policy_loss": loss.detach(),
         "clipped_low": ((advantage_K < 0) & (value_K < 1 - clip_low)).sum(),
         "clipped_high": ((advantage_K > 0) & (value_K > 1 + clip_high)).sum(),
     }
     if inputs.sampler_logp_K is not None:
         sums["gap"] = (old_logp_K - inputs.sampler_logp_K).abs().sum()
+    if inputs.reference_logp_K is not None:
+        kl_K = kl_estimate(logp_K, inputs.reference_logp_K)
+        sums["kl"] = kl_K.detach().sum()
+        loss = loss + kl_coef * inputs.mean_weight * kl_K.sum()
+    if entropy_coef:
+        loss = loss - entropy_coef * inputs.mean_weight * entropy_K.sum()
     return loss, sums
 
 
-def supervised_loss(logp_K: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+def supervised_loss(logp_K: Tensor, entropy_K: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     """Minus the weighted log-likelihood: the warm start's loss."""
     weight_K = inputs.weights_n[inputs.response_K].to(logp_K.dtype)
     return -(weight_K * logp_K).sum(), {"tokens": torch.tensor(len(logp_K), device=logp_K.device)}

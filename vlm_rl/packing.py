@@ -105,6 +105,9 @@ class TrainGroup:
     use_correction: bool = field(default=True)  # False: the rollouts have no sampler's log-probs (supervised)
 
 
+Groups = Sequence[TrainGroup] | Mapping[int, TrainGroup]  # those that the chunks name, by index
+
+
 # --- planning ---------------------------------------------------------------------------------
 
 
@@ -170,8 +173,13 @@ def _fill_rows(chunks: Sequence[Chunk], tokens: Callable[[Chunk], int], budget: 
 # --- packing ----------------------------------------------------------------------------------
 
 
-def pack_row(groups: Sequence[TrainGroup], chunks: Sequence[Chunk], positions: PositionFunction) -> PackedRow:
-    """Lay the chunks' prompts and responses out as one row."""
+def pack_row(
+    groups: Groups, chunks: Sequence[Chunk], positions: PositionFunction, *, mean_weight: float = 0.0
+) -> PackedRow:
+    """Lay the chunks' prompts and responses out as one row.
+
+    ``mean_weight`` is 1 / (response tokens of the optimizer step, all ranks), for KL and entropy.
+    """
     ids: list[np.ndarray] = []
     position_parts: list[Tensor] = []
     predictors: list[np.ndarray] = []
@@ -201,7 +209,7 @@ def pack_row(groups: Sequence[TrainGroup], chunks: Sequence[Chunk], positions: P
         vision=_join_vision([groups[chunk.group].prompt.vision for chunk in chunks]),
         predictor_K=torch.from_numpy(np.concatenate(predictors).astype(np.int64)),
         target_K=torch.from_numpy(_concatenate(groups, chunks, lambda g, i: g.rollouts[i].ids).astype(np.int64)),
-        loss=_loss_inputs(groups, chunks),
+        loss=_loss_inputs(groups, chunks, mean_weight),
         owners_n=tuple((chunk.group, index) for chunk in chunks for index in chunk.responses),
         is_padding=all(chunk.is_padding for chunk in chunks),
     )
@@ -242,7 +250,7 @@ def row_layout(spans: Sequence[tuple[int, int, list[tuple[int, int]]]], num_toke
     )
 
 
-def _loss_inputs(groups: Sequence[TrainGroup], chunks: Sequence[Chunk]) -> LossInputs:
+def _loss_inputs(groups: Groups, chunks: Sequence[Chunk], mean_weight: float) -> LossInputs:
     lengths = [len(groups[chunk.group].rollouts[i].ids) for chunk in chunks for i in chunk.responses]
     has_old = all(groups[chunk.group].old_logps is not None for chunk in chunks)
     has_sampler = all(groups[chunk.group].use_correction for chunk in chunks)
@@ -255,18 +263,15 @@ def _loss_inputs(groups: Sequence[TrainGroup], chunks: Sequence[Chunk]) -> LossI
         weights_n=torch.tensor(
             [0.0 if c.is_padding else float(groups[c.group].weights_G[i]) for c in chunks for i in c.responses]
         ),
+        mean_weight=torch.tensor(0.0 if all(chunk.is_padding for chunk in chunks) else mean_weight),
     )
 
 
-def _concatenate(
-    groups: Sequence[TrainGroup], chunks: Sequence[Chunk], get: Callable[[TrainGroup, int], np.ndarray]
-) -> np.ndarray:
+def _concatenate(groups: Groups, chunks: Sequence[Chunk], get: Callable[[TrainGroup, int], np.ndarray]) -> np.ndarray:
     return np.concatenate([get(groups[chunk.group], index) for chunk in chunks for index in chunk.responses])
 
 
-def _floats(
-    groups: Sequence[TrainGroup], chunks: Sequence[Chunk], get: Callable[[TrainGroup, int], np.ndarray]
-) -> Tensor:
+def _floats(groups: Groups, chunks: Sequence[Chunk], get: Callable[[TrainGroup, int], np.ndarray]) -> Tensor:
     return torch.from_numpy(_concatenate(groups, chunks, get).astype(np.float32))
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from vlm_rl import attention
 from vlm_rl.packing import PackedRow
 
+_LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
 
 
@@ -30,7 +32,9 @@ def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NA
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
-    implementation = {"text_config": attn, "vision_config": "sdpa"} if is_vision else attn
+    # sdpa goes through the vision tower's windows one by one; flash attention takes them together
+    vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
+    implementation = {"text_config": attn, "vision_config": vision} if is_vision else attn
     return auto.from_pretrained(
         path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
     )
@@ -41,7 +45,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: PreTrainedModel, *, banned_ids: Sequence[int], temperature: float) -> None:
         super().__init__()
-        self.model = model
+        self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
         model.config.use_cache = False
@@ -59,7 +63,7 @@ class Policy(nn.Module):
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """Log-probs [K], with gradient, and entropies [K], without, float32."""
+        """Log-probs [K] and entropies [K] of the response tokens, both differentiable, float32."""
         hidden_TH = self.hidden_states(row)
         return self.head(hidden_TH.index_select(0, row.predictor_K), row.target_K)
 
@@ -109,11 +113,12 @@ class Head(nn.Module):
 
 
 class _ChunkedScore(torch.autograd.Function):
-    """Log-probs (differentiable) and entropies (not) of targets, never holding more than `chunk` rows of logits.
+    """Log-probs and entropies of targets, never holding more than `chunk` rows of logits.
 
-    The backward pass computes the logits again. With g the gradient of the log-probs, that of the
-    logits is g (onehot(target) - softmax) / temperature. The weight gets its gradient once, whole:
-    DeepSpeed reduces a parameter's gradient when it arrives and counts on one arrival.
+    The backward pass computes the logits again. With g the gradient of a log-prob and e that of an
+    entropy H, that of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature, p the
+    softmax. The weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient when it
+    arrives and counts on one arrival.
     """
 
     @staticmethod
@@ -128,30 +133,40 @@ class _ChunkedScore(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned)
         ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)  # no gradient for entropies is None, and costs nothing
         logps, entropies = [], []
         for hidden_CH, target_C in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True):
             logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature)
             logps.append(logp_CV.gather(1, target_C[:, None])[:, 0])
-            # p log p is 0 at p = 0, where the product of 0 and -inf would be NaN
-            entropies.append(-(logp_CV.exp() * logp_CV.clamp(min=torch.finfo(torch.float32).min)).sum(-1))
-        logp_K, entropy_K = torch.cat(logps), torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy_K)
-        return logp_K, entropy_K
+            entropies.append(_entropy(logp_CV))
+        return torch.cat(logps), torch.cat(entropies)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_KH, weight_VH, target_K, banned = ctx.saved_tensors
         grad_hidden_KH = torch.empty_like(hidden_KH)
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         for start in range(0, len(target_K), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            hidden_CH, grad_C1 = hidden_KH[part], gradients[0][part, None]
-            grad_CV = -grad_C1 * _log_probs(hidden_CH, weight_VH, banned, ctx.temperature).exp()
-            grad_CV.scatter_add_(1, target_K[part, None], grad_C1)
+            hidden_CH = hidden_KH[part]
+            logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature)
+            prob_CV = logp_CV.exp()
+            grad_CV = torch.zeros_like(prob_CV)
+            if gradients[0] is not None:
+                grad_C1 = gradients[0][part, None]
+                grad_CV.sub_(grad_C1 * prob_CV).scatter_add_(1, target_K[part, None], grad_C1)
+            if gradients[1] is not None:
+                shifted_CV = logp_CV.clamp(min=_LOWEST) + _entropy(logp_CV)[:, None]
+                grad_CV.sub_(gradients[1][part, None] * prob_CV * shifted_CV)
             grad_CV = (grad_CV / ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
             grad_weight_VH += grad_CV.T @ hidden_CH
         return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+
+
+def _entropy(logp_CV: Tensor) -> Tensor:
+    """-sum p log p; p log p is 0 at p = 0, where the product of 0 and -inf would be NaN."""
+    return -(logp_CV.exp() * logp_CV.clamp(min=_LOWEST)).sum(-1)
 
 
 def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:

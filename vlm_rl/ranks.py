@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vlm_rl.errors import UserError
+
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of one wait; a rank that is gone is noticed at once
+COLLECTIVE_TIMEOUT = timedelta(hours=2)  # of one wait, a large save's too; a rank that is gone is noticed at once
 
 
 def init_ranks() -> torch.device:
@@ -26,7 +28,7 @@ def init_ranks() -> torch.device:
             port = probe.getsockname()[1]
         single = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in single.items()})
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
@@ -40,6 +42,20 @@ def rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """What ``make`` gives on rank 0, on every rank; a UserError that it raises there is raised on all."""
+    result: tuple[T | None, UserError | None] = (None, None)
+    if rank() == 0:
+        try:
+            result = (make(), None)
+        except UserError as error:
+            result = (None, error)
+    value, error = all_gather(result)[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def barrier() -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.diagnostics import batch_metrics, gradient_mass, update_metrics
+from vlm_rl.diagnostics import batch_metrics, gradient_mass, length_pull, update_metrics
 from vlm_rl.evaluate import Evaluation, score_line
 from vlm_rl.learner import UpdateResult
 from vlm_rl.ranks import rank
@@ -84,6 +84,7 @@ def step_metrics(
         **batch_metrics(groups),
         **update_metrics([result.sums for result in results]),
         **gradient_mass(groups, np.concatenate(weights)),
+        **length_pull(groups, np.concatenate(weights)),
         "loss": float(np.mean([result.loss for result in results])),
         "grad_norm": max(norms) if all(map(math.isfinite, norms)) else math.nan,
         "learning_rate": results[-1].learning_rate,

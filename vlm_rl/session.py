@@ -20,7 +20,7 @@ import torch
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.answers import Grader
 from vlm_rl.checkpoint import commit, newest_verified, prune, saving
-from vlm_rl.config import Config
+from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
 from vlm_rl.data import (
     Ledger,
     PromptOrder,
@@ -32,11 +32,11 @@ from vlm_rl.data import (
 from vlm_rl.difficulty import Belief
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import evaluate
-from vlm_rl.learner import Learner
+from vlm_rl.learner import Learner, Reference
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.policy import Policy, load_model
 from vlm_rl.prompts import PromptBuilder
-from vlm_rl.ranks import all_gather, barrier, init_ranks, rank, share, world_size
+from vlm_rl.ranks import all_gather, barrier, from_main, init_ranks, rank, share, world_size
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.runs import RunDirectory
@@ -46,9 +46,6 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM after saving; run again with --resume
-
-# What a resumed run may change; everything else would make it another run.
-MUTABLE_KEYS = ("train.steps", "checkpoint.", "log.", "eval.", "rollout.max_gap", "train.max_skipped_in_a_row")
 
 
 class StoppedError(SystemExit):
@@ -73,7 +70,8 @@ class Session:
         for name, problems in self.eval_sets.items():
             refuse_contaminated(name, problems, contaminated_sources(self.problems))
         self.run = RunDirectory(config.out)
-        found = self._open_run(resume)
+        self.device = init_ranks()
+        found = from_main(lambda: self._open_run(resume))  # one rank looks: others may see the files later
         model_path = found[0] if found else Path(config.model.path)
         check_model_folder(model_path)
         self.builder = PromptBuilder(
@@ -84,9 +82,9 @@ class Session:
         )
         self.builder.check_template()
         self._prompts: dict[str, Prompt] = {}
+        self.prompt_lengths: dict[str, int] = {}  # tokens of the prompts of the step, known on every rank
         self._check_prompts()
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
-        self.device = init_ranks()
         dtype = self._dtype()
         self.policy = Policy(
             load_model(model_path, dtype=dtype),
@@ -100,6 +98,7 @@ class Session:
             self.policy.enable_checkpointing()
         mini_batches = -(-config.rollout.prompts_per_step // config.train.mini_batch_prompts)
         self.learner = Learner(self.policy, config.train, total_optimizer_steps=config.train.steps * mini_batches)
+        self.reference = self._load_reference(dtype) if config.algorithm.kl_coef else None
         self.sampler = make_sampler(
             config.rollout.sampler,
             model_path=str(model_path),
@@ -122,6 +121,7 @@ class Session:
         self.ledger = Ledger()
         self.belief = Belief()
         self.step = 0  # rollout steps finished
+        self.difficulty: dict[str, float] = {}  # HA-DW's weights of the last batch, as metrics
         if found:
             self._restore(*found)
         self.recorder = self._start_run(resume)
@@ -136,7 +136,7 @@ class Session:
             self.run.refuse_existing()  # before the model is loaded, which may take minutes
             return None
         previous = self.run.open().config()
-        changed = _changed_keys(previous.model_dump(), self.config.model_dump())
+        changed = changed_keys(previous.model_dump(), self.config.model_dump())
         forbidden = [key for key in changed if not key.startswith(MUTABLE_KEYS)]
         if forbidden:
             raise UserError(
@@ -162,6 +162,16 @@ class Session:
         if name == "auto":
             name = "float32" if self.device.type == "cpu" else "bfloat16"
         return getattr(torch, name)
+
+    def _load_reference(self, dtype: torch.dtype) -> Reference:
+        """The model that the run began with: on a resume too, where the policy comes from a checkpoint."""
+        check_model_folder(Path(self.config.model.path))
+        policy = Policy(
+            load_model(self.config.model.path, dtype=dtype),
+            banned_ids=self.builder.banned_ids,
+            temperature=self.config.rollout.temperature,
+        )
+        return Reference(policy, zero_stage=self.config.train.zero_stage)
 
     def _check_context(self) -> None:
         context = self.policy.model.config.get_text_config().max_position_embeddings
@@ -265,6 +275,8 @@ class Session:
             "clip_low": a.clip_low,
             "clip_high": a.clip_high,
             "cap": self.config.algorithm.correction_cap,
+            "kl_coef": self.config.algorithm.kl_coef,
+            "entropy_coef": self.config.algorithm.entropy_coef,
         }
 
     @property
@@ -294,6 +306,7 @@ class Session:
     def forget_prompts(self) -> None:
         """Drop the prompts of the last step; pixels of a whole epoch would fill the memory."""
         self._prompts.clear()
+        self.prompt_lengths.clear()
 
     # --- evaluation ---------------------------------------------------------------------------
 
@@ -331,7 +344,7 @@ class Session:
         """Where any rank was told to stop: save the state, if its step is not saved yet, and leave."""
         if not any(all_gather(self.stop_requested)):
             return
-        if state["step"] not in [step for step, _ in self.run.checkpoints()]:
+        if from_main(lambda: state["step"] not in [step for step, _ in self.run.checkpoints()]):
             self.save(state)
         if rank() == 0:
             print(f"stopped by SIGTERM after step {state['step']}; continue with --resume", flush=True)
@@ -366,17 +379,6 @@ class Timings:
     def metrics(self) -> dict[str, float]:
         parts = {f"timing/{name}": seconds for name, seconds in self.seconds.items()}
         return parts | {"step_time": time.perf_counter() - self.start}
-
-
-def _changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted({*old, *new})
-        return [
-            key
-            for name in keys
-            for key in _changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
-        ]
-    return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
 
 
 def _lookup(tree: Any, path: str) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.config import Config
+from vlm_rl.diagnostics import difficulty_metrics
 from vlm_rl.difficulty import difficulty_weights, update_belief
 from vlm_rl.learner import UpdateResult
 from vlm_rl.losses import policy_loss, token_weights
@@ -51,6 +52,9 @@ def train(config: Config, *, resume: bool = False) -> None:
             if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
                 with timings.phase("old_logprobs"):
                     mini_batches = [s.learner.with_old_log_probs(rows) for rows in mini_batches]
+            if s.reference is not None:
+                with timings.phase("reference_logprobs"):
+                    mini_batches = [s.learner.with_reference_log_probs(rows, s.reference) for rows in mini_batches]
             with timings.phase("update"):
                 loss = partial(policy_loss, **s.loss_settings)
                 results = [s.learner.update(rows, loss) for rows in mini_batches]
@@ -100,7 +104,9 @@ def draw_problems(s: Session, count: int, timings: Timings) -> list[Problem]:
     while len(fitting) < count:
         drawn = [s.problems[index] for index in s.order.draw(count - len(fitting))]
         with timings.phase("rollout"):
-            fits = gather_shares([s.fits(problem) for problem in share(drawn)])
+            lengths = gather_shares([len(s.prompt(problem).ids) for problem in share(drawn)])
+        s.prompt_lengths.update(zip((problem.id for problem in drawn), lengths, strict=True))
+        fits = [length <= s.config.data.max_prompt_tokens for length in lengths]
         s.ledger.drawn += len(drawn)
         if not all(fits):
             s.ledger.skipped["too_long"] += fits.count(False)
@@ -131,9 +137,10 @@ def with_advantages(s: Session, groups: Sequence[Group]) -> list[Group]:
     advantages_PG = compute_advantages(s.algorithm.advantage, rewards_PG, ddof=s.config.algorithm.std_ddof)
     if s.config.algorithm.hadw.enabled:
         pass_rates_P = [float(np.mean([reward.grade.correct for reward in group.rewards])) for group in groups]
-        advantages_PG *= difficulty_weights(
-            advantages_PG, pass_rates_P, s.belief, scale=s.config.algorithm.hadw.scale
-        )
+        phi_PG = difficulty_weights(advantages_PG, pass_rates_P, s.belief, scale=s.config.algorithm.hadw.scale)
+        if s.belief.ability is not None:
+            s.difficulty = difficulty_metrics(phi_PG, advantages_PG, pass_rates_P, s.belief.ability)
+        advantages_PG *= phi_PG
     return [Group(g.problem, g.rollouts, g.rewards, row) for g, row in zip(groups, advantages_PG, strict=True)]
 
 
@@ -143,29 +150,40 @@ def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
 
 
 def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
-    """The weight [P, G] of every token of each response of one mini-batch."""
+    """The weight [P, G] of every token of each response of one mini-batch.
+
+    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response counts as one of no
+    tokens: it is in N and in its group's baseline, and weighs nothing.
+    """
+    lengths_PG = np.stack([group.lengths_G for group in groups])
+    if s.config.algorithm.mask_truncated:
+        lengths_PG = np.where(
+            [[r.stop_reason == "length" for r in group.rollouts] for group in groups], 0, lengths_PG
+        )
     return token_weights(
         s.algorithm.aggregation,
-        np.stack([group.lengths_G for group in groups]),
+        lengths_PG,
         np.stack([group.advantages_G for group in groups]),
         max_tokens=s.config.rollout.max_tokens,
     )
 
 
 def pack(s: Session, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
-    """This rank's rows of one mini-batch."""
-    train_groups = [
-        TrainGroup(s.prompt(group.problem), group.rollouts, group.advantages_G, weights_G)
-        for group, weights_G in zip(groups, weights_PG, strict=True)
-    ]
+    """This rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work."""
     plan = plan_rows(
-        [len(group.prompt.ids) for group in train_groups],
+        [s.prompt_lengths[group.problem.id] for group in groups],
         [group.lengths_G.tolist() for group in groups],
         budget=s.config.train.micro_batch_tokens,
         num_ranks=world_size(),
-    )
+    )[rank()]
+    train_groups = {
+        index: TrainGroup(s.prompt(group.problem), group.rollouts, group.advantages_G, weights_PG[index])
+        for index, group in enumerate(groups)
+        if any(chunk.group == index for chunks in plan for chunk in chunks)
+    }
     positions = partial(rope_positions, s.policy.model)
-    return [pack_row(train_groups, chunks, positions) for chunks in plan[rank()]]
+    mean_weight = 1 / sum(int(group.lengths_G.sum()) for group in groups)
+    return [pack_row(train_groups, chunks, positions, mean_weight=mean_weight) for chunks in plan]
 
 
 def record(
@@ -176,8 +194,9 @@ def record(
     timings: Timings,
 ) -> None:
     """Log the step. Raises GapError if sampler and learner describe different distributions."""
-    metrics = step_metrics(groups, weights, results) | s.counters() | timings.metrics()
-    s.recorder.step(s.step, groups, metrics)
+    with timings.phase("diagnostics"):
+        metrics = step_metrics(groups, weights, results) | s.difficulty | s.counters()
+    s.recorder.step(s.step, groups, metrics | timings.metrics())
     gap, limit = metrics.get("rollout/logprob_gap", 0.0), s.config.rollout.max_gap
     if gap > limit:
         raise GapError(

@@ -156,9 +156,9 @@ class VllmSampler:
         return self._llm.collective_rpc(_worker_fingerprint, kwargs={"dtype": self.dtype})[0]
 
     def sleep(self) -> None:
-        """Move the weights to the host and drop the key-value cache; nothing on a CPU."""
+        """Drop the weights, which the next sync brings anew, and the key-value cache; nothing on a CPU."""
         if not self._on_cpu and not self._asleep:
-            self._llm.sleep(level=1)
+            self._llm.sleep(level=2)
             self._asleep = True
 
     def wake(self) -> None:

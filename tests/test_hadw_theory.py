@@ -1,0 +1,158 @@
+"""The theory behind HA-DW against sums over every outcome, in float64, and the picture's simulator against it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
+from math import comb
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vlm_rl.advantages import ADVANTAGES, compute_advantages
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "hadw_theory.py"
+
+
+def _load() -> ModuleType:
+    """The script as a module: benchmarks/ is no package."""
+    spec = spec_from_file_location("hadw_theory", SCRIPT)
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+theory = _load()
+PROBABILITIES = (0.01, 0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99)
+
+
+def outcomes(p: float, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every reward vector of S, [2^G - 2, G], and its probability given S."""
+    rewards = np.array(list(product((0.0, 1.0), repeat=size)))[1:-1]  # the first is all wrong, the last all right
+    chance = np.prod(np.where(rewards == 1, p, 1 - p), axis=1)
+    return rewards, chance / chance.sum()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 11])
+@pytest.mark.parametrize("p", PROBABILITIES)
+def test_closed_forms_equal_a_sum_over_all_outcomes(p: float, size: int) -> None:
+    rewards, chance = outcomes(p, size)
+    pass_rate = rewards.mean(axis=1)
+    assert float(theory.mean_baseline(p, size)) == pytest.approx(float(chance @ pass_rate), rel=1e-12)
+    # counts, not rates: k/G and p round differently where they are equal
+    too_high = rewards.sum(axis=1) > size * p
+    assert theory.probability_too_high(p, size) == pytest.approx(float(chance[too_high].sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("p", PROBABILITIES)
+def test_closed_form_of_large_groups_equals_the_binomial_sum(p: float, size: int) -> None:
+    mass = np.array([comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)])
+    wanted = float(mass @ np.arange(1, size) / size / mass.sum())
+    assert float(theory.mean_baseline(p, size)) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("p", "baseline"),
+    # G = 8, p = .1: .1 (1 - .1^7) / (1 - .9^8 - .1^8) = .09999999 / .56953278 = .175583
+    [(0.01, 0.129441), (0.05, 0.148553), (0.1, 0.175583), (0.25, 0.277800), (0.5, 0.5), (0.9, 0.824417)],
+)
+def test_vectors_of_eight(p: float, baseline: float) -> None:
+    assert float(theory.mean_baseline(p, 8)) == pytest.approx(baseline, abs=5e-7)
+
+
+@given(st.floats(1e-3, 1 - 1e-3), st.integers(2, 32))
+def test_right_and_wrong_are_symmetric(p: float, size: int) -> None:
+    assert float(theory.mean_baseline(1 - p, size)) == pytest.approx(
+        1 - float(theory.mean_baseline(p, size)), abs=1e-11
+    )
+
+
+@given(st.floats(1e-3, 1 - 1e-3), st.integers(2, 32))
+def test_the_bias_has_the_sign_of_one_half_minus_p(p: float, size: int) -> None:
+    # (p - p^G) / P(S) - p = p q (q^(G-1) - p^(G-1)) / P(S), q = 1 - p
+    q = 1 - p
+    wanted = p * q * (q ** (size - 1) - p ** (size - 1)) / (1 - q**size - p**size)
+    baseline = float(theory.mean_baseline(p, size))
+    assert baseline - p == pytest.approx(wanted, abs=1e-11)
+    assert 1 / size - 1e-11 <= baseline <= 1 - 1 / size + 1e-11
+
+
+def test_baseline_of_a_pair_is_a_half_whatever_p() -> None:
+    # G = 2: S leaves one right and one wrong
+    np.testing.assert_allclose(theory.mean_baseline(np.array(PROBABILITIES), 2), 0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(ADVANTAGES))
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_the_mean_advantage_is_zero_for_every_response(name: str, size: int) -> None:
+    """E[A_i | S] = 0 by symmetry, whatever p: the bias is in the baseline and cannot be seen here."""
+    for p in PROBABILITIES:
+        rewards, chance = outcomes(p, size)
+        np.testing.assert_allclose(chance @ compute_advantages(name, rewards), 0.0, atol=1e-13)
+
+
+def test_the_bias_of_the_advantage_is_that_of_the_baseline() -> None:
+    # (r_i - p) - (r_i - p_hat) averages to E[p_hat | S] - p, for each response i
+    rewards, chance = outcomes(0.1, 8)
+    estimate = chance @ compute_advantages("group_center", rewards)
+    known = chance @ (rewards - 0.1)
+    np.testing.assert_allclose(known - estimate, 0.175583 - 0.1, atol=5e-7)
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+def test_the_papers_numbers_hold_up_to_eight_responses(size: int) -> None:
+    hard, harder = theory.average_probability(size, 0.5), theory.average_probability(size, 0.25)
+    assert (hard > 0.63) == (size <= 8)
+    assert (harder > 0.78) == (size <= 8)
+
+
+@pytest.mark.parametrize(("size", "hard", "harder"), [(8, 0.64095, 0.78113), (9, 0.61682, 0.73829)])
+def test_average_probabilities_around_eight(size: int, hard: float, harder: float) -> None:
+    assert theory.average_probability(size, 0.5) == pytest.approx(hard, abs=5e-6)
+    assert theory.average_probability(size, 0.25) == pytest.approx(harder, abs=5e-6)
+
+
+def test_average_probability_by_hand_and_by_a_plain_sum() -> None:
+    # G = 3: P = 1 below 1/3, and 3 p^2 q / (3 p^2 q + 3 p q^2) = p above. Over (0, 1/2):
+    # 2 [1/3 + (1/4 - 1/9) / 2] = 29/36; over (0, 1/4) it is 1.
+    assert theory.average_probability(3, 0.5) == pytest.approx(29 / 36, rel=1e-12)
+    assert theory.average_probability(3, 0.25) == pytest.approx(1, rel=1e-12)
+    # the midpoint rule on 4,000 intervals, whose error is at most one interval's width for each of the 3 jumps
+    points = (np.arange(4000) + 0.5) / 8000
+    plain = np.mean([theory.probability_too_high(float(p), 8) for p in points])
+    assert theory.average_probability(8, 0.5) == pytest.approx(plain, abs=3 / 4000)
+
+
+@pytest.mark.parametrize(("p", "size"), [(0.05, 4), (0.1, 8), (0.3, 8), (0.5, 16), (0.9, 8)])
+def test_simulation_stays_within_five_standard_errors(p: float, size: int) -> None:
+    """The exact standard deviation comes from the enumeration; five errors are a chance of 6e-7."""
+    found = theory.simulate(p, size, groups=20_000, seed=3)
+    mass = np.array([comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)])
+    rates, chance = np.arange(1, size) / size, mass / mass.sum()
+    exact = float(chance @ rates)
+    spread = float(chance @ (rates - exact) ** 2) ** 0.5
+    assert abs(found.mean - exact) < 5 * spread / found.groups**0.5
+    assert abs(found.groups - 20_000 * mass.sum()) < 5 * (20_000 * mass.sum() * (1 - mass.sum())) ** 0.5 + 1
+    assert found.error == pytest.approx(spread / found.groups**0.5, rel=0.1)
+    # and it would not pass with p itself in place of the baseline, but at p = 1/2
+    assert p == 0.5 or abs(found.mean - p) > 5 * spread / found.groups**0.5
+
+
+def test_the_script_prints_its_tables_and_writes_the_picture(tmp_path: Path) -> None:
+    out = tmp_path / "bias.png"
+    command = [sys.executable, str(SCRIPT), "--groups", "500", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert any(line.split() == ["8", "0.64095", "0.78113"] for line in lines)
+    assert any(line.split() == ["9", "0.61682*", "0.73829*"] for line in lines)
+    with Image.open(out) as picture:
+        assert picture.size == (2200, 900)
