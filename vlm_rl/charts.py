@@ -33,6 +33,10 @@ _VARIABLES = {
     "#010113": "--c3",
     "#010114": "--c4",
     "#010115": "--c5",
+    "#010116": "--c6",
+    "#010117": "--c7",
+    "#010118": "--c8",
+    "#010119": "--c9",
 }
 INK, MUTED, GRID, GOOD, BAD = list(_VARIABLES)[:5]
 PALETTE = tuple(list(_VARIABLES)[5:])
@@ -88,6 +92,7 @@ class Series:
     dashed: bool = False
     low: np.ndarray | None = None  # a band, or with `points` the ends of the error bars
     high: np.ndarray | None = None
+    band_alpha: float = 0.16  # opacity of the band
     points: bool = False  # measurements apart from the curve: markers joined by a thin line
     smooth: bool = False  # thin for each step, bold for the running mean
 
@@ -142,7 +147,7 @@ def _draw(axes: Axes, one: Series) -> None:
         axes.plot(x, y, color=one.color, lw=1.0, ls=(0, (2, 2)), marker="o", ms=4.6, label=plain(one.label))
         return
     if one.low is not None and one.high is not None:
-        axes.fill_between(x, one.low[keep], one.high[keep], color=one.color, alpha=0.16, lw=0)
+        axes.fill_between(x, one.low[keep], one.high[keep], color=one.color, alpha=one.band_alpha, lw=0)
     style = {"color": one.color, "ls": (0, (4, 2)) if one.dashed else "-", "label": plain(one.label)}
     marker = {"marker": "o", "ms": 4} if len(x) == 1 else {}
     if one.smooth and len(y) >= 12:

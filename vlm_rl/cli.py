@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare | train | eval | grade | report | demo | quickstart.
+"""The command line: vlm-rl prepare | train | eval | grade | compare | report | demo | quickstart.
 
 A UserError is printed as its message and exits with 2; anything else is our fault and keeps its
 traceback. Heavy imports happen inside the subcommands.
@@ -76,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     grade.add_argument("--template", default="plain")
     grade.add_argument("--choices", nargs="*", default=[], help="the options' texts")
     grade.set_defaults(command=_grade)
+
+    compare = commands.add_parser("compare", help="train several rules over the same seeds and report on them")
+    compare.add_argument("study", type=Path, help="a YAML file; docs/compare.md says what it holds")
+    compare.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
+    compare.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
+    compare.add_argument("--report-only", action="store_true", help="start nothing; report on what is there")
+    compare.set_defaults(command=_compare)
 
     report = commands.add_parser("report", help="write one self-contained HTML page about runs")
     report.add_argument("runs", type=Path, nargs="+")
@@ -156,6 +163,15 @@ def _grade(options: argparse.Namespace) -> None:
             template=TEMPLATES[options.template],
         )
     print(f"extracted: {grade.extracted}\npath: {grade.path}\nverdict: {grade.verdict}\nreason: {grade.reason}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from vlm_rl.compare import compare
+
+    out = options.out or Path("runs") / options.study.stem
+    code = compare(options.study, out, jobs=options.jobs, report_only=options.report_only)
+    if code:
+        sys.exit(code)
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vlm_rl.cards import choose, escape, example_html, side_by_side, stylesheet
+from vlm_rl.cards import choose, escape, example_html, side_by_side
 from vlm_rl.curves import RunCurves, Score
 from vlm_rl.errors import UserError
 from vlm_rl.hero import write_hero
+from vlm_rl.page import page_html
 from vlm_rl.runs import EvalResult, RunDirectory, distinct_names, write_atomically
 from vlm_rl.sections import (
     Section,
@@ -36,7 +37,6 @@ from vlm_rl.sections import (
 
 __all__ = ["control_sentences", "write_hero", "write_report"]
 
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _NUM_EXAMPLES = 6
 
 _CONTROLS = {
@@ -77,21 +77,12 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
 
 
 def _page(curves: Sequence[RunCurves], sections: Sequence[Section]) -> str:
-    title = " and ".join(one.name for one in curves)
-    links = "".join(f"<a href='#{s.anchor}'>{escape(s.title)}</a>" for s in sections)
-    bodies = "".join(
-        f"<section id='{s.anchor}'><h2>{escape(s.title)}</h2><p class='caption'>{s.caption}</p>{s.body}</section>"
-        for s in sections
-    )
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)} · vlm-rl report</title>"
-        f"<style>{stylesheet('cards')}{stylesheet('report')}</style></head><body>"
-        f"<header>{_banner(curves)}{_headline(curves)}<nav>{links}</nav></header>"
-        f"<main>{bodies}</main><footer>Written by vlm-rl from the files of the run. Colours follow the "
-        "system's light or dark setting.</footer></body></html>"
+    names = " and ".join(one.name for one in curves)
+    return page_html(
+        title=f"{names} · vlm-rl report",
+        header=f"{_banner(curves)}{_headline(curves)}",
+        sections=sections,
+        footer="Written by vlm-rl from the files of the run.",
     )
 
 

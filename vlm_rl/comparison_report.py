@@ -1,0 +1,235 @@
+"""The page about a study: every rule's curves in its own colour, final values, differences, the words.
+
+One self-contained HTML file in the style of vlm_rl.report. What a study lacks is said in words; there is
+no empty plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from vlm_rl.cards import escape
+from vlm_rl.charts import FULL, HALF, Series, line_chart
+from vlm_rl.comparison import NUM_LONG_DECILES, Comparison, band
+from vlm_rl.comparison_tables import cell, difference_section, final_section, look, swatch, table, table_row
+from vlm_rl.errors import UserError
+from vlm_rl.page import page_html
+from vlm_rl.runs import write_atomically
+from vlm_rl.sections import Section, missing
+from vlm_rl.study import Study
+
+
+def write_comparison_page(comparison: Comparison, study: Study, words: Sequence[str], out: Path) -> Path:
+    """Write the page to `out` and return it. Raises UserError if it cannot be written."""
+    sections = [
+        final_section(comparison, study),
+        difference_section(comparison),
+        _reading_section(words),
+        _learning_section(comparison),
+        _length_section(comparison),
+        _update_section(comparison),
+        _time_section(comparison),
+        _missing_section(comparison, study),
+        _configuration_section(study),
+    ]
+    rules, seeds = len(comparison.rules), len(comparison.seeds)
+    page = page_html(
+        title=f"{rules} rules compared over {seeds} seeds · vlm-rl",
+        header=_header(comparison, study),
+        sections=sections,
+        footer="Written by vlm-rl compare from the files of the runs.",
+        key=_key(comparison),
+    )
+    try:
+        write_atomically(out, lambda place: place.write_text(page, encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot write the report to {out}: {error.strerror or error}") from None
+    return out
+
+
+# -- the top of the page -------------------------------------------------------------------------
+
+
+def _header(comparison: Comparison, study: Study) -> str:
+    others = comparison.rules[1:]
+    seeds = f"{len(comparison.seeds)} seed{'' if len(comparison.seeds) == 1 else 's'}"
+    names = ", ".join(others) if len(others) <= 3 else f"{len(others)} rules"
+    title = f"{names} against {comparison.baseline}" if others else comparison.baseline
+    starts = f"{len(study.starts)} warm start{'' if len(study.starts) == 1 else 's'}"
+    lead = (
+        f"{len(comparison.rules)} rules × {seeds}, {comparison.num_steps} steps each. Runs of one seed share the "
+        f"warm start ({starts} in all), the order of the prompts and the budget; {len(comparison.runs)} of "
+        f"{len(comparison.runs) + len(comparison.missing)} runs are finished."
+    )
+    note = f"<p class='missing'>{_missing_line(comparison)}</p>" if comparison.missing else ""
+    return f"{_banner(comparison)}<h1>{escape(title)}</h1><p class='lead'>{escape(lead)}</p>{note}"
+
+
+def _banner(comparison: Comparison) -> str:
+    sets = sorted({name for run in comparison.runs for name in run.contaminated})
+    if not sets:
+        return ""
+    return (
+        f"<p class='banner'><b>CONTAMINATED</b> — runs of this study were trained on rows of a benchmark "
+        f"({escape(', '.join(sets))}). Their scores there say nothing about unseen problems.</p>"
+    )
+
+
+def _missing_line(comparison: Comparison) -> str:
+    num = len(comparison.missing)
+    runs = "1 run is" if num == 1 else f"{num} runs are"
+    return f"{runs} missing and {'counts' if num == 1 else 'count'} nowhere below: see <a href='#runs'>Runs</a>."
+
+
+def _key(comparison: Comparison) -> str:
+    """The colours of the rules, in view beside every chart."""
+    entries = "".join(f"<span>{swatch(comparison, rule)}{escape(rule)}</span>" for rule in comparison.rules)
+    return f"<div class='key'>{entries}</div>"
+
+
+def _reading_section(words: Sequence[str]) -> Section:
+    return Section(
+        "Token or sequence aggregation",
+        "The quantities that, according to the BA paper, decide it, and what came of it here.",
+        f"<ul class='reading'>{''.join(f'<li>{escape(sentence)}</li>' for sentence in words)}</ul>",
+    )
+
+
+# -- charts --------------------------------------------------------------------------------------
+
+_BAND = "Bold: mean over the seeds of the lightly smoothed curves; band: the lowest and the highest seed."
+
+
+def _learning_section(comparison: Comparison) -> Section:
+    heldout = [
+        _card(
+            comparison,
+            f"heldout_accuracy/{name}",
+            f"Held-out accuracy: {name}",
+            size=FULL if len(comparison.benchmarks) == 1 else HALF,
+            percent=True,
+        )
+        for name in comparison.benchmarks
+    ] or [missing("Held-out accuracy: no evaluation is stored (<code>eval.every</code>, <code>data.eval</code>).")]
+    figures = [
+        _card(comparison, "reward", "Reward of a response"),
+        _card(comparison, "accuracy", "Accuracy of the training responses", percent=True),
+    ]
+    body = f"{_grid(heldout) if len(heldout) > 1 else heldout[0]}{_grid(figures)}"
+    return Section("Learning", f"{_BAND} Held-out accuracy is not smoothed.", body)
+
+
+def _length_section(comparison: Comparison) -> Section:
+    whole = _card(
+        comparison, "completions/mean_length", "Length of all training responses", size=FULL, y_label="tokens"
+    )
+    figures = [
+        _card(comparison, "length/correct_mean", "Length of correct responses", y_label="tokens"),
+        _card(comparison, "length/wrong_mean", "Length of wrong responses", y_label="tokens"),
+        _card(comparison, "length/group_cv", "Variation of length inside a group", y_label="std / mean"),
+        _card(comparison, "length/sign_gap", "Gap in length: A > 0 minus A < 0", y_label="tokens"),
+        *(
+            _card(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_label="tokens")
+            for name in comparison.benchmarks
+        ),
+        _card(comparison, "length_pull/total", "Pull of the update on expected length", y_label="tokens"),
+    ]
+    return Section("Length", f"Generated tokens, the end-of-sequence token included. {_BAND}", whole + _grid(figures))
+
+
+def _update_section(comparison: Comparison) -> Section:
+    longest = f"of the longest {NUM_LONG_DECILES} tenths"
+    figures = [
+        _card(comparison, "clip_ratio/low_mean", "Clip fraction, A < 0 (below)", percent=True, from_zero=True),
+        _card(comparison, "clip_ratio/high_mean", "Clip fraction, A > 0 (above)", percent=True, from_zero=True),
+        _card(comparison, "entropy", "Entropy of the policy", y_label="nats per token"),
+        _card(comparison, "grad_norm", "Gradient norm before clipping", log=True),
+        *(
+            _card(
+                comparison,
+                f"gradient_mass/{sign}/longest",
+                f"Gradient mass {longest}, {sign} advantage",
+                percent=True,
+                from_zero=True,
+            )
+            for sign in ("positive", "negative")
+        ),
+    ]
+    caption = (
+        "Whether the policy changes steadily, still explores, and which responses the update listens to. Gradient "
+        "mass: the share of the summed |token weight × advantage|; did every response count alike, the two charts "
+        f"would add up to about {10 * NUM_LONG_DECILES} %. Rules with a sequence ratio clip whole responses."
+    )
+    return Section("Updates", caption, _grid(figures))
+
+
+def _time_section(comparison: Comparison) -> Section:
+    caption = "Seconds of a training step; runs that were trained side by side shared the machine."
+    return Section(
+        "Time", caption, _card(comparison, "step_time", "Step time", size=FULL, y_label="s", from_zero=True)
+    )
+
+
+def _card(comparison: Comparison, name: str, title: str, **options: Any) -> str:
+    """A chart with a line and a band per rule; one sentence where there is nothing to draw."""
+    series = []
+    for rule in comparison.rules:
+        found = band(comparison.of(rule), name)
+        if found is not None:
+            color, dashed = look(comparison, rule)
+            series.append(
+                Series(
+                    rule,
+                    found.steps,
+                    found.mean,
+                    color,
+                    dashed=dashed,
+                    low=found.low,
+                    high=found.high,
+                    band_alpha=0.16 if len(comparison.rules) <= 4 else 0.1,
+                )
+            )
+    chart = line_chart(series, description=title, legend=False, **options)
+    if chart is None:
+        return missing(f"{escape(title)}: not logged by these runs (<code>{escape(name)}</code>).")
+    if not any(np.any(one.y) for one in series):
+        return missing(f"{escape(title)}: 0 at every step.")
+    return f"<figure class='card'><figcaption>{escape(title)}</figcaption>{chart}</figure>"
+
+
+def _grid(figures: Sequence[str]) -> str:
+    return f"<div class='grid'>{''.join(figures)}</div>"
+
+
+# -- runs and configuration ----------------------------------------------------------------------
+
+
+def _missing_section(comparison: Comparison, study: Study) -> Section:
+    reasons = {(one.rule, one.seed): one.reason for one in comparison.missing}
+    starts = list(study.starts)
+    head = [cell("th", "seed"), cell("th", "warm start"), *(cell("th", rule) for rule in comparison.rules)]
+    rows = [table_row(head)]
+    for place, seed in enumerate(comparison.seeds):
+        states = [reasons.get((rule, seed), "finished") for rule in comparison.rules]
+        rows.append(table_row([cell("td", text) for text in (str(seed), starts[place % len(starts)], *states)]))
+    caption = "Which runs are in the numbers above. `vlm-rl compare` with the same arguments runs what is missing."
+    return Section("Runs", caption.replace("`vlm-rl compare`", "<code>vlm-rl compare</code>"), table(rows))
+
+
+def _configuration_section(study: Study) -> Section:
+    rules = {name: study.rules[name] for name in study.rule_names}
+    body = (
+        f"<h3>What each rule changes</h3><pre>{_yaml(rules)}</pre>"
+        f"<h3>Warm starts</h3><pre>{_yaml(study.starts)}</pre>"
+        f"<details><summary>The configuration that all share</summary><pre>{_yaml(study.base)}</pre></details>"
+    )
+    return Section("Configuration", "As the study file gives it; every other key has its default.", body)
+
+
+def _yaml(tree: Any) -> str:
+    return escape(OmegaConf.to_yaml(OmegaConf.create(tree)))

@@ -1,0 +1,187 @@
+"""A study: several rules trained over the same seeds from the same warm starts, with one budget.
+
+    base:                                   # a training configuration without seed, out and model.path
+      data: {train: [data/toy-train], eval: [data/toy-test]}
+      train: {steps: 40}
+    starts: {a: models/warm-0, b: models/warm-1}
+    seeds: [0, 1, 2, 3]                     # the seed at place k starts from start number k mod len(starts)
+    rules:
+      grpo: {algorithm.name: grpo}          # dotted keys, replaced in the base
+      luspo+hadw: {algorithm.name: luspo, algorithm.hadw.enabled: true}
+    baseline: grpo
+
+Every rule gets the same pairs of seed and start, so runs of one seed differ in the rule alone and are
+compared in pairs. Nothing is started here, and this module knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from vlm_rl.algorithms import resolve_algorithm
+from vlm_rl.config import Config, Section, parse_config, parse_tree, read_tree
+from vlm_rl.errors import UserError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+# The study sets these itself: key -> what does it.
+_OWN_KEYS = {"seed": "seeds", "out": "--out"}
+
+# A rule may not change these: its runs would see other problems, or more of them, or be measured otherwise.
+_SHARED_KEYS = (
+    "seed",
+    "out",
+    "model.path",
+    "data.",
+    "eval.",
+    "train.steps",
+    "rollout.prompts_per_step",
+    "rollout.responses_per_prompt",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run of a study."""
+
+    rule: str
+    seed: int
+    start: str  # name of the warm start
+    config: Config
+
+    @property
+    def out(self) -> Path:
+        """The run directory; its log and its configuration file lie beside it."""
+        return Path(self.config.out)
+
+    @property
+    def log(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.log")
+
+    @property
+    def config_file(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.yaml")
+
+    @property
+    def title(self) -> str:
+        return f"{self.rule} seed {self.seed}"
+
+
+class Study(Section):
+    """A study file."""
+
+    base: dict[str, Any]
+    """A training configuration; a model.path in it is replaced by the start's."""
+    starts: dict[str, str] = Field(min_length=1)
+    """Name -> model folder."""
+    seeds: list[int] = Field(min_length=1)
+    rules: dict[str, dict[str, Any]] = Field(min_length=1)
+    """Name -> what the rule changes in the base, by dotted key."""
+    baseline: str
+    """The rule that the others are compared with."""
+
+    _where: str = PrivateAttr(default="study")
+
+    @field_validator("base")
+    @classmethod
+    def _leaves_its_place_to_the_study(cls, base: dict[str, Any]) -> dict[str, Any]:
+        for key, setter in _OWN_KEYS.items():
+            if key in base:
+                raise ValueError(f"{key} is {base[key]!r}, but {setter} sets it; take it out of base")
+        return base
+
+    @field_validator("rules", "starts")
+    @classmethod
+    def _names_are_plain(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"the name {name!r} cannot stand in a path: use letters, digits, dot, underscore, plus and "
+                    "dash, and begin with a letter or digit"
+                )
+        return named
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[int]) -> list[int]:
+        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]} is there twice; the same run again adds nothing, take it out")
+        return seeds
+
+    @model_validator(mode="after")
+    def _baseline_is_a_rule(self) -> Study:
+        if self.baseline not in self.rules:
+            raise ValueError(f"baseline is {self.baseline!r}, which is no rule; rules: {', '.join(self.rules)}")
+        return self
+
+    @property
+    def rule_names(self) -> list[str]:
+        """The baseline, then the others in the file's order."""
+        return [self.baseline, *(name for name in self.rules if name != self.baseline)]
+
+    def runs(self, out: Path) -> list[Planned]:
+        """Every run below `out`, all rules of the first seed first: a part of the list is balanced too.
+
+        Raises UserError, naming the rule and the key, where any of the configurations is not valid.
+        """
+        starts = list(self.starts)
+        pairs = [(seed, starts[place % len(starts)]) for place, seed in enumerate(self.seeds)]
+        return [self._planned(rule, seed, start, out) for seed, start in pairs for rule in self.rule_names]
+
+    def _planned(self, rule: str, seed: int, start: str, out: Path) -> Planned:
+        where = f"{self._where}: rules.{rule}"
+        tree = deepcopy(self.base)
+        for key, value in _leaves(self.rules[rule]):
+            if f"{key}.".startswith(tuple(f"{shared.rstrip('.')}." for shared in _SHARED_KEYS)):
+                raise UserError(
+                    f"{where}: {key} is {value!r}: all rules of a study share it, or their runs could not be "
+                    "compared in pairs; set it in base, or make two studies"
+                )
+            _put(tree, key, value, where)
+        for key, value in (("seed", seed), ("out", str(out / rule / f"seed-{seed}"))):
+            _put(tree, key, value, where)
+        _put(tree, "model.path", self.starts[start], where)
+        config = parse_config(tree, where)
+        try:
+            resolve_algorithm(config.algorithm)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        return Planned(rule, seed, start, config)
+
+
+def load_study(path: str | Path) -> Study:
+    """Read a study file and validate it with every configuration that it makes.
+
+    Raises UserError naming the file, the key's path, the value and the next step.
+    """
+    study = parse_tree(Study, read_tree(path), str(path))
+    study._where = str(path)
+    study.runs(Path("study"))
+    return study
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Overrides as (dotted key, value): a mapping changes the keys that it names and no others."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    *sections, last = key.split(".")
+    for depth, name in enumerate(sections, 1):
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"{where}: cannot set {key}: {'.'.join(sections[:depth])} is {tree!r}, not a section")
+    tree[last] = deepcopy(value)
