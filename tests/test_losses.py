@@ -147,10 +147,11 @@ def test_token_clip_by_hand() -> None:
 
 
 def test_clip_counts_by_hand() -> None:
-    logp = torch.tensor([1.5, 1.5, 0.5, 0.5], dtype=torch.float64).log()
-    data = inputs([1] * 4, [1.0, -1.0, 1.0, -1.0], np.full(4, 0.25), torch.zeros(4, dtype=torch.float64))
+    logp = torch.tensor([1.5, 1.5, 1.5, 0.5, 0.5, 0.5, 0.5], dtype=torch.float64).log()
+    advantages = [1.0, 1.0, -1.0, 1.0, -1.0, -1.0, -1.0]  # clipped: two above, three below
+    data = inputs([1] * 7, advantages, np.full(7, 0.25), torch.zeros(7, dtype=torch.float64))
     _, sums = policy_loss(logp, torch.zeros_like(logp), data, **TOKEN_CLIP)
-    assert (int(sums["tokens"]), int(sums["clipped_low"]), int(sums["clipped_high"])) == (4, 1, 1)
+    assert (int(sums["tokens"]), int(sums["clipped_low"]), int(sums["clipped_high"])) == (7, 3, 2)
 
 
 def test_cispo_by_hand() -> None:
