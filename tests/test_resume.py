@@ -118,8 +118,9 @@ def test_a_finished_run_resumes_to_nothing(toys: Toys, whole: tuple[RunDirectory
     assert (whole[0].path / "metrics.jsonl").read_bytes() == before
 
 
-# (phase, how often it has begun) -> the step whose end (or, before the update, beginning) is saved
-PHASES = {("rollout", 3): 2, ("reward", 2): 1, ("update", 3): 3, ("evaluation", 2): 2, ("save", 1): 2}
+# (phase, how often it has begun; drawing and generating are a rollout each) -> the step whose end (or, before the
+# update, beginning) is saved
+PHASES = {("rollout", 5): 2, ("reward", 2): 1, ("update", 3): 3, ("evaluation", 2): 2, ("save", 1): 2}
 
 
 @pytest.mark.parametrize(
