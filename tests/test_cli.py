@@ -335,3 +335,13 @@ def test_a_message_goes_to_stderr_and_stdout_stays_empty(capsys, monkeypatch: py
     assert cli.main(["report", "x"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "vlm-rl: the place: what is wrong; the next step\n")
+
+
+def test_overrides_may_stand_behind_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(Path(__file__).resolve().parents[1] / "configs" / "virl39k_luspo_7b.yaml")
+    assert cli.main(["train", recipe, "--dry-run", "algorithm.name=lupso"]) == 2
+    assert "did you mean 'luspo'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", recipe, "--dry-run", "--rnaks=8"])
+    assert stopped.value.code == 2
+    assert "unrecognized arguments: --rnaks=8" in capsys.readouterr().err

@@ -18,7 +18,12 @@ from vlm_rl.errors import UserError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command is _train and all("=" in word and not word.startswith("-") for word in rest):
+        options.overrides += rest  # key=value behind a flag, where argparse expects no more of them
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.command(options)
     except UserError as error:
@@ -191,15 +196,17 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _quickstart(options: argparse.Namespace) -> None:
+    seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else [options.seed]
+    outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
+    for out in outs.values():
+        if out.exists():
+            raise UserError(f"{out} exists already; remove it or choose another --out (make quickstart OUT=...)")
+
     from data_prep.toy_sets import prepare_toy
     from vlm_rl.quickstart import print_seeds, quickstart
 
-    seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else [options.seed]
     results = {}
-    for seed in seeds:
-        out = options.out / f"seed-{seed}" if options.seeds else options.out
-        if out.exists():
-            raise UserError(f"{out} exists already; remove it or choose another --out")
+    for seed, out in outs.items():
         toy = prepare_toy(out.with_name(f"{out.name}-data"), seed=seed)
         results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
     if options.seeds:
