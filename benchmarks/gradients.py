@@ -1,6 +1,6 @@
 """Every algorithm through the real learner: one table of how far its gradients differ between splits.
 
-    OMP_NUM_THREADS=1 python benchmarks/gradients.py                # 1 and 2 ranks, ZeRO 0 to 3: about 10 minutes
+    OMP_NUM_THREADS=1 python benchmarks/gradients.py                # 1 and 2 ranks, ZeRO 0 to 3
     OMP_NUM_THREADS=1 python benchmarks/gradients.py --ranks 1 --stages 0 2
 
 The same five groups, with images and without, as 1, 2, 4 and 8 rows in different orders; each number is

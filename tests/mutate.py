@@ -1,6 +1,6 @@
 """Break each factor of the mathematics once, and name the tests that notice.
 
-    python tests/mutate.py              # about ten minutes
+    python tests/mutate.py              # all of them: minutes
     python tests/mutate.py clip         # the breaks whose name holds this word
 
 Every break is made in a copy of the package in a temporary folder; the tests of the pure functions run

@@ -40,7 +40,7 @@ from vlm_rl.comparison import (
 )
 from vlm_rl.comparison_words import words
 from vlm_rl.config import AlgorithmConfig, load_config
-from vlm_rl.errors import UserError
+from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.runs import RunDirectory
 from vlm_rl.statistics import estimate, incomplete_beta, t_cdf, t_quantile
 from vlm_rl.study import Study, load_study
@@ -500,7 +500,7 @@ def test_one_comparison_at_a_time(tmp_path):
 
 
 def test_stopping_has_the_trainer_s_exit_code():
-    assert command.EXIT_STOPPED == session.EXIT_STOPPED
+    assert command.StoppedError is session.StoppedError
 
 
 def test_the_tail_of_a_log(tmp_path):
@@ -639,7 +639,7 @@ def test_a_study_stopped_in_the_middle_and_started_again(toys: Toys, tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=300)
-    assert process.returncode == session.EXIT_STOPPED, said
+    assert process.returncode == EXIT_STOPPED, said
     assert "stopping" in said and processes_in(out) == []
     study = load_study(path)
     finished = [one for one in study.runs(out) if command.is_finished(one)]

@@ -30,7 +30,9 @@ from torch import Tensor
 from toy_runs import clean_environment
 
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
+from vlm_rl.config import TrainConfig
 from vlm_rl.errors import UserError
+from vlm_rl.learner import deepspeed_block
 from vlm_rl.packing import TrainGroup
 from vlm_rl.ranks import from_main
 
@@ -255,6 +257,14 @@ def test_what_only_rank_0_can_see_is_known_to_all() -> None:
         from_main(refuse)
 
 
+@pytest.mark.parametrize(
+    ("stage", "dtype", "kept"), [(2, "bfloat16", True), (3, "bfloat16", True), (2, "float32", False)]
+)
+def test_bfloat16_gradients_are_summed_in_float32(stage: int, dtype: str, kept: bool) -> None:
+    block = deepspeed_block(TrainConfig(zero_stage=stage), getattr(torch, dtype))
+    assert (block.get("data_types") == {"grad_accum_dtype": "fp32"}) is kept
+
+
 def test_deepspeed_compiles_nothing_at_its_start() -> None:
     """Its build of a shared-memory operator waits for ever on the lock of a build that was killed."""
     from vlm_rl.learner import _import_deepspeed
@@ -344,7 +354,7 @@ def test_every_gradient_equals_its_equation(found, papers) -> None:
 
 
 def test_the_rules_differ(papers) -> None:
-    """Nine gradients that agree would prove nothing: no two rules point the same way at this batch."""
+    """Gradients that agree would prove nothing: no two rules point the same way at this batch."""
     names = list(ALGORITHMS)
     for index, name in enumerate(names):
         for other in names[:index]:

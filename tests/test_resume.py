@@ -11,8 +11,8 @@ import pytest
 from toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 
 from vlm_rl.checkpoint import newest_verified
+from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.runs import RunDirectory
-from vlm_rl.session import EXIT_STOPPED
 
 KEPT = {"checkpoint": {"every": 2, "keep_last": 1}}  # a save of step 4 may delete that of step 2
 

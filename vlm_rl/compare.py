@@ -26,23 +26,15 @@ from vlm_rl.comparison import as_csv, as_json, collect, missing_reason
 from vlm_rl.comparison_report import write_comparison_page
 from vlm_rl.comparison_words import words
 from vlm_rl.config import MUTABLE_KEYS, changed_keys, save_config
-from vlm_rl.errors import UserError
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.runs import RunDirectory, write_atomically
 from vlm_rl.study import Planned, Study, load_study
 from vlm_rl.terminal import clock, make_console, visible
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL, as vlm_rl.session's: stopped by SIGTERM; the same command goes on
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 15
 _TAIL_BYTES = 16_384
-
-
-class StoppedError(SystemExit):
-    """SIGTERM arrived and every run has ended."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_STOPPED)
 
 
 def compare(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False) -> int:

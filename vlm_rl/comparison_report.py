@@ -217,8 +217,8 @@ def _missing_section(comparison: Comparison, study: Study) -> Section:
     for place, seed in enumerate(comparison.seeds):
         states = [reasons.get((rule, seed), "finished") for rule in comparison.rules]
         rows.append(table_row([cell("td", text) for text in (str(seed), starts[place % len(starts)], *states)]))
-    caption = "Which runs are in the numbers above. `vlm-rl compare` with the same arguments runs what is missing."
-    return Section("Runs", caption.replace("`vlm-rl compare`", "<code>vlm-rl compare</code>"), table(rows))
+    caption = "Which runs are in the numbers above. <code>vlm-rl compare</code> again runs what is missing."
+    return Section("Runs", caption, table(rows))
 
 
 def _configuration_section(study: Study) -> Section:

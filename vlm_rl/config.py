@@ -65,7 +65,7 @@ class DataConfig(Section):
 
 
 class HadwConfig(Section):
-    """History-aware difficulty weighting; see docs/algorithms.md."""
+    """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
 
     enabled: bool = False
     scale: PositiveFloat = 1.3

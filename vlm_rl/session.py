@@ -30,7 +30,7 @@ from vlm_rl.data import (
     refuse_contaminated,
 )
 from vlm_rl.difficulty import Belief
-from vlm_rl.errors import UserError
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluate import evaluate
 from vlm_rl.learner import Learner, Reference
 from vlm_rl.model_folder import check_model_folder
@@ -44,15 +44,6 @@ from vlm_rl.samplers.base import FingerprintBuilder, SamplingParams, check_fresh
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
-
-EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM after saving; run again with --resume
-
-
-class StoppedError(SystemExit):
-    """SIGTERM arrived and the state is saved; exits with EXIT_STOPPED."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_STOPPED)
 
 
 class Session:
@@ -184,14 +175,15 @@ class Session:
 
     def _check_prompts(self) -> None:
         """At least one training prompt must fit, or drawing prompts would not end."""
-        if any(self.fits(problem) for problem in self.problems):
+        limit = self.config.data.max_prompt_tokens
+        if any(len(self.prompt(problem).ids) <= limit for problem in self.problems):
             self.forget_prompts()
             return
         shortest = min(self._prompts.values(), key=lambda prompt: len(prompt.ids))
         raise UserError(
-            f"no prompt of {', '.join(self.config.data.train)} fits data.max_prompt_tokens "
-            f"{self.config.data.max_prompt_tokens}: the shortest, {shortest.problem_id!r}, has {len(shortest.ids)} "
-            "tokens; raise it, or lower data.max_pixels and prepare again"
+            f"no prompt of {', '.join(self.config.data.train)} fits data.max_prompt_tokens {limit}: the shortest, "
+            f"{shortest.problem_id!r}, has {len(shortest.ids)} tokens; raise it, or lower data.max_pixels and "
+            "prepare again"
         )
 
     # --- the state that a checkpoint carries --------------------------------------------------
@@ -298,10 +290,6 @@ class Session:
         if problem.id not in self._prompts:
             self._prompts[problem.id] = self.builder.build(problem)
         return self._prompts[problem.id]
-
-    def fits(self, problem: Problem) -> bool:
-        """Whether the problem's prompt, image tokens included, is within data.max_prompt_tokens."""
-        return len(self.prompt(problem).ids) <= self.config.data.max_prompt_tokens
 
     def forget_prompts(self) -> None:
         """Drop the prompts of the last step; pixels of a whole epoch would fill the memory."""

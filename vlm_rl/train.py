@@ -36,7 +36,7 @@ def train(config: Config, *, resume: bool = False) -> None:
     """Train until config.train.steps rollout steps are done.
 
     Raises UserError, before anything is written, for a mistake in configuration, data or model, and
-    exits with session.EXIT_STOPPED after SIGTERM, its state saved.
+    exits with errors.EXIT_STOPPED after SIGTERM, its state saved.
     """
     with Session(config, resume=resume) as s:
         s.sync_weights()
@@ -131,6 +131,7 @@ def sample_and_grade(
 
 def with_advantages(s: Session, groups: Sequence[Group]) -> list[Group]:
     """The groups with their advantages, scaled by difficulty where HA-DW is on."""
+    s.difficulty = {}
     if not groups:
         return []
     rewards_PG = np.array([[reward.total for reward in group.rewards] for group in groups])
@@ -176,10 +177,10 @@ def pack(s: Session, groups: Sequence[Group], weights_PG: np.ndarray) -> list[Pa
         budget=s.config.train.micro_batch_tokens,
         num_ranks=world_size(),
     )[rank()]
+    mine = {chunk.group: groups[chunk.group] for chunks in plan for chunk in chunks}
     train_groups = {
         index: TrainGroup(s.prompt(group.problem), group.rollouts, group.advantages_G, weights_PG[index])
-        for index, group in enumerate(groups)
-        if any(chunk.group == index for chunks in plan for chunk in chunks)
+        for index, group in mine.items()
     }
     positions = partial(rope_positions, s.policy.model)
     mean_weight = 1 / sum(int(group.lengths_G.sum()) for group in groups)
