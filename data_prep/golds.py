@@ -2,9 +2,12 @@ r"""What a gold answer is: its text without wrapping, its type, and the options 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
+from data_prep.rows import RowError
 from vlm_rl.templates import boxes
 from vlm_rl.types import AnswerType
 
@@ -21,6 +24,44 @@ _LABELS = (
     re.compile(r"\(([A-J])\)"),
     re.compile(r"(?:^|(?<=[\s;；/,]))([A-J])\s*[.．:：)、]"),
 )
+
+
+def gold_of(answer: Any) -> str:
+    """The unwrapped gold of a row. Raises RowError if it is missing, no text, or broken."""
+    if answer is None or (isinstance(answer, str) and not answer.strip()):
+        raise RowError("answer_missing", "the answer is missing")
+    if not isinstance(answer, str):
+        raise RowError("bad_type", f"the answer must be text, not {type(answer).__name__} {answer!r:.40}")
+    gold = unwrap_gold(answer)
+    if gold is None:
+        raise RowError("gold_broken", f"the answer's boxes or braces do not close: {answer!r:.80}")
+    if not gold:
+        raise RowError("answer_missing", f"the answer is empty: {answer!r:.40}")
+    return gold
+
+
+def number_gold(answer: Any) -> str:
+    """A gold that some files hold as a number: 27.0 is "27", 73 is "73", "073" is "73"."""
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        text = gold_of(answer)
+        return str(int(text)) if re.fullmatch(r"-?0*\d+", text) else text
+    if not math.isfinite(answer):
+        raise RowError("answer_missing", f"the answer is {answer}")
+    return str(int(answer)) if answer == int(answer) else repr(answer)
+
+
+def type_and_choices(gold: str, question: str) -> tuple[AnswerType, tuple[str, ...]]:
+    """The gold's type, and the options that the question itself lists where it is a choice."""
+    kind = infer_answer_type(gold)
+    return kind, parse_choices(question) if kind == "choice" else ()
+
+
+def last_box(solution: str) -> str:
+    r"""The last `\boxed{}` of a solution with its contents. Raises RowError without one."""
+    found = boxes(solution.replace(r"\fbox", r"\boxed"))
+    if not found:
+        raise RowError("answer_missing", f"the solution has no closed box: ...{solution[-60:]!r}")
+    return found[-1]
 
 
 def unwrap_gold(answer: str) -> str | None:

@@ -1,38 +1,38 @@
 """From a data set's own files to a prepared set: checked, drawn on the model's grid, counted.
 
-    report = prepare("virl39k", Path("ViRL39K"), Path("out/virl"), min_pixels=3136, max_pixels=1_003_520)
+    report = prepare("virl39k", Path("ViRL39K"), Path("data/virl39k"), Options(max_pixels=1_003_520))
 
-A prepared set is a folder with data.parquet (columns of `features()`, which `datasets` reads as they are)
-and manifest.json (where the rows came from, how many were dropped and why, sha256 of the data). It
-appears complete or not at all.
+A prepared set is a folder with data.parquet, manifest.json (where the rows came from, how many were
+dropped and why), dropped.jsonl (examples of every reason) and report.html. It appears complete or not
+at all. Until then finished shards lie in `.NAME.partial` beside it; the same call after a kill goes on there.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from data_prep.assemble import Assembly, assemble
+from data_prep.filters import cached, count_or_none, screen_row
+from data_prep.inputs import describe_inputs
+from data_prep.options import GoldCheck, Options, TokenCount
+from data_prep.prepared_set import DATA, FORMAT, SetWriter, schema, to_row, write_manifest
 from data_prep.rows import Dropped, Row, RowError
+from data_prep.shards import Screened, ShardRecord, ShardTask, make_shards
 from data_prep.sources import SOURCES
+from data_prep.workspace import HopelessError, Workspace
+from vlm_rl.answers import GRADER_VERSION
 from vlm_rl.errors import UserError
-from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png, fit_to_grid, grid_size
 from vlm_rl.terminal import make_console
-from vlm_rl.tiny import CONTROL_TOKENS
-from vlm_rl.types import IMAGE_MARKER, Problem
+from vlm_rl.types import Problem
 
-FORMAT = 1
-ROWS_PER_GROUP = 64  # a Parquet row group is held in memory, pictures included
-
-GoldCheck = Callable[[Problem], bool]
+SHARD_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,64 +40,199 @@ class PrepareReport:
     """What happened to the rows: rows_in = kept + the sum of dropped."""
 
     source: str
-    min_pixels: int
-    max_pixels: int
+    options: Options
     rows_in: int
     kept: int
     dropped: Mapping[str, int]  # reason -> rows
     notes: Mapping[str, int] = field(default_factory=dict)  # what was changed or flagged in kept rows
     test_only: bool = False  # at least one row of a benchmark
+    shards_reused: int = 0  # finished by an earlier call that was killed
 
 
 def prepare(
     source: str,
     path: Path,
     out: Path,
+    options: Options = Options(),  # noqa: B008 (frozen)
     *,
-    min_pixels: int = 3136,
-    max_pixels: int = 1_003_520,
-    strict: bool = False,
-    limit: int | None = None,
-    blank_image: bool = False,
     gold_check: GoldCheck | None = None,
+    count_tokens: TokenCount | None = None,
+    counted_with: Mapping[str, str] | None = None,
+    revision: str = "",
+    workers: int = 1,
 ) -> PrepareReport:
     """Read `source` (a key of SOURCES) at `path` and write the prepared set `out`.
 
-    strict: the first bad row is a UserError with file and row; otherwise it is dropped and counted.
-    limit: stop after this many kept rows. blank_image: rows without a picture get a white one.
-    gold_check: tells whether the grader accepts the gold as an answer to itself; training rows that
-    fail are dropped, benchmark rows kept and flagged (meta "gold_unverified").
-    Raises UserError for an unknown source, an existing `out`, or when no row is left.
+    gold_check: training rows that fail it are dropped, benchmark rows kept and flagged (meta
+    "gold_unverified"). count_tokens: fills prompt_tokens; counted_with says with what, for the manifest.
+    revision: of the hub's repository, if it came from there. workers: processes for the pictures; 1 is this
+    one, and more of them need the caller's main module to be importable (`if __name__ == "__main__"`).
+    Raises UserError for an unknown source, an existing `out`, bad options, a bad row in strict mode, or
+    when no row is left.
     """
     if source not in SOURCES:
         raise UserError(f"no data source {source!r}; known: {', '.join(SOURCES)}")
-    path = Path(path)
+    path, out = Path(path), Path(out)
     if not path.exists():
         raise UserError(f"{path}: does not exist; give the folder or file of {source} on this machine")
-    grid_size(28, 28, min_pixels=min_pixels, max_pixels=max_pixels)  # refuses an impossible range
-    run = _Run(min_pixels, max_pixels, strict, limit, blank_image, gold_check)
+    options.check()
+    if options.max_prompt_tokens is not None and count_tokens is None:
+        raise UserError("--max-prompt-tokens needs a tokenizer to count with; name a model folder with --tokenizer")
+    inputs = {"source": source, "revision": revision, "files": describe_inputs(source, path)}
+    counted = dict(counted_with or {})
+    # What shards depend on: with another value of any of these an earlier call's shards are of no use.
+    plan = {
+        "format": FORMAT,
+        "inputs": inputs,
+        "options": {key: value for key, value in options.record().items() if key not in _LATER_OPTIONS},
+        "grader_version": GRADER_VERSION if gold_check else None,
+        "counted_with": counted,
+        "shard_rows": _shard_rows(options),
+    }
+    items = SOURCES[source].read(path, options.split)
+    with Workspace(out, plan) as space:
+        stream = _Stream(options, space, cached(gold_check) if gold_check else None, count_tokens)
+        rows = _with_progress(items, f"preparing {source}", stream)
+        _make(stream, rows, workers=workers)
+        assembly = assemble([space.stem(number) for number in range(stream.num_shards)], space.build, options)
+        if assembly.kept == 0:
+            raise HopelessError(f"{out}: no row is left to write; dropped: {dict(assembly.dropped)}")
+        report = _report(source, options, assembly, stream)
+        _write_facts(space.build, report, assembly, plan)
+        space.publish()
+    return report
 
-    def report() -> PrepareReport:
-        return PrepareReport(
-            source=source,
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            rows_in=run.rows_in,
-            kept=run.kept,
-            dropped=dict(sorted(run.dropped.items())),
-            notes=dict(sorted(run.notes.items())),
-            test_only=run.test_only,
-        )
 
-    rows = _with_progress(SOURCES[source](path), f"preparing {source}", run)
-    write_problems(run.keep(rows), out, lambda: asdict(report()))
-    return report()
+_LATER_OPTIONS = ("strict", "limit", "keep_duplicates", "against", "keep_overlap", "seed")
+
+
+def _shard_rows(options: Options) -> int:
+    """Fewer for a small limit, so that little is prepared for nothing."""
+    return SHARD_ROWS if options.limit is None else max(8, min(SHARD_ROWS, options.limit))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Rows on their way into shards."""
+
+    options: Options
+    space: Workspace
+    gold_check: GoldCheck | None
+    count_tokens: TokenCount | None
+    rows_in: int = 0
+    num_shards: int = 0
+    num_reused: int = 0
+    num_kept: int = 0  # of the finished shards so far
+
+    def tasks(self, items: Iterable[Row | Dropped], arrow_schema: Any) -> Iterator[ShardTask]:
+        """A task for every shard that is not finished yet."""
+        stream, size = iter(items), _shard_rows(self.options)
+        while batch := list(islice(stream, size)):
+            stem = self.space.stem(self.num_shards)
+            self.num_shards += 1
+            self.rows_in += sum(item.count if isinstance(item, Dropped) else 1 for item in batch)
+            record = ShardRecord.load(stem)
+            if record is not None:
+                self.num_reused += 1
+                self._check_strict(next((i for i in record.items if isinstance(i, Dropped) and not i.known), None))
+                self._count(record)
+            else:
+                screened = tuple(self._screen(item) for item in batch)
+                yield ShardTask(stem, screened, self.options.grid, self.options.max_prompt_tokens, arrow_schema)
+            if self.options.limit is not None and self.num_kept >= self.options.limit:
+                return
+
+    def _screen(self, item: Row | Dropped) -> Screened | Dropped:
+        if isinstance(item, Dropped):
+            self._check_strict(item)
+            return item
+        try:
+            row = screen_row(item, self.options, self.gold_check)
+            tokens = count_or_none(self.count_tokens, row.problem)
+        except RowError as error:
+            dropped = Dropped(item.where, error.reason, str(error), error.known)
+            self._check_strict(dropped)
+            return dropped
+        return Screened(row, tokens)
+
+    def finished(self, stem: Path, bad: Dropped | None) -> None:
+        """A worker is done with a shard."""
+        self._check_strict(bad)
+        if self.options.limit is not None and (record := ShardRecord.load(stem)) is not None:
+            self._count(record)
+
+    def _count(self, record: ShardRecord) -> None:
+        self.num_kept += sum(not isinstance(item, Dropped) for item in record.items)
+
+    def _check_strict(self, item: Dropped | None) -> None:
+        if self.options.strict and item is not None and not item.known:
+            raise HopelessError(
+                f"{item.where}: {item.detail} ({item.reason}); mend the row or prepare without --strict"
+            )
+
+
+def _make(stream: _Stream, items: Iterable[Row | Dropped], *, workers: int) -> None:
+    """Every shard, those of an earlier call left as they are."""
+    stems: list[Path] = []
+
+    def tasks() -> Iterator[ShardTask]:
+        for task in stream.tasks(items, schema()):
+            stems.append(task.stem)
+            yield task
+
+    # With a limit rows are prepared one shard at a time, so that none is prepared for nothing.
+    for number, bad in enumerate(make_shards(tasks(), workers=1 if stream.options.limit is not None else workers)):
+        stream.finished(stems[number], bad)
+
+
+def _report(source: str, options: Options, assembly: Assembly, stream: _Stream) -> PrepareReport:
+    return PrepareReport(
+        source=source,
+        options=options,
+        rows_in=assembly.rows_in,
+        kept=assembly.kept,
+        dropped=dict(sorted(assembly.dropped.items())),
+        notes=dict(sorted(assembly.notes.items())),
+        test_only=assembly.test_only,
+        shards_reused=stream.num_reused,
+    )
+
+
+def _write_facts(folder: Path, report: PrepareReport, assembly: Assembly, plan: Mapping[str, Any]) -> None:
+    """manifest.json, dropped.jsonl and report.html beside data.parquet."""
+    from data_prep.report import write_report
+
+    options = report.options
+    assert report.rows_in == report.kept + sum(report.dropped.values()), report
+    lines = [json.dumps(example, ensure_ascii=False, sort_keys=True) for example in assembly.examples]
+    (folder / "dropped.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    source = SOURCES[report.source]
+    write_manifest(
+        folder,
+        {
+            **plan["inputs"],
+            "hub": source.hub,
+            "published_rows": list(source.rows),
+            "options": options.record(),
+            "min_pixels": options.min_pixels,
+            "max_pixels": options.max_pixels,
+            "patch_size": options.patch_size,
+            "grader_version": plan["grader_version"],
+            "counted_with": plan["counted_with"],
+            "rows_in": report.rows_in,
+            "kept": report.kept,
+            "dropped": report.dropped,
+            "notes": report.notes,
+            "test_only": report.test_only,
+        },
+    )
+    write_report(folder, seed=options.seed)
 
 
 def write_problems(
     problems: Iterable[Problem], out: Path, manifest: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 ) -> Path:
-    """Write a prepared set: data.parquet and manifest.json, atomically, into the new folder `out`.
+    """Write a prepared set of finished problems, atomically, into the new folder `out`.
 
     `manifest` (called after the last row if it is a function) is completed with the format, the
     number of rows and the data's sha256. The pictures are taken as they are.
@@ -112,13 +247,12 @@ def write_problems(
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
             work = Path(name) / "set"
             work.mkdir()
-            kept = _write_parquet(problems, work / "data.parquet")
+            with SetWriter(work / DATA, schema()) as writer:
+                writer.add_rows(map(to_row, problems))
             facts = dict(manifest() if callable(manifest) else manifest)
-            if kept == 0:
+            if writer.num_rows == 0:
                 raise UserError(f"{out}: no row is left to write; dropped: {facts.get('dropped', {})}")
-            facts |= {"format": FORMAT, "kept": kept, "sha256": {"data.parquet": _sha256(work / "data.parquet")}}
-            text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            (work / "manifest.json").write_text(text, encoding="utf-8")
+            write_manifest(work, {**facts, "kept": writer.num_rows})
             work.rename(out)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error}") from None
@@ -130,92 +264,7 @@ def write_problems(
     return out
 
 
-@dataclass(slots=True)
-class _Run:
-    """The options of one preparation and its running counts."""
-
-    min_pixels: int
-    max_pixels: int
-    strict: bool
-    limit: int | None
-    blank_image: bool
-    gold_check: GoldCheck | None
-    rows_in: int = 0
-    kept: int = 0
-    test_only: bool = False
-    dropped: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-    ids: set[str] = field(default_factory=set)
-
-    def keep(self, rows: Iterable[Row | Dropped]) -> Iterator[Problem]:
-        """The finished problems; every other row is counted, or stops a strict run."""
-        for row in rows:
-            self.rows_in += 1
-            if isinstance(row, Dropped):
-                self._drop(row)
-                continue
-            try:
-                problem = self._finish(row)
-            except RowError as error:
-                self._drop(Dropped(row.where, error.reason, str(error), error.known))
-                continue
-            self.kept += 1
-            self.test_only |= problem.test_only
-            yield problem
-            if self.kept == self.limit:
-                return
-
-    def _drop(self, row: Dropped) -> None:
-        if self.strict and not row.known:
-            raise UserError(f"{row.where}: {row.detail} ({row.reason}); mend the row or prepare without --strict")
-        self.dropped[row.reason] += 1
-
-    def _finish(self, row: Row) -> Problem:
-        problem = row.problem
-        if problem.id in self.ids:
-            raise RowError("duplicate_id", f"the id {problem.id!r} appeared before")
-        for token in CONTROL_TOKENS:
-            if token in problem.question:
-                raise RowError("control_token", f"the question holds the model's control token {token}")
-        fitted = [self._fit(data, index, problem.test_only) for index, data in enumerate(problem.images)]
-        problem = replace(problem, images=tuple(data for data, _ in fitted))
-        if self.blank_image and not fitted:
-            problem = self._with_blank(problem)
-        if self.gold_check is not None and not self.gold_check(problem):
-            if not problem.test_only:
-                raise RowError(
-                    "gold_unverified", f"the answer {problem.answer!r:.60} is not graded right against itself"
-                )
-            problem = replace(problem, meta={**problem.meta, "gold_unverified": True})
-        self.ids.add(problem.id)
-        self.notes["images"] += len(fitted)
-        self.notes["images_resized"] += sum(resized for _, resized in fitted)
-        self.notes.update(
-            key for key in ("markers_prepended", "blank_image", "gold_unverified") if problem.meta.get(key)
-        )
-        return problem
-
-    def _fit(self, data: bytes, index: int, test_only: bool) -> tuple[bytes, bool]:
-        """The picture on the grid as PNG, and whether it had to be resized."""
-        try:
-            image = decode_image(data, where=f"image {index}", limits=TEST_LIMITS if test_only else DEFAULT_LIMITS)
-        except UserError as error:
-            raise RowError("image_unreadable", str(error)) from None
-        fitted = fit_to_grid(image, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
-        return encode_png(fitted), fitted is not image
-
-    def _with_blank(self, problem: Problem) -> Problem:
-        height, width = grid_size(28, 28, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
-        white = encode_png(Image.new("RGB", (width, height), "white"))
-        return replace(
-            problem,
-            question=f"{IMAGE_MARKER}\n{problem.question}",
-            images=(white,),
-            meta={**problem.meta, "blank_image": True},
-        )
-
-
-def _with_progress(rows: Iterable[Row | Dropped], title: str, run: _Run) -> Iterator[Row | Dropped]:
+def _with_progress(rows: Iterable[Row | Dropped], title: str, stream: _Stream) -> Iterator[Row | Dropped]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -224,70 +273,4 @@ def _with_progress(rows: Iterable[Row | Dropped], title: str, run: _Run) -> Iter
         task = progress.add_task(title, total=None)
         for row in rows:
             yield row
-            progress.update(task, description=f"{title}: {run.rows_in} rows, {run.kept} kept")
-
-
-def _write_parquet(problems: Iterable[Problem], file: Path) -> int:
-    """Stream the problems into one Parquet file; returns their number."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = features().arrow_schema
-    kept, group = 0, []
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-
-        def flush() -> None:
-            writer.write_table(pa.Table.from_pylist(group, schema=schema))
-            group.clear()
-
-        for problem in problems:
-            group.append(to_row(problem))
-            kept += 1
-            if len(group) == ROWS_PER_GROUP:
-                flush()
-        if group:
-            flush()
-    return kept
-
-
-def features() -> Any:
-    """The columns of data.parquet, as datasets.Features."""
-    from datasets import Features, List, Value
-    from datasets import Image as ImageFeature
-
-    text = Value("string")
-    return Features(
-        {
-            "id": text,
-            "question": text,
-            "images": List(ImageFeature()),
-            "answer": text,
-            "answer_type": text,
-            "choices": List(text),
-            "source": text,
-            "category": text,
-            "difficulty": Value("float64"),
-            "meta": text,  # JSON
-        }
-    )
-
-
-def to_row(problem: Problem) -> dict[str, Any]:
-    """A problem as a row of data.parquet."""
-    return {
-        "id": problem.id,
-        "question": problem.question,
-        "images": [{"bytes": data, "path": None} for data in problem.images],
-        "answer": problem.answer,
-        "answer_type": problem.answer_type,
-        "choices": list(problem.choices),
-        "source": problem.source,
-        "category": problem.category,
-        "difficulty": problem.difficulty,
-        "meta": json.dumps(dict(problem.meta), sort_keys=True, ensure_ascii=False),
-    }
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+            progress.update(task, description=f"{title}: {stream.rows_in} rows")

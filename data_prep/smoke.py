@@ -15,6 +15,7 @@ import argparse
 import io
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from data_prep.options import Options
 from data_prep.prepare import prepare
 from vlm_rl.data import load_set
 from vlm_rl.errors import UserError
@@ -55,16 +57,17 @@ def prepare_smoke(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: int
     missing = [name for name in (*BENCHMARKS, "dapo_math") if not (samples / name).is_dir()]
     if missing:
         raise UserError(f"{samples}: no folder {missing[0]!r} there; give the folder that holds the sample sets")
+    options = Options(max_pixels=max_pixels, limit=rows)
     sets = []
     for name in BENCHMARKS:
-        prepare(name, samples / name, out / name, max_pixels=max_pixels, limit=rows)
+        prepare(name, samples / name, out / name, options)
         sets.append(out / name)
     plain, blank = split_dapo(samples / "dapo_math" / "aime-2024.parquet", out / "raw")
-    prepare("dapo", plain, out / "text", max_pixels=max_pixels, limit=rows)
-    prepare("dapo", blank, out / "text_blank", max_pixels=max_pixels, limit=rows, blank_image=True)
+    prepare("dapo", plain, out / "text", options)
+    prepare("dapo", blank, out / "text_blank", replace(options, text_image="blank"))
     picture = min((samples / "mathvision" / "images").iterdir())
     write_dressed_virl(out / "raw" / "dressed", picture)
-    prepare("virl39k", out / "raw" / "dressed", out / "dressed", max_pixels=max_pixels)
+    prepare("virl39k", out / "raw" / "dressed", out / "dressed", Options(max_pixels=max_pixels))
     sets += [out / name for name in ("text", "text_blank", "dressed")]
     questions = [problem.question for path in sets for problem in load_set(path)]
     build_tiny_model(out / "tiny", tokenizer_texts=questions)
@@ -115,7 +118,7 @@ def write_dressed_virl(folder: Path, sample: Path) -> Path:
     """One row per unusual format of the picture `sample`, and one row with all of them."""
     images = dressed(Image.open(sample))
     names = [f"images/{name}" for name in images]
-    rows = [{"question": "<image>What is this?", "image": [name]} for name in names]
+    rows = [{"question": f"<image>What does {Path(name).stem} show?", "image": [name]} for name in names]
     rows.append({"question": "Compare " + " with ".join(["<image>"] * len(names)), "image": names})
     return write_virl(folder, rows, images)
 

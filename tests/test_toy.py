@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.rows import Row
-from data_prep.sources import read_virl39k
 from data_prep.toy import (
     CELL_SIDE,
     CELLS,
@@ -28,6 +27,7 @@ from data_prep.toy import (
     trace_lines,
     write_toy,
 )
+from data_prep.training_sources import read_virl39k
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES, boxes
 from vlm_rl.tiny import train_tokenizer

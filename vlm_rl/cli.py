@@ -40,14 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     prepare = commands.add_parser("prepare", help="turn a data set's own files into a prepared set")
-    prepare.add_argument("source", help="virl39k, dapo, mathvision, dynamath, wemath or logicvista")
-    prepare.add_argument("--source", "--from", dest="path", type=Path, required=True, help="its folder or file")
-    prepare.add_argument("--out", type=Path, required=True, help="the prepared set, a new folder")
-    prepare.add_argument("--min-pixels", type=int, default=3136)
-    prepare.add_argument("--max-pixels", type=int, default=1_003_520)
-    prepare.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
-    prepare.add_argument("--limit", type=int, help="keep at most this many rows")
-    prepare.add_argument("--blank-image", action="store_true", help="give text-only rows a blank image")
+    _add_prepare_arguments(prepare)
     prepare.set_defaults(command=_prepare)
 
     train = commands.add_parser("train", help="train a policy; torchrun -m vlm_rl.cli train ... for several ranks")
@@ -112,24 +105,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(options: argparse.Namespace) -> None:
-    from data_prep.prepare import prepare
-    from vlm_rl.answers import Grader
+def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    from data_prep.command import add_arguments
 
-    with Grader() as grader:
-        report = prepare(
-            options.source,
-            options.path,
-            options.out,
-            min_pixels=options.min_pixels,
-            max_pixels=options.max_pixels,
-            strict=options.strict,
-            limit=options.limit,
-            blank_image=options.blank_image,
-            gold_check=grader.verifies_itself,
-        )
-    dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
-    print(f"{options.out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}")
+    add_arguments(parser)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from data_prep.command import run
+
+    run(options)
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,9 @@ def load_training_sets(config: DataConfig) -> list[Problem]:
     origin: dict[str, str] = {}
     for path in config.train:
         check_pixel_limits(path, config)
-        for problem in load_set(path):
+        loaded = load_set(path)
+        check_runnable(path, loaded)
+        for problem in loaded:
             if problem.test_only and not config.allow_test_rows:
                 raise UserError(
                     f"{path}: problem {problem.id!r} belongs to a benchmark ({problem.source}); training on it "
@@ -132,6 +134,7 @@ def load_eval_sets(config: DataConfig) -> dict[str, list[Problem]]:
             raise UserError(f"data.eval: {path} is the second set named {name!r}, and results go by name; rename one")
         check_pixel_limits(path, config)
         sets[name] = load_set(path)
+        check_runnable(path, sets[name])
         if not sets[name]:
             raise UserError(f"data.eval: {path} holds no problems; prepare it again or leave it out")
     return sets
@@ -149,6 +152,30 @@ def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
             raise UserError(
                 f"{path} was prepared with {key} {recorded[key]}, but data.{key} is {wanted}: "
                 f"set data.{key}={recorded[key]}, or prepare the set again"
+            )
+
+
+def check_patch_size(paths: Iterable[str | Path], patch_size: int) -> None:
+    """Raise UserError if a set's images were put on the grid of a model with other patches (pixels)."""
+    for path in paths:
+        manifest = Path(path) / "manifest.json"
+        recorded = (
+            json.loads(manifest.read_text()).get("patch_size", patch_size) if manifest.is_file() else patch_size
+        )
+        if recorded != patch_size:
+            raise UserError(
+                f"{path} was prepared for patches of {recorded} pixels, but the model has {patch_size}: "
+                f"prepare it again with --patch-size {patch_size}"
+            )
+
+
+def check_runnable(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Raise UserError for a benchmark whose pictures were not there when it was prepared."""
+    for problem in problems:
+        if problem.meta.get("annotations_only"):
+            raise UserError(
+                f"{path}: problem {problem.id!r} has no picture, only its annotation: answers can be scored, but "
+                "no model can be run on it; download the images and prepare the set again"
             )
 
 

@@ -23,7 +23,7 @@ import torch
 from vlm_rl.answers import Grader
 from vlm_rl.checkpoint import MANIFEST, read_manifest
 from vlm_rl.config import Config, parse_config
-from vlm_rl.data import load_set, refuse_contaminated
+from vlm_rl.data import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import Evaluation, evaluate, score_line
 from vlm_rl.model_folder import check_model_folder
@@ -78,6 +78,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         max_pixels=max(one.max_pixels for one in sets),
     )
     builder.check_template()
+    check_patch_size([one.path for one in sets], builder.patch_size)
     max_model_len = _context(builder, options)
     device = init_ranks()
     with _results_folder(options, origin) as results, Grader() as grader:
@@ -161,6 +162,7 @@ def _open_set(path: Path, images: str) -> EvalSet:
     problems = load_set(path)
     if not problems:
         raise UserError(f"{path}: the set is empty; prepare it again")
+    check_runnable(path, problems)
     manifest = path / "manifest.json"
     recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
     name = check_benchmark_name(path.resolve().name)

@@ -46,6 +46,15 @@ DEFAULT_LIMITS = ImageLimits()
 _PNG_END = b"IEND\xae\x42\x60\x82"  # the closing chunk with its checksum
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A picture and what its file was."""
+
+    image: Image.Image  # bare RGB
+    format: str  # Pillow's name: PNG, JPEG or WEBP
+    is_plain: bool  # the file holds these very pixels as upright RGB, and no metadata
+
+
 def decode_image(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     """Decode an encoded PNG, JPEG or WEBP into a bare RGB image.
 
@@ -54,6 +63,11 @@ def decode_image(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMIT
     CMYK and 16-bit images become 8-bit RGB. Cut files and animations are refused.
     Raises UserError starting with `where`.
     """
+    return decode(data, where=where, limits=limits).image
+
+
+def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Decoded:
+    """`decode_image`, with what the file was."""
     kind = _sniff(data, where=where, limits=limits)
     with warnings.catch_warnings():
         # Pillow warns of bombs and of broken EXIF; our own limits decide, and an error says so.
@@ -61,9 +75,11 @@ def decode_image(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMIT
         image = _guarded(lambda: Image.open(io.BytesIO(data), formats=[kind]), where)
         _check_shape(image, where=where, limits=limits)
         _guarded(image.load, where)
+        metadata = set(image.info) & {"exif", "icc_profile", "xmp", "comment", "transparency", "mpoffset"}
+        is_plain = image.mode == "RGB" and not metadata and not getattr(image, "text", None)
         upright = _guarded(lambda: _to_rgb(_upright(image)), where)
     # A new image of the pixels alone: no EXIF, text chunks or profile travel on.
-    return Image.frombytes("RGB", upright.size, upright.tobytes())
+    return Decoded(Image.frombytes("RGB", upright.size, upright.tobytes()), kind, is_plain)
 
 
 def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> Image.Image:
@@ -96,9 +112,16 @@ def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, fact
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """The lossless bytes that a prepared set holds."""
+    """The lossless bytes that a prepared set holds; fast rather than smallest."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
+    image.save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def encode_jpeg(image: Image.Image) -> bytes:
+    """Quality 95 without chroma subsampling: what a photograph that was resized is kept as."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=95, subsampling=0)
     return buffer.getvalue()
 
 

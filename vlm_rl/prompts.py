@@ -66,21 +66,16 @@ class PromptBuilder:
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.banned_ids = self._find_banned()
 
+    @property
+    def patch_size(self) -> int:
+        """Pixels of a patch's side; Qwen2.5-VL's for a text-only model, which has none."""
+        return self.processor.image_processor.patch_size if self.is_vision else 14
+
     def build(self, problem: Problem) -> Prompt:
         """Render one problem. Raises UserError naming the problem if text or images cannot be used."""
-        texts = problem.question.split(IMAGE_MARKER)
-        images = self._images(problem, num_markers=len(texts) - 1)
-        sentinels = _sentinels(texts)
-        messages = [*self._system(), self._user(sentinels, images)]
-        skeleton = self._render(messages) + self.template.prefill
-        text = skeleton
-        for sentinel, original in zip(sentinels, texts, strict=True):
-            if text.count(sentinel) != 1:
-                raise UserError(f"{self.model_path}: the chat template drops or repeats the user's text")
-            text = text.replace(sentinel, original)
-        sampler_ids = self._text.encode(skeleton, dict(zip(sentinels, texts, strict=True)))
-        if sampler_ids is None:
-            raise UserError(f"problem {problem.id!r}: its text forms a control token of the model; remove the row")
+        num_markers = problem.question.count(IMAGE_MARKER)
+        images = self._images(problem, num_markers=num_markers)
+        text, sampler_ids, messages = self._unexpanded(problem, images)
         vision = self._vision(messages, images) if images else {}
         return Prompt(
             problem_id=problem.id,
@@ -91,6 +86,29 @@ class PromptBuilder:
             images=tuple(images),
             vision=vision,
         )
+
+    def count_unexpanded(self, problem: Problem) -> int:
+        """Tokens of the problem's prompt with each image as one, for a problem whose pictures are not read yet."""
+        stand_ins = [Image.new("1", (1, 1))] * problem.question.count(IMAGE_MARKER)
+        return len(self._unexpanded(problem, stand_ins)[1])
+
+    def _unexpanded(
+        self, problem: Problem, images: Sequence[Image.Image]
+    ) -> tuple[str, list[int], list[dict[str, Any]]]:
+        """(rendered text, ids with one placeholder per image, messages)."""
+        texts = problem.question.split(IMAGE_MARKER)
+        sentinels = _sentinels(texts)
+        messages = [*self._system(), self._user(sentinels, images)]
+        skeleton = self._render(messages) + self.template.prefill
+        text = skeleton
+        for sentinel, original in zip(sentinels, texts, strict=True):
+            if text.count(sentinel) != 1:
+                raise UserError(f"{self.model_path}: the chat template drops or repeats the user's text")
+            text = text.replace(sentinel, original)
+        ids = self._text.encode(skeleton, dict(zip(sentinels, texts, strict=True)))
+        if ids is None:
+            raise UserError(f"problem {problem.id!r}: its text forms a control token of the model; remove the row")
+        return text, ids, messages
 
     def encode_response(self, text: str) -> np.ndarray:
         """Ids (int32) of a whole response, the end of the turn included and the prefill left out.

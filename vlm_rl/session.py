@@ -24,6 +24,7 @@ from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
 from vlm_rl.data import (
     Ledger,
     PromptOrder,
+    check_patch_size,
     contaminated_sources,
     load_eval_sets,
     load_training_sets,
@@ -72,6 +73,7 @@ class Session:
             max_pixels=config.data.max_pixels,
         )
         self.builder.check_template()
+        check_patch_size([*config.data.train, *config.data.eval], self.builder.patch_size)
         self._prompts: dict[str, Prompt] = {}
         self.prompt_lengths: dict[str, int] = {}  # tokens of the prompts of the step, known on every rank
         self._check_prompts()

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from vlm_rl.verdicts import AnswerType as AnswerType
 from vlm_rl.verdicts import Grade as Grade
 from vlm_rl.verdicts import StopReason as StopReason
 from vlm_rl.verdicts import Verdict as Verdict
+
+if TYPE_CHECKING:
+    import torch  # data preparation works without it
 
 IMAGE_MARKER = "<image>"
 

@@ -1,0 +1,120 @@
+"""The command `vlm-rl prepare`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from data_prep.options import Options, TokenCount
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `vlm-rl prepare`."""
+    parser.add_argument("source", help="a data set's name (docs/data.md lists them), generic, or mix")
+    parser.add_argument(
+        "--source",
+        "--from",
+        dest="path",
+        required=True,
+        help="its folder, file or hub id; a YAML file for generic, mix",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the prepared set, a new folder")
+    parser.add_argument("--revision", default="", help="commit of a hub id")
+    parser.add_argument("--split", default="", help="of a data set that has several")
+    pictures = parser.add_argument_group("pictures")
+    pictures.add_argument("--min-pixels", type=int, default=3136)
+    pictures.add_argument("--max-pixels", type=int, default=1_003_520)
+    pictures.add_argument("--patch-size", type=int, default=14, help="14: Qwen2.5-VL; 16: Qwen3-VL")
+    pictures.add_argument(
+        "--text-image", choices=["none", "blank", "typeset"], default="none", help="what text-only problems get"
+    )
+    filters = parser.add_argument_group("filters")
+    filters.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
+    filters.add_argument("--limit", type=int, help="keep at most this many rows")
+    filters.add_argument("--min-pass-rate", type=float, default=0.0, help="rows without a rate are kept")
+    filters.add_argument("--max-pass-rate", type=float, default=1.0)
+    filters.add_argument("--exclude-types", nargs="*", default=[], metavar="TYPE", help="answer types")
+    filters.add_argument("--keep-duplicates", action="store_true")
+    filters.add_argument(
+        "--against", type=Path, nargs="*", default=[], metavar="SET", help="prepared benchmarks to share nothing with"
+    )
+    filters.add_argument("--keep-overlap", action="store_true", help="report overlap with --against, drop nothing")
+    length = parser.add_argument_group("prompt length")
+    length.add_argument("--tokenizer", type=Path, metavar="MODEL", help="model folder to count prompt tokens with")
+    length.add_argument("--template", default="think_answer")
+    length.add_argument("--max-prompt-tokens", type=int, help="images expanded; longer prompts are left out")
+    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="processes for the pictures")
+    parser.add_argument("--seed", type=int, default=0, help="of the report's random problems")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prepare one set and print its counts."""
+    from data_prep.hub import locate
+    from data_prep.options import Options
+    from data_prep.prepare import prepare
+    from vlm_rl.answers import Grader
+
+    options = Options(
+        split=arguments.split,
+        min_pixels=arguments.min_pixels,
+        max_pixels=arguments.max_pixels,
+        patch_size=arguments.patch_size,
+        strict=arguments.strict,
+        limit=arguments.limit,
+        text_image=arguments.text_image,
+        min_pass_rate=arguments.min_pass_rate,
+        max_pass_rate=arguments.max_pass_rate,
+        exclude_types=tuple(arguments.exclude_types),
+        max_prompt_tokens=arguments.max_prompt_tokens,
+        keep_duplicates=arguments.keep_duplicates,
+        against=tuple(arguments.against),
+        keep_overlap=arguments.keep_overlap,
+        seed=arguments.seed,
+    )
+    if arguments.source == "mix":
+        from data_prep.mix import mix
+
+        print(mix(Path(arguments.path), arguments.out))
+        return
+    options.check()
+    path, revision = locate(arguments.source, arguments.path, arguments.revision)
+    count_tokens = counted_with = None
+    if arguments.tokenizer is not None:
+        count_tokens, counted_with = _counter(arguments.tokenizer, arguments.template, options)
+    with Grader() as grader:
+        report = prepare(
+            arguments.source,
+            path,
+            arguments.out,
+            options,
+            gold_check=grader.verifies_itself,
+            count_tokens=count_tokens,
+            counted_with=counted_with,
+            revision=revision,
+            workers=arguments.workers,
+        )
+    dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
+    reused = f"; {report.shards_reused} shards were finished already" if report.shards_reused else ""
+    print(f"{arguments.out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
+    print(f"{arguments.out / 'report.html'} shows it")
+
+
+def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, dict[str, str]]:
+    """How prompts are counted, and the words for it in the manifest."""
+    from vlm_rl.prompts import PromptBuilder
+    from vlm_rl.templates import TEMPLATES
+
+    if template not in TEMPLATES:
+        raise UserError(f"--template is {template!r}; known: {', '.join(TEMPLATES)}")
+    builder = PromptBuilder(
+        model, template=TEMPLATES[template], min_pixels=options.min_pixels, max_pixels=options.max_pixels
+    )
+    file = model / "tokenizer.json"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return builder.count_unexpanded, {"tokenizer": model.name, "sha256": digest, "template": template}

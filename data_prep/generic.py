@@ -1,0 +1,125 @@
+r"""Any table with a mapping of its columns, written in YAML and named instead of the data:
+
+# my_set.yaml;  vlm-rl prepare generic --source my_set.yaml --out data/my_set
+path: raw/my_set              # Parquet, JSON lines, JSON, a datasets folder, or a folder of one of them
+source: my_set                # the name that rows carry
+columns:                      # ours: theirs
+  question: prompt
+  answer: gold
+  images: picture             # optional: a path, bytes, datasets' struct, or a list of them
+  choices: options            # optional: a list of texts
+  difficulty: pass_rate       # optional: a number in [0, 1]
+  category: topic             # optional
+  id: uid                     # optional: without it, a hash of question, answer and the named pictures
+answer_type: expression       # optional: for all rows; without it each gold's form decides
+test_only: false              # optional: mark as a benchmark
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
+from data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
+from data_prep.tables import find_tables, read_tables
+from data_prep.training_sources import pass_rate
+from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.errors import UserError
+from vlm_rl.types import AnswerType, Problem
+
+
+class Columns(Section):
+    """Our names to theirs; "" where the table has none."""
+
+    question: str
+    answer: str
+    images: str = ""
+    choices: str = ""
+    difficulty: str = ""
+    category: str = ""
+    id: str = ""
+
+
+class GenericSet(Section):
+    """One YAML file."""
+
+    path: str
+    source: str
+    columns: Columns
+    answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
+    test_only: bool = False
+
+
+def read_generic(path: Path, split: str = "") -> Iterator[Row | Dropped]:
+    """The rows of the table that the YAML file `path` describes."""
+    mapping = load_mapping(path)
+    data = Path(mapping.path) if Path(mapping.path).is_absolute() else path.parent / mapping.path
+    if not data.exists():
+        raise UserError(f"{path}: path {mapping.path!r} does not exist (it is read relative to this file)")
+    patterns = ("*.parquet", "data/*.parquet", "*.jsonl", "*.json", "*.arrow", "data-*.arrow")
+    tables = find_tables(data, patterns)
+    store = ImageStore(tables[0].parent)
+    columns = [name for name in mapping.columns.model_dump().values() if name]
+    return convert_rows(_checked(read_tables(tables), columns, path), lambda row: _convert(row, mapping, store))
+
+
+def load_mapping(path: Path) -> GenericSet:
+    """The mapping in a YAML file. Raises UserError with the key that is wrong."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{path}: a generic source is described by a YAML file; docs/data.md shows one")
+    return parse_tree(GenericSet, read_tree(path), str(path))
+
+
+def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows; a column that the first row does not have is a mistake in the mapping, not in the row."""
+    for number, (where, row) in enumerate(rows):
+        if number == 0 and isinstance(row, dict):
+            for name in columns:
+                if name not in row:
+                    raise UserError(f"{path}: columns names {name!r}, but the table has {sorted(row)}")
+        yield where, row
+
+
+def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
+    columns = mapping.columns
+    question, answer = text_of(row, columns.question), row.get(columns.answer)
+    gold = gold_of(answer) if isinstance(answer, str) else number_gold(answer)
+    listed = row.get(columns.choices) if columns.choices else None
+    if listed is not None and not isinstance(listed, list):
+        raise RowError("bad_type", f"{columns.choices} must be a list, not {listed!r:.60}")
+    choices = tuple(str(choice) for choice in listed or ())
+    kind: AnswerType = mapping.answer_type or infer_answer_type(gold)
+    if choices:
+        question = question if all(choice in question for choice in choices) else with_choices(question, choices)
+    elif kind == "choice":
+        choices = parse_choices(question)
+    refs = _pictures(row.get(columns.images) if columns.images else None, store)
+    identity = row.get(columns.id) if columns.id else _digest(question, gold, refs)
+    problem = Problem(
+        id=f"{mapping.source}-{identity}",
+        question=question,
+        images=(),
+        answer=gold,
+        answer_type=kind,
+        choices=choices,
+        source=mapping.source,
+        category=str(row.get(columns.category) or "") if columns.category else "",
+        difficulty=pass_rate(row.get(columns.difficulty)) if columns.difficulty else -1.0,
+        meta={"test_only": True} if mapping.test_only else {},
+    )
+    return problem, refs
+
+
+def _pictures(value: Any, store: ImageStore) -> list[ImageRef]:
+    if value in (None, "", []):
+        return []
+    return [image_ref(item, store) for item in (value if isinstance(value, list) else [value])]
+
+
+def _digest(question: str, gold: str, refs: list[ImageRef]) -> str:
+    names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in refs]
+    return hashlib.sha256("\0".join([question, gold, *names]).encode()).hexdigest()[:16]

@@ -1,0 +1,61 @@
+"""The options of one preparation: everything that decides which rows a prepared set holds, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from data_prep.pictures import Grid
+from vlm_rl.errors import UserError
+from vlm_rl.types import Problem
+
+GoldCheck = Callable[[Problem], bool]
+"""Whether the grader accepts the gold as an answer to itself."""
+TokenCount = Callable[[Problem], int]
+"""Tokens of the problem's whole prompt, each image counted as one."""
+TextImage = Literal["none", "blank", "typeset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Defaults prepare every usable row for Qwen2.5-VL."""
+
+    split: str = ""  # "" is the source's first
+    min_pixels: int = 3136
+    max_pixels: int = 1_003_520
+    patch_size: int = 14  # pixels; two patches side by side are one visual token
+    strict: bool = False  # the first bad row is an error instead of a count
+    limit: int | None = None  # stop after this many kept rows
+    text_image: TextImage = "none"  # what problems without a picture get
+    min_pass_rate: float = 0.0  # rows whose pass rate is unknown are kept
+    max_pass_rate: float = 1.0
+    exclude_types: tuple[str, ...] = ()  # answer types
+    max_prompt_tokens: int | None = None  # images expanded
+    keep_duplicates: bool = False
+    against: tuple[Path, ...] = ()  # prepared benchmarks that no training row may share text or pictures with
+    keep_overlap: bool = False
+    seed: int = 0  # of the report's random examples
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.min_pixels, self.max_pixels, 2 * self.patch_size)
+
+    def check(self) -> None:
+        """Raises UserError for values that no preparation can have."""
+        self.grid.check()
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit {self.limit}: keep at least one row")
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+            raise UserError(
+                f"--min-pass-rate {self.min_pass_rate} and --max-pass-rate {self.max_pass_rate}: "
+                "need 0 <= min <= max <= 1"
+            )
+        known = ("choice", "integer", "float", "expression", "text", "list")
+        if unknown := [kind for kind in self.exclude_types if kind not in known]:
+            raise UserError(f"--exclude-types {unknown[0]!r}: the types are {', '.join(known)}")
+
+    def record(self) -> dict[str, Any]:
+        """The options as the manifest holds them."""
+        return {**asdict(self), "against": [path.name for path in self.against]}

@@ -1,0 +1,173 @@
+"""A prepared set on disk: data.parquet, whose pictures `datasets` opens as they are, and manifest.json.
+
+Row groups are small and pictures are not compressed again, so that a reader can fetch a few rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from data_prep.pictures import Picture
+from vlm_rl.types import Problem
+
+FORMAT = 2
+ROWS_PER_GROUP = 32  # a Parquet row group is held in memory, pictures included
+DATA, MANIFEST = "data.parquet", "manifest.json"
+
+
+def features() -> Any:
+    """The columns of data.parquet, as datasets.Features."""
+    from datasets import Features, List, Value
+    from datasets import Image as ImageFeature
+
+    text, number = Value("string"), Value("int32")
+    original = {"width": number, "height": number, "format": text, "sha256": text, "phash": text}
+    return Features(
+        {
+            "id": text,
+            "question": text,
+            "images": List(ImageFeature()),
+            "answer": text,
+            "answer_type": text,
+            "choices": List(text),
+            "source": text,
+            "category": text,
+            "difficulty": Value("float64"),
+            "meta": text,  # JSON
+            "prompt_tokens": number,  # images expanded, with the manifest's tokenizer and template; -1: not counted
+            "originals": List(original),  # what each picture was before
+        }
+    )
+
+
+def schema() -> Any:
+    """The Arrow schema of data.parquet, with the metadata by which `datasets` knows the pictures."""
+    return features().arrow_schema
+
+
+def to_row(problem: Problem, pictures: Sequence[Picture] = (), *, prompt_tokens: int = -1) -> dict[str, Any]:
+    """A problem as a row of data.parquet; `pictures`, if given, are where its images come from."""
+    return {
+        "id": problem.id,
+        "question": problem.question,
+        "images": [{"bytes": data, "path": None} for data in problem.images],
+        "answer": problem.answer,
+        "answer_type": problem.answer_type,
+        "choices": list(problem.choices),
+        "source": problem.source,
+        "category": problem.category,
+        "difficulty": problem.difficulty,
+        "meta": json.dumps(dict(problem.meta), sort_keys=True, ensure_ascii=False),
+        "prompt_tokens": prompt_tokens,
+        "originals": [
+            {
+                "width": picture.original_width,
+                "height": picture.original_height,
+                "format": picture.original_format,
+                "sha256": picture.original_sha256,
+                "phash": picture.phash,
+            }
+            for picture in pictures
+        ],
+    }
+
+
+@dataclass(slots=True)
+class SetWriter:
+    """Streams rows into one Parquet file in row groups of ROWS_PER_GROUP; a context manager."""
+
+    file: Path
+    schema: Any
+    num_rows: int = 0
+    _pending: list[Any] | None = None
+    _writer: Any = None
+
+    def __enter__(self) -> SetWriter:
+        import pyarrow.parquet as pq
+
+        compression: Any = dict.fromkeys(_leaves(self.schema), "zstd") | {"images.list.element.bytes": "none"}
+        repeated: Any = ["answer_type", "source", "category"]
+        self._writer = pq.ParquetWriter(
+            self.file,
+            self.schema,
+            compression=compression,
+            use_dictionary=repeated,
+            write_statistics=False,
+            store_schema=True,
+        )
+        self._pending = []
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush(1)
+        self._writer.close()
+
+    def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows made by `to_row`."""
+        import pyarrow as pa
+
+        group: list[Mapping[str, Any]] = []
+        for row in rows:
+            group.append(row)
+            if len(group) == ROWS_PER_GROUP:
+                self.add_table(pa.Table.from_pylist(group, schema=self.schema))
+                group = []
+        if group:
+            self.add_table(pa.Table.from_pylist(group, schema=self.schema))
+
+    def add_table(self, table: Any) -> None:
+        """Add rows of a table with the same schema."""
+        assert self._pending is not None
+        self._pending.append(table)
+        self.num_rows += table.num_rows
+        self._flush(ROWS_PER_GROUP)
+
+    def _flush(self, at_least: int) -> None:
+        import pyarrow as pa
+
+        assert self._pending is not None
+        if sum(table.num_rows for table in self._pending) < at_least:
+            return
+        rows = pa.concat_tables(self._pending)
+        while rows.num_rows >= at_least:
+            self._writer.write_table(rows.slice(0, ROWS_PER_GROUP), row_group_size=ROWS_PER_GROUP)
+            rows = rows.slice(ROWS_PER_GROUP)
+        self._pending = [rows] if rows.num_rows else []
+
+
+def _leaves(schema: Any) -> list[str]:
+    """The paths of the file's columns as Parquet names them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    layout = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return [layout.column(index).path for index in range(len(layout.names))]
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write manifest.json: `facts`, completed with the format and the checksum of data.parquet."""
+    facts = {**facts, "format": FORMAT, "sha256": {DATA: sha256(folder / DATA)}}
+    text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared set; {} where it has none."""
+    file = folder / MANIFEST
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
