@@ -60,7 +60,7 @@ def read_generic(path: Path, split: str = "") -> Iterator[Row | Dropped]:
     data = Path(mapping.path) if Path(mapping.path).is_absolute() else path.parent / mapping.path
     if not data.exists():
         raise UserError(f"{path}: path {mapping.path!r} does not exist (it is read relative to this file)")
-    patterns = ("*.parquet", "data/*.parquet", "*.jsonl", "*.json", "*.arrow", "data-*.arrow")
+    patterns = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json")
     tables = find_tables(data, patterns)
     store = ImageStore(tables[0].parent)
     columns = [name for name in mapping.columns.model_dump().values() if name]

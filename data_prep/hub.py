@@ -8,6 +8,7 @@ from pathlib import Path
 from data_prep.sources import SOURCES
 from vlm_rl.errors import UserError
 
+CACHE: str | None = None  # None: the hub's own place, $HF_HUB_CACHE
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -32,7 +33,9 @@ def locate(source: str, named: str, revision: str) -> tuple[Path, str]:
 
     files = list(SOURCES[source].files) if source in SOURCES else []
     try:
-        folder = snapshot_download(named, repo_type="dataset", revision=revision, allow_patterns=files or None)
+        folder = snapshot_download(
+            named, repo_type="dataset", revision=revision, allow_patterns=files or None, cache_dir=CACHE
+        )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{named} at {revision}: not in the cache, and it cannot be downloaded: {reason}") from None

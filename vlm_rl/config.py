@@ -330,11 +330,12 @@ def _explain(where: str, detail: Any, kind: type[BaseModel]) -> str:
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for name in location:
-        section = _section_type(section.model_fields[str(name)].annotation)
+        if isinstance(name, str):  # a number is a place in a list of sections
+            section = _section_type(section.model_fields[name].annotation)
     return list(section.model_fields)
 
 
 def _section_type(annotation: Any) -> type[BaseModel]:
-    if get_origin(annotation) in (Union, UnionType):
+    if get_origin(annotation) in (Union, UnionType, list):
         annotation = next(arg for arg in get_args(annotation) if isinstance(arg, type) and issubclass(arg, BaseModel))
     return annotation
