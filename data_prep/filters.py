@@ -22,7 +22,7 @@ from vlm_rl.types import IMAGE_MARKER, Problem
 if TYPE_CHECKING:
     from data_prep.shards import Kept
 
-NEAR_BITS = 8  # of 256: two encodings or sizes of one picture differ in fewer
+NEAR_BITS = 32  # of 256: resizing or encoding a picture anew changes fewer, another picture some 100
 TYPESET_QUESTION = f"{IMAGE_MARKER}\nSolve the problem in the image."
 
 

@@ -19,7 +19,8 @@ def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
     if source == "generic":
         from data_prep.generic import load_mapping
 
-        return [_entry(path, path.parent), *describe_inputs("", path.parent / load_mapping(path).path)]
+        mapping = load_mapping(path)
+        return [_entry(path, path.parent), *describe_inputs("", path.parent / mapping.path)]
     if path.is_file():
         return [_entry(path, path.parent), *(_entry(file, path.parent) for file in path.parent.glob("images.zip"))]
     files = sorted(file for file in _walk(path) if file.suffix in _TABLES or file.name == "images.zip")

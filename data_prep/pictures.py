@@ -25,8 +25,9 @@ from vlm_rl.images import (
     grid_size,
 )
 
-HASH_SIDE = 16  # the perceptual hash compares 16 x 16 neighbouring cells: 256 bits
-_FLAT = 2  # grey levels; smaller steps between cells are noise of the encoder
+_CELLS, _LOW = 64, 16  # cells on a side, and frequencies of each direction
+_COSINES = np.cos(np.pi / _CELLS * (np.arange(_CELLS) + 0.5) * np.arange(_LOW)[:, None])
+_NO_CONTRAST = 64.0  # a pen stroke over one cell is more
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,13 @@ def _drawn(image: Image.Image, grid: Grid) -> Picture:
 
 
 def perceptual_hash(image: Image.Image) -> str:
-    """Which of neighbouring cells is brighter, 256 bits as hex: the same after resizing or re-encoding."""
-    grey = image.reduce(max(1, min(image.size) // 64)).convert("L")
-    cells = np.asarray(grey.resize((HASH_SIDE + 1, HASH_SIDE), Image.Resampling.BOX)).astype(np.int16)
-    return np.packbits(np.diff(cells, axis=1) > _FLAT).tobytes().hex()
+    """256 bits as hex that hardly change when a picture is resized or encoded again.
+
+    The signs of the 16 x 16 lowest frequencies (cosine transform of 64 x 64 grey cells) against their
+    median; all zero for a picture without contrast.
+    """
+    cells = np.asarray(image.convert("L").resize((_CELLS, _CELLS), Image.Resampling.BOX), dtype=np.float64)
+    low = (_COSINES @ (cells - cells.mean()) @ _COSINES.T).ravel()
+    if np.abs(low).max() < _NO_CONTRAST:
+        return "0" * 64
+    return np.packbits(low > np.median(low)).tobytes().hex()

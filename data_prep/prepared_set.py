@@ -139,7 +139,9 @@ class SetWriter:
             return
         rows = pa.concat_tables(self._pending)
         while rows.num_rows >= at_least:
-            self._writer.write_table(rows.slice(0, ROWS_PER_GROUP), row_group_size=ROWS_PER_GROUP)
+            # One chunk: the pages of the file must not tell in how many pieces the rows arrived.
+            group = rows.slice(0, ROWS_PER_GROUP).combine_chunks()
+            self._writer.write_table(group, row_group_size=ROWS_PER_GROUP)
             rows = rows.slice(ROWS_PER_GROUP)
         self._pending = [rows] if rows.num_rows else []
 

@@ -111,7 +111,9 @@ def _numbers(rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> 
             _bars("Pictures of a problem", [(str(k), n) for k, n in sorted(_picture_counts(rows).items())]),
             _bars("Longer side of the original picture, pixels", _bins(sides)),
             _bars("Original format", Counter(original["format"] for original in originals).most_common()),
-            _bars(f"Prompt length, tokens ({escape(counted['tokenizer'])})", _bins(tokens)) if tokens else "",
+            _bars(f"Prompt length, tokens ({escape(str(counted.get('tokenizer', 'not named')))})", _bins(tokens))
+            if tokens
+            else "",
             _bars("Question length, characters", _bins([len(row["question"]) for row in rows])),
         ]
     )

@@ -22,7 +22,7 @@ from conftest import shared_data
 from PIL import Image
 
 import data_prep.shards
-from data_prep.filters import normalised
+from data_prep.filters import NEAR_BITS, normalised
 from data_prep.image_files import ImageBytes, ZipMember
 from data_prep.options import Options
 from data_prep.pictures import Grid, perceptual_hash, prepare_picture
@@ -115,7 +115,7 @@ def test_the_perceptual_hash_survives_sizes_and_formats(size) -> None:
     other = Image.open(io.BytesIO(encoded(image.resize(size), "JPEG", quality=75)))
     near = (int(perceptual_hash(image), 16) ^ int(perceptual_hash(other), 16)).bit_count()
     far = (int(perceptual_hash(image), 16) ^ int(perceptual_hash(noise(600, 400, seed=2)), 16)).bit_count()
-    assert near <= 8 < 40 < far
+    assert near <= NEAR_BITS < 64 < far
 
 
 # Archives

@@ -82,7 +82,11 @@ def test_virl_row_34209_is_judged_by_its_own_gold(tmp_path) -> None:
     from vlm_rl.answers import Grader
 
     gold = r"\boxed{\left\{\eqalign{x & = 1 \cr y & = 2}\right.}"
-    folder = write_virl(tmp_path / "virl", [{}, {"answer": gold}, {"answer": r"\boxed{\left\{\eqalign{x}"}], {})
+    folder = write_virl(
+        tmp_path / "virl",
+        [{}, {"question": "Solve", "answer": gold}, {"question": "x?", "answer": r"\boxed{\left\{\eqalign{x}"}],
+        {},
+    )
     with Grader() as grader:
         report = prepare("virl39k", folder, tmp_path / "out", gold_check=grader.verifies_itself)
     rows = pq.read_table(tmp_path / "out/data.parquet").to_pylist()
@@ -310,7 +314,7 @@ def test_mathverse_five_versions(tmp_path) -> None:
     ("changes", "answer", "kind"),
     [
         ({"answer": "(B)"}, "B", "choice"),
-        ({"answer": "118掳T", "question_type": "free-form"}, "118掳T", "text"),
+        ({"answer": "118掳T", "question_type": "free-form"}, "118掳T", "expression"),
         ({"answer": r"217 ^\circ T", "question_type": "free-form"}, r"217 ^\circ T", "expression"),
         ({"answer": r"Area $=9 \pi \mathrm{cm}^{2}$", "question_type": "free-form"}, None, None),
     ],
