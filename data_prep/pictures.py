@@ -27,6 +27,7 @@ from vlm_rl.images import (
 
 _CELLS, _LOW = 64, 16  # cells on a side, and frequencies of each direction
 _COSINES = np.cos(np.pi / _CELLS * (np.arange(_CELLS) + 0.5) * np.arange(_LOW)[:, None])
+_FLOOR = 0.004  # of the strongest frequency
 _NO_CONTRAST = 64.0  # a pen stroke over one cell is more
 
 
@@ -122,11 +123,12 @@ def _drawn(image: Image.Image, grid: Grid) -> Picture:
 def perceptual_hash(image: Image.Image) -> str:
     """256 bits as hex that hardly change when a picture is resized or encoded again.
 
-    The signs of the 16 x 16 lowest frequencies (cosine transform of 64 x 64 grey cells) against their
-    median; all zero for a picture without contrast.
+    Which of the 16 x 16 lowest frequencies (cosine transform of 64 x 64 grey cells) are above their
+    median, and above a floor under which an encoder's noise decides; zero for a picture without contrast.
     """
     cells = np.asarray(image.convert("L").resize((_CELLS, _CELLS), Image.Resampling.BOX), dtype=np.float64)
     low = (_COSINES @ (cells - cells.mean()) @ _COSINES.T).ravel()
     if np.abs(low).max() < _NO_CONTRAST:
         return "0" * 64
-    return np.packbits(low > np.median(low)).tobytes().hex()
+    floor = _FLOOR * np.abs(low).max()
+    return np.packbits(low > max(float(np.median(low)), floor)).tobytes().hex()
