@@ -201,6 +201,41 @@ def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, ov
     assert all(word in message for word in words), message
 
 
+# -- who is to blame -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("trian.lr=1", "unknown key trian: did you mean 'train'?"),
+        ("train.lr=abc", "train.lr is 'abc'"),
+        ("train=5", "train is 5"),
+        ("train.lr.x=1", "train.lr is {'x': 1}"),
+        ("data.train=[a,5]", "data.train.1 is 5"),
+        ("data.train=[a,'${seed}']", "data.train[1] is '${seed}'"),
+        ("train.lr=[1", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_an_override_is_blamed_on_that_override(minimal: Path, wrong: str, words: str) -> None:
+    message = refusal(minimal, "seed=4", wrong, "log.samples_every=5")
+    assert message.startswith(f"override {wrong!r}") and words in message
+    assert str(minimal) not in message and "\n" not in message
+
+
+def test_a_mistake_in_the_file_is_blamed_on_the_file_beside_good_overrides(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "train: {lrr: 1}\n")
+    message = refusal(minimal, "seed=4", "train.lr=1")
+    assert message == f"{minimal}: unknown key train.lrr: did you mean 'lr'?"
+
+
+def test_values_of_the_file_and_of_overrides_that_do_not_fit_together_name_both(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "rollout: {prompts_per_step: 4}\n")
+    assert refusal(minimal, "train.mini_batch_prompts=8").startswith(
+        f"{minimal} with train.mini_batch_prompts=8: train.mini_batch_prompts (8) is above"
+    )
+    assert refusal(minimal, "eval.samples=2", "seed=3").startswith(f"{minimal} with eval.samples=2: eval: greedy")
+
+
 # -- files and attacks -----------------------------------------------------------------------------
 
 

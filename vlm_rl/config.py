@@ -237,9 +237,10 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply ``key.path=value`` overrides, and validate.
 
-    Raises UserError naming the file, the key's path, the value and the nearest known key.
+    Raises UserError naming the file (or the override that is at fault), the key's path, the value and the
+    nearest known key.
     """
-    return parse_config(read_tree(path, overrides), where=str(path))
+    return parse_config(read_tree(path, overrides), where=str(path), overrides=overrides)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
@@ -250,33 +251,52 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections")
         for item in overrides:
-            if "=" not in item:
-                raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
-        tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(overrides)))
+            tree = _overridden(tree, item)
         return OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
+        raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
 
 
-def parse_config(raw: Any, where: str = "config") -> Config:
-    """Validate a plain tree. Raises UserError as load_config does."""
-    return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where)
+def _overridden(tree: Any, item: str) -> Any:
+    key, equals, _ = item.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
+    try:
+        return OmegaConf.merge(tree, OmegaConf.from_dotlist([item]))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
 
 
-def parse_tree(kind: type[_Model], raw: Any, where: str) -> _Model:
+def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ()) -> Config:
+    """Validate a plain tree to which these overrides were applied. Raises UserError as load_config does."""
+    return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where, overrides)
+
+
+def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
     """Validate a plain tree as a model of this kind. Raises UserError as load_config does."""
     if not isinstance(raw, dict):
         raise UserError(f"{where}: the top level must be a mapping of sections, got {type(raw).__name__}")
     for key, value in _strings(raw):
         if "${" in value:
-            raise UserError(f"{where}: {key} is {value!r}: interpolation is not supported; write the value itself")
+            place = _place(key, where, overrides)
+            raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(where, detail, kind) for detail in error.errors())) from None
+        lines = dict.fromkeys(_explain(where, detail, kind, overrides) for detail in error.errors())
+        raise UserError("\n".join(lines)) from None
+
+
+def _place(key: str, where: str, overrides: Sequence[str]) -> str:
+    """What set this key: the last override of it, of what holds it or of a part of it, or else the file."""
+    path = f"{key.replace('[', '.').replace(']', '')}."
+    for item in reversed(overrides):
+        name = f"{item.partition('=')[0]}."
+        if path.startswith(name) or name.startswith(path):
+            return f"override {item!r}"
+    return where
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -292,6 +312,10 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
             key for name in keys for key in changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
         ]
     return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -313,19 +337,21 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _explain(where: str, detail: Any, kind: type[BaseModel]) -> str:
+def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> str:
     path = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "value_error":  # values that do not fit together: the file's, the overrides', or both's
+        given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
+        place = f"{where} with {' '.join(given)}" if given else where
+        return f"{place}: {path + ': ' if path else ''}{detail['msg'].removeprefix('Value error, ')}"
+    where = _place(path, where, overrides)
     if detail["type"] == "extra_forbidden":
         known = _known_keys(kind, detail["loc"][:-1])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
         return f"{where}: unknown key {path}: {hint}"
-    message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{where}: {path} is missing; it has no default"
-    if detail["type"] == "value_error":
-        return f"{where}: {path + ': ' if path else ''}{message}"
-    return f"{where}: {path} is {detail['input']!r}: {message}"
+    return f"{where}: {path} is {detail['input']!r}: {detail['msg']}"
 
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
