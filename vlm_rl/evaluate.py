@@ -25,7 +25,7 @@ from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.ranks import gather_shares, share
 from vlm_rl.samplers.base import Sampler, SamplingParams
-from vlm_rl.statistics import bootstrap_interval, random_derangement
+from vlm_rl.statistics import random_derangement, score_interval
 from vlm_rl.templates import Template, boxes
 from vlm_rl.types import Grade, Problem, Prompt, Rollout
 
@@ -119,8 +119,8 @@ def grade_groups(
 def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
     """Scores of an evaluation as plain JSON; a mean over nothing is None.
 
-    accuracy: avg@k, the mean over problems of the share of right samples; interval: its 95 % bootstrap
-    interval over problems; *_share: of responses; timeouts and errors: responses that the grader could
+    accuracy: avg@k, the mean over problems of the share of right samples; interval: its 95 % interval over
+    problems (statistics.score_interval); *_share: of responses; timeouts and errors: responses that the grader could
     not judge (they count as wrong); *_length: tokens, the end-of-sequence token included.
     """
     right: dict[str, list[bool]] = defaultdict(list)
@@ -134,7 +134,7 @@ def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
         "num_responses": len(records),
         "k": max(map(len, right.values()), default=0),
         "accuracy": _mean(score_P),
-        "interval": list(bootstrap_interval(score_P, seed=seed)) if len(score_P) else None,
+        "interval": list(score_interval(score_P, seed=seed)) if len(score_P) else None,
         "box_share": _mean([record["has_box"] for record in records]),
         "truncated_share": _mean([record["stop_reason"] == "length" for record in records]),
         "timeouts": sum(record["verdict"] == "timeout" for record in records),
