@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "curves",
                 "charts",
                 "cards",
+                "figures",
                 "sections",
                 "page",
                 "hero",

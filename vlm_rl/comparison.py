@@ -20,7 +20,7 @@ import numpy as np
 from vlm_rl.algorithms import Algorithm, resolve_algorithm
 from vlm_rl.curves import RunCurves
 from vlm_rl.runs import RunDirectory
-from vlm_rl.statistics import Estimate, estimate
+from vlm_rl.statistics import Estimate, estimate, running_mean
 from vlm_rl.study import Planned, Study
 
 NUM_LONG_DECILES = 3  # the longest three tenths of the responses
@@ -208,12 +208,8 @@ def band(runs: Sequence[RunNumbers], name: str) -> Band | None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred running mean over about a twentieth of the steps; what is not finite stays and spreads nowhere."""
-    window = np.ones(len(values) // 20 | 1)
-    finite = np.isfinite(values)
-    total = np.convolve(np.where(finite, values, 0.0), window, mode="same")
-    count = np.convolve(finite.astype(np.float64), window, mode="same")
-    return np.where(finite, total / np.maximum(count, 1.0), math.nan)
+    """The running mean over about a twentieth of the steps."""
+    return running_mean(values, len(values) // 20 | 1)
 
 
 def stretch_width(num_steps: int) -> int:

@@ -1,4 +1,4 @@
-"""Numbers with their uncertainty."""
+"""Numbers with their uncertainty, and the running mean that makes a noisy curve readable."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ def random_derangement(size: int, rng: np.random.Generator) -> np.ndarray:
         other = int(rng.integers(last))  # strictly below `last`: that makes it one cycle
         order[[last, other]] = order[[other, last]]
     return order
+
+
+def running_mean(y: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean over `window` (odd) neighbours; fewer at the two ends, so nothing is invented there.
+
+    What is not finite stays as it is and spreads nowhere.
+    """
+    kernel = np.ones(window)
+    finite = np.isfinite(y)
+    total = np.convolve(np.where(finite, y, 0.0), kernel, mode="same")
+    count = np.convolve(finite.astype(np.float64), kernel, mode="same")
+    return np.where(finite, total / np.maximum(count, 1.0), y)
 
 
 # -- Student's t ---------------------------------------------------------------------------------
