@@ -48,6 +48,19 @@ def test_a_step_is_one_plain_line_with_its_numbers():
     assert "skipped" not in shown
 
 
+def test_the_time_left_leaves_the_first_steps_one_time_costs_out(monkeypatch):
+    """60 s pass before the first line, of which the step took 4; later steps take 2 s, one a save of 3 s more."""
+    now = 0.0
+    monkeypatch.setattr("vlm_rl.terminal.time.monotonic", lambda: now)
+    where = console()
+    with StepLine(total=10, console=where) as line:
+        for step, (passed, took) in enumerate([(60, 4), (2, 2), (5, 2)], 1):
+            now += passed
+            line.done(step, {**METRICS, "step_time": took})
+    shown = [text.rpartition("ETA ")[2] for text in text_of(where).splitlines()]
+    assert shown == [clock(9 * 4), clock(8 * 2), clock(7 * 3.5)]
+
+
 def test_absent_and_undefined_numbers_are_dashes_in_the_same_columns():
     where = console()
     with StepLine(total=60, console=where) as line:

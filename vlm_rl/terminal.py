@@ -72,7 +72,7 @@ class StepLine:
         self._status: Status | None = None
         self._last_step = start
         self._last_time = time.monotonic()
-        self._pace: list[float] = []  # seconds of the last steps
+        self._pace: list[float] = []  # seconds of each step since the start, saves and evaluations included
 
     def __enter__(self) -> StepLine:
         self._last_time = time.monotonic()
@@ -102,9 +102,11 @@ class StepLine:
         self._stop()
         now = time.monotonic()
         seconds = metrics.get("step_time", now - self._last_time)
-        self._pace = [*self._pace[-19:], (now - self._last_time) / max(1, step - self._last_step)]
+        self._pace.append((now - self._last_time) / max(1, step - self._last_step))
         self._last_time, self._last_step = now, step
-        left = (self._total - step) * sum(self._pace) / len(self._pace)
+        # The time to the first line holds costs that do not come again: caches, a first evaluation.
+        pace = self._pace[1:][-20:] or [seconds]
+        left = (self._total - step) * sum(pace) / len(pace)
         line = Text(f"step {step:>{len(str(self._total))}}/{self._total}", style="bold")
         for label, name, write in _NUMBERS:
             line.append(f"  {label} ", style="dim not bold")
