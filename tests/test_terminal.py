@@ -14,7 +14,7 @@ from rich.console import Console
 from test_runs import CONFIG, row
 
 from vlm_rl.errors import UserError
-from vlm_rl.terminal import StepLine, clock, progress, sample_table, visible
+from vlm_rl.terminal import StepLine, clock, progress, resume_command, sample_table, visible
 from vlm_rl.trackers import make_trackers
 
 METRICS = {
@@ -109,6 +109,20 @@ def test_model_text_cannot_drive_the_terminal():
     assert not any(char in shown for char in "\x1b\x07\r\x9b\u202e")
     assert "[red]x[/red]" in shown and "<1b>" in shown
     assert visible("a\nb\x00") == "a⏎b<00>"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "start"),
+    [
+        ("1", "1", "vlm-rl"),
+        ("8", "8", "torchrun --nproc-per-node 8 --shutdown-timeout 1800 -m vlm_rl.cli"),
+        ("16", "8", "torchrun ... --shutdown-timeout 1800 -m vlm_rl.cli"),
+    ],
+)
+def test_the_command_that_goes_on(monkeypatch, ranks, here, start):
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert resume_command("runs/a b") == f"{start} train 'runs/a b' --resume"
 
 
 def test_progress_without_a_terminal_ends_with_one_line():

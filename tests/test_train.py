@@ -8,19 +8,24 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
+from test_diagnostics import RIGHT, WRONG, make_group
 from toy_runs import WORKER, Toys, assert_equal_runs, assert_sound, clean_environment, metrics_of, rollouts_of
 
 from data_prep.prepare import write_problems
+from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.checkpoint import newest_verified
-from vlm_rl.config import Config
+from vlm_rl.config import Config, parse_config
 from vlm_rl.data import load_set
+from vlm_rl.difficulty import Belief
 from vlm_rl.runs import ROLLOUT_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import StaleWeightsError
+from vlm_rl.train import with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other
 KNOWN_NAMES = {
@@ -248,6 +253,21 @@ def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
         plain = (rewards - rewards.mean()) / rewards.std(ddof=1)
         expected = plain * 1.3 * np.exp(-np.sign(plain) * gap)
         assert [row["advantage"] for row in group] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_step_without_groups_has_no_weights_of_difficulty() -> None:
+    """Where dynamic sampling keeps nothing, the last step's HA-DW metrics must not be logged again."""
+    hadw = {"name": "grpo", "hadw": {"enabled": True}}
+    s: Any = SimpleNamespace(
+        algorithm=ALGORITHMS["grpo"],
+        config=parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}, "algorithm": hadw}),
+        belief=Belief(ability=0.5),
+        difficulty={},
+    )
+    group = make_group([4, 4, 4, 4], [RIGHT, WRONG, WRONG, WRONG], [0, 0, 0, 0])  # hard: .25 is below .5
+    (weighed,) = with_advantages(s, [group])
+    assert s.difficulty.keys() == {"hadw/weight_hard", "hadw/weight_easy"} and weighed.advantages_G[0] > 0
+    assert with_advantages(s, []) == [] and s.difficulty == {}
 
 
 @pytest.mark.parametrize("name", ["luspo", "ba"])
@@ -496,9 +516,13 @@ def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
     stopped = start_ranks(
         2, {"arguments": ["train", str(config)], "faults": {"terminate_in": {"phase": "update", "step": 2}}}
     )
-    assert "stopped by SIGTERM after step 2" in stopped.stdout
+    command = (
+        f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl.cli train {toys.run(f'double-{stage}').path}"
+    )
+    assert f"stopped by SIGTERM after step 2; continue with: {command} --resume\n" in stopped.stdout
     resumed = start_ranks(2, {"arguments": ["train", str(config), "--resume"]})
     assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert resumed.stdout.count("continuing ") == 1  # rank 0 alone says it
     double = toys.run(f"double-{stage}")
     assert_sound(double)
     assert [record["attempt"] for record in double.metrics()] == [1, 1, 2, 2]

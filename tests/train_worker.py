@@ -66,6 +66,15 @@ def terminate_in(phase: str, step: int) -> None:
     _before(phase, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def interrupt_in(phase: str, step: int) -> None:
+    """Ctrl-C, as Python tells the program of it."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    _before(phase, step, interrupt)
+
+
 def raise_in(phase: str, step: int, rank: int) -> None:
     def fail() -> None:
         if os.environ["RANK"] == str(rank):
@@ -147,6 +156,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "kill_at_event": kill_at_event,
     "count_events": count_events,
     "terminate_in": terminate_in,
+    "interrupt_in": interrupt_in,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
     "drop_tensor": drop_tensor,

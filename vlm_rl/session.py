@@ -43,6 +43,7 @@ from vlm_rl.runs import RunDirectory
 from vlm_rl.samplers.base import FingerprintBuilder, SamplingParams, check_fresh
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.terminal import resume_command
 from vlm_rl.types import Problem, Prompt
 
 
@@ -116,6 +117,8 @@ class Session:
         if found:
             self._restore(*found)
         self.recorder = self._start_run(resume)
+        if resume:
+            self.recorder.line.note(self._going_on(found[0] if found else None))
         self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -147,6 +150,17 @@ class Session:
         if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
             self.run.stamp_contaminated(contaminated)
         return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+
+    def _going_on(self, checkpoint: Path | None) -> str:
+        """One line for whoever asked to resume: from where, and what is next."""
+        steps = self.config.train.steps
+        if checkpoint is None:
+            return f"{self.run.path} has no checkpoint to continue from: starting again at step 1 of {steps}"
+        if self.step >= steps:
+            return f"{self.run.path} is finished: {checkpoint.name} is there; a larger train.steps would go on"
+        return (
+            f"continuing {self.run.path} from checkpoint {checkpoint.name} (step {self.step + 1} of {steps} is next)"
+        )
 
     def _dtype(self) -> torch.dtype:
         name = self.config.model.dtype
@@ -335,7 +349,8 @@ class Session:
         if from_main(lambda: state["step"] not in [step for step, _ in self.run.checkpoints()]):
             self.save(state)
         if rank() == 0:
-            print(f"stopped by SIGTERM after step {state['step']}; continue with --resume", flush=True)
+            command = resume_command(self.run.path)
+            print(f"stopped by SIGTERM after step {state['step']}; continue with: {command}", flush=True)
         raise StoppedError
 
     # --- context manager ----------------------------------------------------------------------

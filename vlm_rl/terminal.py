@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -56,6 +58,16 @@ def make_console() -> Console:
     """The console of this process: standard output on rank 0, silent elsewhere."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     return Console(quiet=not is_main(), highlight=False, markup=False, width=width)
+
+
+def resume_command(out: str | Path) -> str:
+    """What to type to go on with the run in this folder, on as many ranks as this process is one of."""
+    ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    start = "vlm-rl"
+    if ranks != "1":
+        nodes = f"--nproc-per-node {here}" if here == ranks else "..."  # with several nodes, as it was started
+        start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl.cli"
+    return f"{start} train {shlex.quote(str(out))} --resume"
 
 
 class StepLine:
