@@ -15,6 +15,8 @@ SEED ?= 0
 SAMPLER ?= auto
 OUT ?= runs/quickstart
 RUN ?= $(OUT)
+# Folder of mathvision/, dynamath/, wemath/, logicvista/ and dapo_math/, each as its authors publish it; not part of
+# this project. Without it `make smoke` says what it must hold, and the tests that read it are skipped.
 SAMPLES ?= ../shared/data
 # Tests compare bits and run several processes side by side: one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -41,7 +43,7 @@ quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reaso
 quickstart-seeds: $(STAMP) ## the quickstart for seeds 0, 1 and 2, and their table
 	$(BIN)/vlm-rl quickstart --seeds 0,1,2 --sampler $(SAMPLER) --out $(OUT)-seeds
 
-smoke: $(STAMP) ## a few steps on real sample pictures and text (SAMPLES=folder); stamped CONTAMINATED
+smoke: $(STAMP) ## a few steps on rows of public benchmarks, in SAMPLES=folder (yours; says what it must hold); CONTAMINATED
 	$(BIN)/python -m data_prep.smoke $(SAMPLES) runs/smoke-data
 	$(BIN)/vlm-rl train configs/smoke.yaml
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
