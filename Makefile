@@ -21,6 +21,9 @@ SAMPLES ?= ../shared/data
 # Tests compare bits and run several processes side by side: one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST_ARGS ?=
+# Two files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines
+# inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
 .PHONY: help venv quickstart quickstart-seeds smoke test test-slow lint format types demo clean
 
@@ -49,10 +52,10 @@ smoke: $(STAMP) ## a few steps on rows of public benchmarks, in SAMPLES=folder (
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
 test: $(STAMP) ## the tests, without the minute-long ones
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the minute-long tests
-	$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, check only
 	$(BIN)/ruff check .
