@@ -30,7 +30,9 @@ from vlm_rl.tiny import CONTROL_TOKENS
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 FORMAT = 1
-ROWS_PER_GROUP = 64  # a Parquet row group is held in memory, pictures included
+ROWS_PER_GROUP = (
+    16  # a row group is what a reader takes at a time, pictures included: few, since training draws single rows
+)
 
 GoldCheck = Callable[[Problem], bool]
 

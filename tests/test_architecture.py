@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         (
             {"errors", "verdicts", "rational", "statistics"},
             {"types", "config"},
-            {"templates", "mathtext", "images", "tiny", "ranks", "checkpoint", "model_folder"},
+            {"templates", "mathtext", "images", "tiny", "ranks", "checkpoint", "model_folder", "picture_file"},
             {"prompts", "answers", "equality", "choices", "symbolic", "symbolic_worker"},
             {"advantages", "difficulty", "losses"},
             {"algorithms", "rewards", "packing", "attention", "policy", "data", "runs", "diagnostics"},

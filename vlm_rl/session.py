@@ -57,12 +57,12 @@ class Session:
         """
         self.config = config
         self.algorithm = resolve_algorithm(config.algorithm)
+        self.device = init_ranks()
         self.problems = load_training_sets(config.data)
         self.eval_sets = load_eval_sets(config.data) if config.eval.every else {}
         for name, problems in self.eval_sets.items():
             refuse_contaminated(name, problems, contaminated_sources(self.problems))
         self.run = RunDirectory(config.out)
-        self.device = init_ranks()
         found = from_main(lambda: self._open_run(resume))  # one rank looks: others may see the files later
         model_path = found[0] if found else Path(config.model.path)
         check_model_folder(model_path)

@@ -14,7 +14,7 @@ Rewards and advantages are float64, log-probs float32, ids int64 inside torch an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Problem:
 
     id: str  # unique in its set
     question: str  # holds one IMAGE_MARKER per image, in order
-    images: tuple[bytes, ...]  # encoded PNG, JPEG or WEBP
+    images: Sequence[bytes]  # encoded PNG, JPEG or WEBP; those of a prepared set are read from disk at each use
     answer: str  # the gold, without \boxed{}
     answer_type: AnswerType
     choices: tuple[str, ...] = ()  # the texts of options A, B, C, ...
