@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,14 +23,19 @@ from vlm_rl.config import TrainConfig
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.terminal import make_console
+from vlm_rl.warm_start import Example, warm_start
 
 STARTS = {"a": 0, "b": 1}  # name -> seed
 SETS_SEED = 7
 NUM_TRAIN, NUM_HELDOUT = 1024, 256
-WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 4096, 4, 1200, 2400
+SCAN_PROBLEMS, SCAN_PASSES, SCAN_SPRINKLED, SCAN_MIXTURE = 4096, 4, 1200, 2400
+SHOWN_PROBLEMS, SHOWN_MIXTURE = 1024, 2400
 WARM_BATCH = 8
 WEIGHT_STD = 0.08  # about 1 / sqrt(128), the model's width
-WARM_START = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
+SCAN = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
+SHOW = TrainConfig(lr=5e-4, warmup_steps=20, schedule="cosine", zero_stage=0)
+"""The first phase ends at a learning rate of nearly 0, so the mixture gets a phase of its own: without it the
+styles do not come in their proportions."""
 
 
 def prepare_study(out: Path) -> None:
@@ -57,30 +63,35 @@ def prepare_sets(out: Path) -> None:
 
 
 def make_start(out: Path, name: str) -> None:
-    """Warm-start one tiny model; `out`/start-NAME appears when it is complete."""
+    """Warm-start one tiny model in two phases; `out`/start-NAME appears when it is complete."""
     import torch
 
     from vlm_rl.tiny import build_tiny_model
-    from vlm_rl.warm_start import warm_start
 
     torch.set_num_threads(1)
     seed, work = STARTS[name], out / f"work-{name}"
     shutil.rmtree(work, ignore_errors=True)
-    raw = write_shades(
-        work / "raw", seed=seed, train=1, heldout=1, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + WARM_MIXTURE
+    tiny = build_tiny_model(work / "tiny", seed=seed, tokenizer_texts=tokenizer_texts(), weight_std=WEIGHT_STD)
+    scan = _examples(
+        work / "scan", seed, SCAN_PROBLEMS, passes=SCAN_PASSES, sprinkled=SCAN_SPRINKLED, mixture=SCAN_MIXTURE
     )
-    prepare("virl39k", raw / "warm", work / "warm")
-    model = build_tiny_model(work / "tiny", seed=seed, tokenizer_texts=tokenizer_texts(), weight_std=WEIGHT_STD)
-    warm_start(
-        warm_examples(raw / "warm", work / "warm", seed=seed, passes=WARM_PASSES, sprinkled=WARM_SPRINKLED),
-        work / "model",
-        model_path=model,
-        builder=PromptBuilder(model, template=TEMPLATES["think_answer"]),
-        config=WARM_START,
-        batch_size=WARM_BATCH,
-    )
-    (work / "model").rename(out / f"start-{name}")
+    scans = _learn(scan, work / "scans", tiny, SCAN)
+    show = _examples(work / "show", len(STARTS) + seed, SHOWN_PROBLEMS, passes=0, sprinkled=0, mixture=SHOWN_MIXTURE)
+    _learn(show, work / "model", scans, SHOW).rename(out / f"start-{name}")
     shutil.rmtree(work)
+
+
+def _examples(
+    work: Path, seed: int, problems: int, *, passes: int, sprinkled: int, mixture: int
+) -> Sequence[Example]:
+    raw = write_shades(work / "raw", seed=seed, train=1, heldout=1, warm=problems, mixture=mixture)
+    prepare("virl39k", raw / "warm", work / "warm")
+    return warm_examples(raw / "warm", work / "warm", seed=seed, passes=passes, sprinkled=sprinkled)
+
+
+def _learn(examples: Sequence[Example], out: Path, model: Path, config: TrainConfig) -> Path:
+    builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
+    return warm_start(examples, out, model_path=model, builder=builder, config=config, batch_size=WARM_BATCH)
 
 
 if __name__ == "__main__":

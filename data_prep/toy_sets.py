@@ -49,7 +49,7 @@ def warm_examples(raw: Path, prepared: Path, *, seed: int, passes: int, sprinkle
     lines = [json.loads(line) for line in (raw / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
     phases = {name: [line for line in lines if line["phase"] == name] for name in ("clean", "mixture")}
     rng = np.random.default_rng([seed, len(problems)])
-    order = np.concatenate([rng.permutation(len(problems)) for _ in range(passes)])
+    order = [index for _ in range(passes) for index in rng.permutation(len(problems))]
     sequence = [phases["clean"][index] for index in order]
     for line in phases["mixture"][:sprinkled]:
         sequence.insert(int(rng.integers(len(sequence))), line)

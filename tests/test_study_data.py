@@ -14,8 +14,8 @@ from vlm_rl.data import load_set
 
 @pytest.fixture
 def small(monkeypatch) -> None:
-    sizes = {"NUM_TRAIN": 6, "NUM_HELDOUT": 4, "WARM_PROBLEMS": 8, "WARM_PASSES": 1, "WARM_SPRINKLED": 2}
-    for name, size in {**sizes, "WARM_MIXTURE": 6}.items():
+    sizes = {"NUM_TRAIN": 6, "NUM_HELDOUT": 4, "SCAN_PROBLEMS": 8, "SCAN_PASSES": 1, "SCAN_SPRINKLED": 2}
+    for name, size in {**sizes, "SCAN_MIXTURE": 6, "SHOWN_PROBLEMS": 4, "SHOWN_MIXTURE": 8}.items():
         monkeypatch.setattr(study, name, size)
 
 
