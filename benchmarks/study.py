@@ -35,7 +35,10 @@ COLUMNS = {  # measure -> title, as a share or in tokens
     "train_length": "training length",
     "train_length_change": "change of training length",
 }
-ACCENT, MUTED = "#2f6fb7", "#8a8f98"
+PANELS = (("rules", "fixed_norm"), ("coin", "short"))
+CONTROLS = ("coin", "short")
+ACCENT, MUTED, INK = "#2f6fb7", "#8a8f98", "#44484f"
+_STYLE: Any = {**STYLE, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
 
 Results = Mapping[str, Any]
 
@@ -87,40 +90,36 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def draw(everything: Mapping[str, Results], out: Path) -> None:
     """Length, one panel per study: differences to the baseline, and the change under the controls."""
-    with mpl.rc_context(STYLE):
-        heights = [len(results["rules"]) for results in everything.values()]
-        figure = Figure(
-            figsize=(9, 1.4 + 0.34 * (max(heights[:2]) + max(heights[2:], default=0))), layout="constrained"
-        )
-        ratios = [max(heights[:2]), max(heights[2:], default=1)]
-        axes = figure.subplots(2, 2, gridspec_kw={"height_ratios": ratios})
-        for ax, (name, results) in zip(axes.flat, everything.items(), strict=False):
-            control = name in ("coin", "short")
-            source = (
-                results["final"]["train_length_change"]
-                if control
-                else results["difference_to_baseline"]["train_length"]
-            )
-            _intervals(ax, source)
+    with mpl.rc_context(_STYLE):
+        rows = [max((len(everything[n]["rules"]) for n in pair if n in everything), default=1) for pair in PANELS]
+        figure = Figure(figsize=(9, 2.2 + 0.3 * sum(rows)), layout="constrained")
+        axes = figure.subplots(2, 2, height_ratios=rows)
+        for ax, name in zip(axes.flat, (name for pair in PANELS for name in pair), strict=True):
+            if name not in everything:
+                ax.set_axis_off()
+                continue
+            results = everything[name]
+            if name in CONTROLS:
+                _intervals(ax, results["final"]["train_length_change"])
+                label = "first to last tenth of the steps: change of length, tokens"
+            else:
+                _intervals(ax, results["difference_to_baseline"]["train_length"])
+                label = f"length at the end, minus {results['baseline']}'s, tokens"
             ax.set_title(STUDIES[name], loc="left", fontsize=10, fontweight="bold")
-            ax.set_xlabel(
-                "change of length from the first to the last tenth, tokens"
-                if control
-                else f"length at the end, minus {results['baseline']}'s, tokens",
-                fontsize=8.5,
-            )
+            ax.set_xlabel(label)
         figure.savefig(out, dpi=150)
 
 
 def _intervals(ax: Axes, estimates: Mapping[str, Mapping[str, float]]) -> None:
     """A dot and its 95 % interval per rule; coloured where it excludes 0."""
-    for place, one in enumerate(reversed(estimates.values())):
+    rules = list(reversed(list(estimates)))
+    for place, one in enumerate(estimates[rule] for rule in rules):
         settled = one["low"] > 0 or one["high"] < 0
         ax.plot([one["low"], one["high"]], [place, place], color=ACCENT if settled else MUTED, linewidth=2)
         ax.plot(one["mean"], place, "o", color=ACCENT if settled else MUTED, markersize=6)
-    ax.set_yticks(range(len(estimates)), list(reversed(estimates)))
+    ax.set_yticks(range(len(rules)), rules)
     ax.set_ylim(-0.6, len(estimates) - 0.4)
-    ax.axvline(0, color="#44484f", linewidth=0.8)
+    ax.axvline(0, color=INK, linewidth=0.8)
     ax.grid(axis="x", alpha=0.4)
 
 
