@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,15 @@ def load(folder: Path) -> dict[str, Results]:
     for name in STUDIES:
         for path in (folder / f"{name}.json", folder / name / "comparison.json"):
             if path.is_file():
-                found[name] = json.loads(path.read_text(encoding="utf-8"))
+                found[name] = _known(json.loads(path.read_text(encoding="utf-8")))
     return found
+
+
+def _known(tree: Any) -> Any:
+    """The same with NaN for null: a number that does not exist yet, in a study that has not come to its end."""
+    if isinstance(tree, dict):
+        return {key: _known(value) for key, value in tree.items()}
+    return math.nan if tree is None else tree
 
 
 def tables(results: Results) -> str:
