@@ -25,7 +25,7 @@ PYTEST_ARGS ?=
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help venv quickstart quickstart-seeds smoke test test-slow lint format types demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow lint format types demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -50,6 +50,13 @@ smoke: $(STAMP) ## a few steps on rows of public benchmarks, in SAMPLES=folder (
 	$(BIN)/python -m data_prep.smoke $(SAMPLES) runs/smoke-data
 	$(BIN)/vlm-rl train configs/smoke.yaml
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
+
+STUDIES := rules fixed_norm coin short
+study: $(STAMP) ## what each rule does to response length: about 75 minutes on two cores, resumable (docs/study.md)
+	$(BIN)/python -m data_prep.study runs/study-data
+	set -e; for name in $(STUDIES); do \
+		$(BIN)/vlm-rl compare configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
+	$(BIN)/python benchmarks/study.py --results runs/study
 
 test: $(STAMP) ## the tests, without the minute-long ones
 	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)

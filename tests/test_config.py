@@ -12,8 +12,11 @@ from pydantic import BaseModel
 
 from vlm_rl.config import Config, load_config, parse_config, save_config
 from vlm_rl.errors import UserError
+from vlm_rl.study import load_study
 
-SHIPPED = sorted((Path(__file__).resolve().parents[1] / "configs").rglob("*.yaml"))
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 MINIMAL = """\
 out: runs/x
 model: {path: some/model}
@@ -44,7 +47,8 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 def test_some_files_are_shipped() -> None:
-    assert SHIPPED
+    assert SHIPPED and STUDIES
+    assert {*SHIPPED, *STUDIES} == {*CONFIGS.rglob("*.yaml")}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -52,6 +56,12 @@ def test_every_shipped_file_parses_and_survives_saving(path: Path, tmp_path: Pat
     config = load_config(path)
     save_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_shipped_study_makes_valid_runs(path: Path) -> None:
+    study = load_study(path)
+    assert len(study.runs(Path("runs"))) == len(study.rules) * len(study.seeds)
 
 
 def test_round_trip_of_a_config_far_from_the_defaults(minimal: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,3 +96,21 @@ def test_weights_of_the_config_scale_the_parts_and_order_is_kept(grader: Grader)
     # overlong: ((8-4) - n) / 4 * 1 -> 0, -0.5, -1
     assert [reward.total for reward in function.score(items)] == [2.25, -0.5, 1.25]
     assert function.score([]) == []
+
+
+def test_the_coin_is_fair_and_knows_nothing_of_the_response(grader: Grader) -> None:
+    config = RewardConfig(accuracy=0.0, format=0.0, overlong_buffer=0, coin=2.0)
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    plain = rollout("nothing", 2)
+    thrown = [replace(plain, index=i % 8, problem_id=f"p{i // 8 % 50}", policy_version=i // 400) for i in range(4000)]
+    told = [replace(one, text=PERFECT, ids=np.ones(7, np.int32)) for one in thrown]  # all right, and longer
+    here, there = (function.score([(PROBLEM, prompt(), one) for one in ones]) for ones in (thrown, told))
+    assert [reward.total for reward in here] == [reward.total for reward in there]
+    heads = np.array([reward.parts["coin"] for reward in here]) / 2.0
+    # 4,000 tosses of a fair coin: standard deviation of the mean 0.0079; five of them
+    assert abs(heads.mean() - 0.5) < 0.04
+    for key in ("problem_id", "index", "policy_version"):  # no key has a side of its own
+        means = [heads[[getattr(o, key) == v for o in thrown]].mean() for v in {getattr(o, key) for o in thrown}]
+        assert min(means) > 0.1 and max(means) < 0.9
+    usual = RewardFunction(RewardConfig(), template=TEMPLATES["think_answer"], max_tokens=4096, grader=grader)
+    assert "coin" not in usual.score([(PROBLEM, prompt(), plain)])[0].parts

@@ -151,6 +151,10 @@ def read_run(planned: Planned) -> RunNumbers:
         for measure, name in (("train_accuracy", "accuracy"), ("train_length", "completions/mean_length"))
         if name in curves
     }
+    if "completions/mean_length" in curves:
+        lengths, steps = curves["completions/mean_length"], planned.config.train.steps
+        early, late = (stretch_mean(lengths, steps, early=early) for early in (True, False))
+        finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     algorithm = resolve_algorithm(planned.config.algorithm)
     return RunNumbers(
@@ -231,6 +235,8 @@ def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
 def measure_title(measure: str) -> str:
     """What a measure is called on the page."""
     kind, _, benchmark = measure.partition("/")
+    if kind == "train_length_change":
+        return "change of training length"
     what = "accuracy" if "accuracy" in kind else "length"
     return f"{what} on {benchmark}" if benchmark else f"training {what}"
 

@@ -108,6 +108,8 @@ class RewardConfig(Section):
     overlong_buffer: NonNegativeInt = 512
     """Tokens before max_tokens over which the penalty grows; 0 switches it off."""
     overlong_factor: NonNegativeFloat = 0.3
+    coin: NonNegativeFloat = 0.0
+    """Weight of a fair coin that knows nothing of the response: a control, under which nothing should drift."""
     grader_workers: PositiveInt = 2
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""

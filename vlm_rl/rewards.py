@@ -10,6 +10,7 @@ end-of-sequence token included.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from vlm_rl.answers import Grader, task_of
@@ -23,6 +24,12 @@ def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float
     if buffer == 0:
         return 0.0
     return min(0.0, ((max_tokens - buffer) - length) / buffer * factor)
+
+
+def coin(rollout: Rollout) -> bool:
+    """Heads or tails for one response: a function of whose it is and when it was sampled, not of what it says."""
+    key = f"{rollout.problem_id}\0{rollout.index}\0{rollout.policy_version}".encode()
+    return hashlib.blake2b(key, digest_size=1).digest()[0] % 2 == 1
 
 
 class RewardFunction:
@@ -51,5 +58,7 @@ class RewardFunction:
                     factor=self.config.overlong_factor,
                 ),
             }
+            if self.config.coin:
+                parts["coin"] = self.config.coin * coin(rollout)
             rewards.append(Reward(parts=parts, grade=grade))
         return rewards
