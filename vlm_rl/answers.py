@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.choices import judge_choice
-from vlm_rl.equality import MAX_TEXT, Comparison, Job, Undecided
+from vlm_rl.equality import Comparison, Job
 from vlm_rl.mathtext import canonical, clean
+from vlm_rl.prefilter import Undecided, refuse_long
 from vlm_rl.symbolic import Outcome, SymbolicJudge
 from vlm_rl.templates import TEMPLATES, Template, boxes
 from vlm_rl.verdicts import AnswerType, Grade
@@ -159,8 +160,8 @@ def _grade(task: GradeTask, known: Mapping[Job, Outcome], wanted: dict[Job, None
 
 def _agree(texts: list[str], ask: Any) -> bool | None:
     """Whether all boxes hold the same answer; exact equality, whatever margin the problem allows."""
-    if any(len(text) > MAX_TEXT for text in texts):
-        raise Undecided("error", "prefilter", f"refused unevaluated: an answer of over {MAX_TEXT} characters")
+    for text in texts:
+        refuse_long(text)
     distinct = list({canonical(clean(text)): text for text in reversed(texts)}.values())
     if len(distinct) > MAX_BOXES:
         return False
