@@ -1,8 +1,8 @@
 r"""Sets, tuples, intervals and bare lists: how they are written, and which of them may be the same.
 
-    \{1,2\}  set: any order, duplicates count once      (1,2)  tuple: in order (or an open interval)
-    [1,2]    bracket: in order (or a closed interval)   (1,2]  interval: its ends must agree
-    1, 2     bare: any order for the answer type `list`, else in order
+\{1,2\}  set: any order, duplicates count once      (1,2)  tuple: in order (or an open interval)
+[1,2]    bracket: in order (or a closed interval)   (1,2]  interval: its ends must agree
+1, 2     bare: any order for the answer type `list`, else in order
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 from vlm_rl.collection import Collection, as_rational, bare_items, collection, in_order, pair_off, unmatched
@@ -141,9 +142,9 @@ class Comparison:
                 sets = as_rational(gold) is None and as_rational(answer) is None
                 return True, self._symbolic(gold, answer) if sets else self._decide("union", value=False)
             return True, self._items(*unions, ordered=False, path="union")
-        rows = matrix(gold), matrix(answer)
-        if rows[0] is not None and rows[1] is not None:
-            return True, self._matrices(*rows)
+        left, right = matrix(gold), matrix(answer)
+        if left is not None and right is not None:
+            return True, self._matrices(left, right)
         first = collection(gold, self.answer_type)
         # In an answer, "3 or 5" is a list only where several values are asked for; elsewhere it is a guess.
         several = first is not None and first.kind in ("bare", "set")
@@ -172,7 +173,7 @@ class Comparison:
     def _matrices(self, golds: list[list[str]], answers: list[list[str]]) -> bool | None:
         if [len(row) for row in golds] != [len(row) for row in answers]:
             return self._decide("matrix", value=False)
-        return self._items(sum(golds, []), sum(answers, []), ordered=True, path="matrix")
+        return self._items([*chain(*golds)], [*chain(*answers)], ordered=True, path="matrix")
 
     def _items(self, golds: list[str], answers: list[str], *, ordered: bool, path: str) -> bool | None:
         if len(golds) != len(answers):
@@ -275,7 +276,9 @@ def _words(text: str) -> str:
 def _is_list(parts: list[str]) -> bool:
     """Whether an "=" stands in a list, such as `x=1, x=2`, and not in an equation."""
     return any(len(split_top(part, frozenset(",;"))) > 1 for part in parts) or (
-        len(parts) > 2 and all(len(bare_items(part)) > 1 for part in parts[1:-1]) and len(_ASSIGNED.findall("=".join(parts))) > 1
+        len(parts) > 2
+        and all(len(bare_items(part)) > 1 for part in parts[1:-1])
+        and len(_ASSIGNED.findall("=".join(parts))) > 1
     )
 
 

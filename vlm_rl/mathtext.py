@@ -19,9 +19,13 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\s+", " "),
+        (r"\\boxed ?(?=\{)", ""),
         (r"(?<!\\)\\\$", r" \\dollar "),
         (r"\$|(?<!\\)\\[()\[\]](?![A-Za-z])", " "),
-        (r"\\(?:(?:display|text|script)style|rm|bf|it|sf|tt|cal|normalsize|[lL]arge|LARGE|[hH]uge|small)(?![A-Za-z])", " "),
+        (
+            r"\\(?:(?:display|text|script)style|rm|bf|it|sf|tt|cal|normalsize|[lL]arge|LARGE|[hH]uge|small)(?![A-Za-z])",
+            " ",
+        ),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z])|enspace(?![A-Za-z]))|~", " "),
         (r"\\(?:SI|qty)\{([^{}]*)\}\{([^{}]*)\}", r"\1 \2"),
@@ -93,10 +97,7 @@ def _strip(text: str) -> str:
         if text.endswith((".", ",", ";", ":", "\\\\")) and not text.endswith(".."):
             text = text[: -2 if text.endswith("\\\\") else -1]
         text = text.lstrip(":")
-        if text.startswith("\\boxed"):
-            inner = text.removeprefix("\\boxed").strip()
-            text = inner if _is_one_group(inner) else text
-        elif _is_one_group(text):
+        if _is_one_group(text):
             text = text[1:-1]
         if text == before:
             break
@@ -157,7 +158,10 @@ _DEGREES = re.compile(
     r"|([0-9.]+) ?\^\\circ)"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_NAMES = frozenset("sin cos tan cot sec csc log ln lg exp sqrt pi max min lim gcd lcm mod det arcsin arccos".split())
+_NAMES = frozenset(
+    ["sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "lg", "exp", "sqrt", "pi", "max", "min", "lim", "gcd"]
+    + ["lcm", "mod", "det", "arcsin", "arccos"]
+)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
 _SHORT_WORDS = frozenset(["no", "yes", "ok"])
 

@@ -43,7 +43,9 @@ class Problem:
     source: str = ""
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
-    meta: Mapping[str, Any] = field(default_factory=dict)  # JSON; known keys: test_only, precision, tolerance, unit
+    meta: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # JSON; known: test_only, precision, tolerance, unit, alternatives
 
     @property
     def test_only(self) -> bool:
