@@ -159,8 +159,7 @@ _DEGREES = re.compile(
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _NAMES = frozenset(
-    ["sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "lg", "exp", "sqrt", "pi", "max", "min", "lim", "gcd"]
-    + ["lcm", "mod", "det", "arcsin", "arccos"]
+    re.findall("[a-z]+", "sin cos tan cot sec csc log ln lg exp sqrt pi max min lim gcd lcm mod det arcsin arccos")
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
 _SHORT_WORDS = frozenset(["no", "yes", "ok"])

@@ -12,13 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from vlm_rl.rational import NUMBER, NotReadableError, Parser, TooLargeError, binomial, deeper, factorial, tokens
 
 MAX_TERMS = 60
 MAX_EXPONENT = 100
-MAX_RADICAND = 10**9
+MAX_RADICAND = 10**8
+MAX_LENGTH = 1_000
 MAX_COEFFICIENT_BITS = 4_000
 
 _TOKEN = re.compile(
@@ -87,7 +89,7 @@ class ClosedForm:
 
 def parse_closed_form(text: str) -> ClosedForm | None:
     """The exact value of `clean` text, or None if it is not such an expression or grows too large."""
-    if _LETTERS.search(text) or _CALL.search(text):
+    if len(text) > MAX_LENGTH or _LETTERS.search(text) or _CALL.search(text):
         return None
     try:
         return _Parser(tokens(text, _TOKEN)).whole()
@@ -206,6 +208,7 @@ def _power(base: ClosedForm, exponent: Fraction) -> ClosedForm:
     return value
 
 
+@lru_cache(maxsize=1024)
 def _root(number: Fraction) -> ClosedForm:
     r"""\sqrt{a/b} = \sqrt{ab} / b, with every prime of ab under a root of its own."""
     radicand = number.numerator * number.denominator

@@ -10,7 +10,7 @@ import re
 
 from vlm_rl.verdicts import Verdict
 
-MAX_TEXT = 20_000
+MAX_TEXT = 8_000
 MAX_SYMBOLIC_TEXT = 1_000
 MAX_SYMBOLIC_ITEMS = 24
 MAX_DEPTH = 40

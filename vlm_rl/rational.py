@@ -120,9 +120,12 @@ class Parser:
         return value
 
     def signed(self, depth: int) -> Any:
-        sign = 1
+        sign, signs = 1, 0
         while self.next in ("+", "-"):
             sign *= 1 if self.take() == "+" else -1
+            signs += 1
+        if signs > 2:
+            raise NotReadableError
         return sign * self.power(depth)
 
     def power(self, depth: int) -> Any:
