@@ -45,7 +45,10 @@ class Template:
         return f"{THINK}{reasoning}{END_THINK}{box}" if self.has_reasoning else f"{reasoning}\n{box}"
 
     def is_well_formed(self, response: str) -> bool:
-        """The format rule; outer whitespace is ignored. Always False without a reasoning block."""
+        """The format rule: one reasoning block, then one box, in the answer block if there is to be one.
+
+        Nothing but white space stands outside the blocks. Always False without a reasoning block.
+        """
         text = response.strip()
         if not self.has_reasoning or not text.startswith(THINK):
             return False
@@ -58,7 +61,7 @@ class Template:
                 return False
             rest = rest.removeprefix(ANSWER).removesuffix(END_ANSWER)
         found = boxes(rest)
-        return bool(reasoning.strip()) and found is not None and any(box.strip() for box in found)
+        return bool(reasoning.strip()) and found is not None and len(found) == 1 and bool(found[0].strip())
 
     def answer_region(self, response: str) -> str | None:
         """The part of the response in which the answer is looked for, or None if there is none."""

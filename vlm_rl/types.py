@@ -83,8 +83,9 @@ class Rollout:
 class Reward:
     """The reward of one response, in parts."""
 
-    parts: Mapping[str, float]  # accuracy, format, overlong
+    parts: Mapping[str, float]  # accuracy, format, overlong, and what else the configuration turns on
     grade: Grade
+    dropped: bool = False  # not judged, and left out of its group: no advantage, no part in the others' baseline
 
     @property
     def total(self) -> float:
