@@ -16,7 +16,7 @@ MAX_SYMBOLIC_ITEMS = 24
 MAX_DEPTH = 40
 
 _EXPLOSIVE: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("an exponent tower", re.compile(r"\^ ?[{(]?[^{}()^]{0,40}\^ ?[{(]?[^{}()^]{0,40}\^")),
+    ("an exponent tower", re.compile(r"(?:\^ ?[{(]*[^{}()^]{0,40}[)}]* ?){2}\^")),
     ("a huge power", re.compile(r"\^ ?\{? ?\(?[0-9]{5,}|[)\]}] ?\^ ?\{? ?[0-9]{3,}")),
     ("a power of a power of digits", re.compile(r"\^ ?[{(] ?[0-9]+ ?\^ ?[{(]? ?[0-9]{2,}")),
     ("a huge factorial", re.compile(r"[0-9]{5,} ?!|\^ ?\{?[0-9]+\}? ?\)? ?!|! ?\)? ?!")),
