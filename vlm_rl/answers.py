@@ -216,7 +216,7 @@ def _agree(texts: list[str], task: GradeTask, ask: Ask) -> bool | None:
         refuse_long(text)
     exact = replace(task, meta={})
     distinct: dict[str, str] = {}
-    for text in reversed(texts):
+    for text in dict.fromkeys(reversed(texts)):
         distinct.setdefault(canonical(clean(text)), text)
         if len(distinct) > MAX_BOXES:
             return False
