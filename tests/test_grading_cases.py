@@ -73,8 +73,6 @@ def documented() -> list[tuple[str, str, str, bool]]:
             (gold,), (kind,), same, other = cells
             rows += [(gold, kind, answer, True) for answer in same]
             rows += [(gold, kind, answer, False) for answer in other]
-                (gold, kind, answer, False) for answer in other
-            ]
     return rows
 
 
