@@ -23,6 +23,7 @@ from PIL import Image
 
 from data_prep.rows import Dropped, Row, RowError
 from data_prep.sources import SOURCES
+from vlm_rl.answers import GRADER_VERSION
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png, fit_to_grid, grid_size
 from vlm_rl.terminal import make_console
@@ -79,6 +80,8 @@ def prepare(
     grid_size(28, 28, min_pixels=min_pixels, max_pixels=max_pixels)  # refuses an impossible range
     run = _Run(min_pixels, max_pixels, strict, limit, blank_image, gold_check)
 
+    checked_by = {} if gold_check is None else {"grader_version": GRADER_VERSION}
+
     def report() -> PrepareReport:
         return PrepareReport(
             source=source,
@@ -92,7 +95,7 @@ def prepare(
         )
 
     rows = _with_progress(SOURCES[source](path), f"preparing {source}", run)
-    write_problems(run.keep(rows), out, lambda: asdict(report()))
+    write_problems(run.keep(rows), out, lambda: asdict(report()) | checked_by)
     return report()
 
 

@@ -46,6 +46,7 @@ KNOWN_NAMES = {
     "steps/skipped",
 }
 # a mean over no response, or a correlation of constants, has no value
+OWN_REWARD = "own_reward.short_words"
 MAY_BE_NAN = {
     "completions/mean_terminated_length",
     *(f"length/{name}" for name in ("correct_mean", "wrong_mean", "positive_mean", "negative_mean", "sign_gap")),
@@ -361,6 +362,12 @@ def test_every_key_is_read(toys: Toys) -> None:
         },
         "sgd": {
             "algorithm": {"name": "dapo"},
+            "reward": {
+                "repetition": 0.1,
+                "brevity": 0.1,
+                "function": OWN_REWARD,
+                "allow_function": True,
+            },
             "train": {"optimizer": "sgd", "deepspeed": {"wall_clock_breakdown": False}, "steps": 1},
         },
     }
@@ -379,6 +386,34 @@ def test_the_keys_that_only_validation_reads_are_refused(toys: Toys, key: str, v
     result = toys.runner("train", str(toys.config("refused")), f"rollout.{key}={value}")
     assert result.code == 2
     assert f"{key} {value}" in result.output
+
+
+# -- responses that the grader could not judge --------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["zero", "drop"])
+def test_an_undecided_response_scores_nothing_or_leaves_its_group(toys: Toys, policy: str) -> None:
+    """Response 1 of each group is not judged. Dropped, it has no advantage, and the others' add up to 0."""
+    config = toys.config(f"undecided-{policy}", reward={"undecided": policy}, train={"steps": 2})
+    result = toys.runner("train", str(config), faults={"undecided": {"index": 1}})
+    assert result.code == 0, result.output[-3000:]
+    run = toys.run(f"undecided-{policy}")
+    for record, rows in zip(run.metrics(), rollouts_of(run), strict=True):
+        assert record["verifier/error_rate"] == 0.25
+        assert record["verifier/dropped_rate"] == (0.25 if policy == "drop" else 0)
+        for start in range(0, len(rows), 4):
+            group = rows[start : start + 4]
+            assert [row["verdict"] == "error" for row in group] == [False, True, False, False]
+            assert group[1]["reason"] == "injected" and group[1]["reward_accuracy"] == 0
+            advantages = [row["advantage"] for row in group]
+            assert sum(advantages) == pytest.approx(0, abs=1e-9)
+            if policy == "drop":
+                assert advantages[1] == 0
+                rewards = np.array([row["reward"] for row in group])[[0, 2, 3]]
+                expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+                assert [advantages[i] for i in (0, 2, 3)] == pytest.approx(expected.tolist(), abs=1e-9)
+    moved = any(row["advantage"] for rows in rollouts_of(run) for row in rows)
+    assert moved and any(record["grad_norm"] > 0 for record in run.metrics())
 
 
 # -- what stops a run --------------------------------------------------------------------------------

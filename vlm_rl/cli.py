@@ -146,30 +146,32 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _add_grade(commands: Commands) -> None:
-    grade = commands.add_parser("grade", help="grade one response")
-    grade.add_argument("--gold", required=True)
-    grade.add_argument("--response", required=True)
-    grade.add_argument("--type", dest="answer_type", default="expression")
-    grade.add_argument("--template", default="plain")
-    grade.add_argument("--choices", nargs="*", default=[], help="the options' texts")
+    grade = commands.add_parser("grade", help="grade one response, or a JSON Lines file of them")
+    grade.add_argument("--gold", action="append", help="the right answer; again for an alternative")
+    grade.add_argument("--response", help="the whole response")
+    grade.add_argument(
+        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?}"
+    )
+    grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
+    grade.add_argument("--type", "--answer-type", dest="answer_type", help="default: by the form of the gold")
+    grade.add_argument("--template", default="plain", help="think_answer and think_box insist on their tags")
+    grade.add_argument("--choices", nargs="*", help="the options' texts")
+    grade.add_argument("--tolerance", type=float, help="how far a float may be off")
     grade.set_defaults(command=_grade)
 
 
 def _grade(options: argparse.Namespace) -> None:
-    from vlm_rl.answers import Grader
-    from vlm_rl.templates import TEMPLATES
+    from data_prep.golds import infer_answer_type
+    from vlm_rl.grade_command import grade_file, grade_one
 
-    if options.template not in TEMPLATES:
-        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
-    with Grader() as grader:
-        grade = grader.grade(
-            options.response,
-            gold=options.gold,
-            answer_type=options.answer_type,
-            choices=tuple(options.choices),
-            template=TEMPLATES[options.template],
-        )
-    print(f"extracted: {grade.extracted}\npath: {grade.path}\nverdict: {grade.verdict}\nreason: {grade.reason}")
+    names = ("gold", "response", "answer_type", "choices", "tolerance")
+    row = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if (options.file is None) != (options.out is None) or (options.file is None) == (not row):
+        raise UserError("grade takes either --gold and --response, or --file and --out")
+    if options.file is None:
+        grade_one(row, template=options.template, infer_type=infer_answer_type)
+    else:
+        grade_file(options.file, options.out, template=options.template, infer_type=infer_answer_type)
 
 
 def _add_compare(commands: Commands) -> None:

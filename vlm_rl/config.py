@@ -108,11 +108,34 @@ class RewardConfig(Section):
     overlong_buffer: NonNegativeInt = 512
     """Tokens before max_tokens over which the penalty grows; 0 switches it off."""
     overlong_factor: NonNegativeFloat = 0.3
+    """The penalty at max_tokens: 0.3 is LUSPO's, 1.0 DAPO's (for rewards of +1 and -1; halve it for 1 and 0)."""
     coin: NonNegativeFloat = 0.0
     """Weight of a fair coin that knows nothing of the response: a control, under which nothing should drift."""
+    repetition: NonNegativeFloat = 0.0
+    """Largest penalty for repeated n-grams of tokens, reached where all repeat; 0 switches it off."""
+    repetition_ngram: PositiveInt = 20
+    """n of these n-grams."""
+    brevity: NonNegativeFloat = 0.0
+    """What a right answer of no tokens would earn extra; it falls to 0 at max_tokens. 0 switches it off."""
+    function: str = ""
+    """A further part of your own, module.function; docs/grading.md says what it is given. Needs allow_function."""
+    function_weight: float = 1.0
+    allow_function: bool = False
+    """Importing reward.function runs its module's code: say that this file may."""
+    undecided: Literal["zero", "drop"] = "zero"
+    """A response that the grader could not judge (timeout, error): not correct, or dropped from its group."""
     grader_workers: PositiveInt = 2
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
+
+    @model_validator(mode="after")
+    def _function_is_allowed(self) -> RewardConfig:
+        if self.function and not self.allow_function:
+            raise ValueError(
+                f"reward.function is {self.function!r}, which runs code of that module: "
+                "read it, then set reward.allow_function=true"
+            )
+        return self
 
 
 class RolloutConfig(Section):

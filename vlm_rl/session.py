@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.answers import Grader
+from vlm_rl.answers import GRADER_VERSION, Grader
 from vlm_rl.checkpoint import commit, newest_verified, prune, saving
 from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
 from vlm_rl.data import (
@@ -77,6 +77,9 @@ class Session:
         self.prompt_lengths: dict[str, int] = {}  # tokens of the prompts of the step, known on every rank
         self._check_prompts()
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
+        self.reward = RewardFunction(
+            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
+        )
         dtype = self._dtype()
         self.policy = Policy(
             load_model(model_path, dtype=dtype),
@@ -100,9 +103,6 @@ class Session:
             dtype=dtype,
             vllm_options=config.rollout.vllm,
             seed=config.seed,
-        )
-        self.reward = RewardFunction(
-            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
         )
         self.sampling = SamplingParams(
             temperature=config.rollout.temperature,
@@ -214,6 +214,7 @@ class Session:
             "seed": self.config.seed,
             "config_sha256": sha256(self.config.model_dump_json().encode()).hexdigest(),
             "algorithm": self.config.algorithm.name,
+            "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
         }
 

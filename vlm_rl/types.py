@@ -43,7 +43,9 @@ class Problem:
     source: str = ""
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
-    meta: Mapping[str, Any] = field(default_factory=dict)  # JSON; known keys: test_only, precision, tolerance, unit
+    meta: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # JSON; known: test_only, precision, tolerance, unit, alternatives
 
     @property
     def test_only(self) -> bool:
@@ -81,8 +83,9 @@ class Rollout:
 class Reward:
     """The reward of one response, in parts."""
 
-    parts: Mapping[str, float]  # accuracy, format, overlong
+    parts: Mapping[str, float]  # accuracy, format, overlong, and what else the configuration turns on
     grade: Grade
+    dropped: bool = False  # not judged, and left out of its group: no advantage, no part in the others' baseline
 
     @property
     def total(self) -> float:
