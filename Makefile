@@ -15,12 +15,17 @@ SEED ?= 0
 SAMPLER ?= auto
 OUT ?= runs/quickstart
 RUN ?= $(OUT)
+# Folder of mathvision/, dynamath/, wemath/, logicvista/ and dapo_math/, each as its authors publish it; not part of
+# this project. Without it `make smoke` says what it must hold, and the tests that read it are skipped.
 SAMPLES ?= ../shared/data
 # Tests compare bits and run several processes side by side: one thread each.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST_ARGS ?=
+# Two files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines
+# inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help venv quickstart quickstart-seeds smoke test test-slow lint format types demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow lint format types demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -41,16 +46,23 @@ quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reaso
 quickstart-seeds: $(STAMP) ## the quickstart for seeds 0, 1 and 2, and their table
 	$(BIN)/vlm-rl quickstart --seeds 0,1,2 --sampler $(SAMPLER) --out $(OUT)-seeds
 
-smoke: $(STAMP) ## a few steps on real sample pictures and text (SAMPLES=folder); stamped CONTAMINATED
+smoke: $(STAMP) ## a few steps on rows of public benchmarks, in SAMPLES=folder (yours; says what it must hold); CONTAMINATED
 	$(BIN)/python -m data_prep.smoke $(SAMPLES) runs/smoke-data
 	$(BIN)/vlm-rl train configs/smoke.yaml
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
+STUDIES := rules fixed_norm coin short
+study: $(STAMP) ## what each rule does to response length: about 75 minutes on two cores, resumable (docs/study.md)
+	$(BIN)/python -m data_prep.study runs/study-data
+	set -e; for name in $(STUDIES); do \
+		$(BIN)/vlm-rl compare configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
+	$(BIN)/python benchmarks/study.py --results runs/study
+
 test: $(STAMP) ## the tests, without the minute-long ones
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the minute-long tests
-	$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, check only
 	$(BIN)/ruff check .

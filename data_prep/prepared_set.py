@@ -17,7 +17,7 @@ from data_prep.pictures import Picture
 from vlm_rl.types import Problem
 
 FORMAT = 2
-ROWS_PER_GROUP = 32  # a Parquet row group is held in memory, pictures included
+ROWS_PER_GROUP = 16  # what a reader takes at a time, pictures included: few, since training draws single rows
 DATA, MANIFEST = "data.parquet", "manifest.json"
 
 

@@ -5,7 +5,8 @@
 A 112 x 112 picture of 4 x 4 squares, each of one of four colours in a light or a dark shade; "Count the
 dark red squares in rows b to d." Only the rows asked for matter, so the useful length of a scan goes from
 4 cells to 16. The warm start mixes guesses, hasty scans that misread cells, careful ones, scans of the
-whole picture and second passes: reinforcement can shorten, lengthen or steady them.
+whole picture and second passes. The last three are right equally often at lengths of 1 to 2: reinforcement
+leaves the guesses, and which of the three it goes to is the rule's own doing.
 
 The layout on disk is that of vlm_rl's quickstart (data_prep.toy), ViRL39K's own.
 """
@@ -39,11 +40,11 @@ MISREAD = 0.12
 
 Style = Literal["guess", "hasty", "careful", "whole", "check", "broken"]
 MIXTURE: dict[Style, float] = {
-    "guess": 0.3,
-    "hasty": 0.35,
-    "careful": 0.1,
-    "whole": 0.1,
-    "check": 0.1,
+    "guess": 0.4,
+    "hasty": 0.05,
+    "careful": 0.2,
+    "whole": 0.15,
+    "check": 0.15,
     "broken": 0.05,
 }
 

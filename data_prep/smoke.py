@@ -33,6 +33,13 @@ BENCHMARKS = ("mathvision", "dynamath", "wemath", "logicvista")
 ROWS = 12  # of each set
 MAX_PIXELS = 50_176  # 64 visual tokens: cheap on a CPU
 
+SAMPLES = """\
+  mathvision/  MathLLMs/MathVision: testmini.jsonl, images/
+  dynamath/    DynaMath: trial1/, trial2/, ... each with dataset.json and image/
+  wemath/      We-Math: testmini.json, 2steps/, 3steps/
+  logicvista/  LogicVista: dataset.json, images/
+  dapo_math/   BytedTsinghua-SIA/AIME-2024, DAPO's validation file: aime-2024.parquet"""
+
 VIRL_COLUMNS = pa.schema(
     {
         "question": pa.string(),
@@ -56,7 +63,11 @@ def prepare_smoke(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: int
         raise UserError(f"{out}: already exists; remove it or choose another folder")
     missing = [name for name in (*BENCHMARKS, "dapo_math") if not (samples / name).is_dir()]
     if missing:
-        raise UserError(f"{samples}: no folder {missing[0]!r} there; give the folder that holds the sample sets")
+        raise UserError(
+            f"{samples}: no folder {missing[0]!r} there. The samples (make smoke SAMPLES=...) are a folder that you "
+            f"fill with public sets, or the first rows of them, as their authors publish them:\n{SAMPLES}\n"
+            "Without it there is no smoke run; `make quickstart` goes the whole way on pictures that it draws itself."
+        )
     options = Options(max_pixels=max_pixels, limit=rows)
     sets = []
     for name in BENCHMARKS:
@@ -145,9 +156,7 @@ def _save(image: Image.Image, kind: str) -> bytes:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Prepare the smoke run's sets and its tiny model.")
-    parser.add_argument(
-        "samples", type=Path, help="folder with mathvision/, dynamath/, wemath/, logicvista/, dapo_math/"
-    )
+    parser.add_argument("samples", type=Path, help=f"folder with {', '.join((*BENCHMARKS, 'dapo_math'))}")
     parser.add_argument("out", type=Path, help="new folder for the prepared sets and the model")
     options = parser.parse_args()
     try:

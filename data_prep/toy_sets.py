@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.options import Options
 from data_prep.prepare import prepare
 from data_prep.toy import FORCED_SCAN, tokenizer_texts, write_toy
 from vlm_rl.data import load_set
@@ -14,10 +15,9 @@ from vlm_rl.quickstart import ToyData
 from vlm_rl.terminal import make_console
 from vlm_rl.warm_start import Example
 
+DRAWN = Options(keep_duplicates=True)
+"""Pictures of squares all look alike to a perceptual hash."""
 WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
-"""The warm start: so many pictures, so many times each with its clean scan, mixed traces sprinkled
-among them, and mixed traces alone at the end. Without the sprinkled ones the words that only the
-other styles use are still untrained when their turn comes, and every unused word rises with them."""
 
 
 def prepare_toy(out: Path, *, seed: int) -> ToyData:
@@ -28,21 +28,33 @@ def prepare_toy(out: Path, *, seed: int) -> ToyData:
     )
     sets = {split: out / split for split in ("train", "heldout", "warm")}
     for split, folder in sets.items():
-        prepare("virl39k", raw / split, folder)
-    problems = {problem.id: problem for problem in load_set(sets["warm"])}
-    lines = [json.loads(line) for line in (raw / "warm" / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
-    phases = {name: [line for line in lines if line["phase"] == name] for name in ("clean", "mixture")}
-    rng = np.random.default_rng([seed, WARM_PROBLEMS])
-    order = np.concatenate([rng.permutation(WARM_PROBLEMS) for _ in range(WARM_PASSES)])
-    sequence = [phases["clean"][index] for index in order]
-    for line in phases["mixture"][:WARM_SPRINKLED]:
-        sequence.insert(int(rng.integers(len(sequence))), line)
-    sequence += phases["mixture"][WARM_SPRINKLED:]
+        prepare("virl39k", raw / split, folder, DRAWN)
     return ToyData(
         folder=out,
         train=sets["train"],
         heldout=sets["heldout"],
-        warm_examples=[Example(problems[line["id"]], line["response"]) for line in sequence],
+        warm_examples=warm_examples(
+            raw / "warm", sets["warm"], seed=seed, passes=WARM_PASSES, sprinkled=WARM_SPRINKLED
+        ),
         tokenizer_texts=tokenizer_texts(),
         forced_scan=FORCED_SCAN,
     )
+
+
+def warm_examples(raw: Path, prepared: Path, *, seed: int, passes: int, sprinkled: int) -> list[Example]:
+    """What a warm start learns from, in order: the clean traces, then the mixture.
+
+    Each picture comes `passes` times with its clean scan; `sprinkled` of the mixed traces lie among them and
+    the rest follows alone. Without the sprinkled ones the words that only the other styles use are still
+    untrained when their turn comes, and every unused word rises with them.
+    """
+    problems = {problem.id: problem for problem in load_set(prepared)}
+    lines = [json.loads(line) for line in (raw / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
+    phases = {name: [line for line in lines if line["phase"] == name] for name in ("clean", "mixture")}
+    rng = np.random.default_rng([seed, len(problems)])
+    order = [index for _ in range(passes) for index in rng.permutation(len(problems))]
+    sequence = [phases["clean"][index] for index in order]
+    for line in phases["mixture"][:sprinkled]:
+        sequence.insert(int(rng.integers(len(sequence))), line)
+    sequence += phases["mixture"][sprinkled:]
+    return [Example(problems[line["id"]], line["response"]) for line in sequence]

@@ -19,6 +19,7 @@ from demo.library import KINDS, Library
 from vlm_rl.cards import Example, escape, example_html
 
 _COLORS = ("#5a8fd8", "#dd8b45", "#3fae9f", "#cf6a8e", "#9682d4", "#98a34c")  # on light and on dark
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # equal curves show through each other
 
 
 def build_app(runs: Sequence[Path]) -> gr.Blocks:
@@ -90,16 +91,20 @@ def _view(library: Library, benchmark: str, chosen: Sequence[str], kind: str, po
 def length_chart(library: Library, benchmark: str, labels: Sequence[str], example: Example | None) -> go.Figure:
     """The share of responses up to each length, one curve per checkpoint; dots mark the problem shown."""
     figure = go.Figure()
-    for index, label in enumerate(labels):
+    found = [library.lengths(benchmark, label) for label in labels]
+    end = 1.08 * max((lengths[-1] for lengths in found if len(lengths)), default=1)
+    for index, (label, lengths) in enumerate(zip(labels, found, strict=True)):
+        if not len(lengths):
+            continue
         color = _COLORS[index % len(_COLORS)]
-        lengths = library.lengths(benchmark, label)
         share = np.arange(1, len(lengths) + 1) / len(lengths)
+        middle = f"all {lengths[0]}" if lengths[0] == lengths[-1] else f"median {np.median(lengths):.0f}"
         figure.add_scatter(
-            x=np.concatenate([lengths[:1], lengths]),
-            y=np.concatenate([[0.0], share]),
+            x=[0, *lengths, end],  # from border to border: one length for all is a step, not a line at the edge
+            y=[0, *share, 1],
             mode="lines",
-            line={"shape": "hv", "width": 2.5, "color": color},
-            name=f"{escape(label)}, median {np.median(lengths):.0f}",
+            line={"shape": "hv", "width": 2.5, "color": color, "dash": _DASHES[index % len(_DASHES)]},
+            name=f"{escape(label)}, {middle}",
             hovertemplate="%{y:.0%} have at most %{x} tokens<extra></extra>",
         )
         if example is not None:
@@ -115,8 +120,8 @@ def length_chart(library: Library, benchmark: str, labels: Sequence[str], exampl
     axis = {"gridcolor": "rgba(128,138,155,.22)", "zeroline": False, "linecolor": "rgba(128,138,155,.4)"}
     figure.update_layout(
         title={"text": "Length of the responses: share with at most so many tokens", "x": 0.01, "font": {"size": 15}},
-        xaxis={"title": "tokens", "rangemode": "tozero", **axis},
-        yaxis={"tickformat": ".0%", "range": [0, 1.03], **axis},
+        xaxis={"title": "tokens", "range": [0, end], **axis},
+        yaxis={"tickformat": ".0%", "range": [-0.02, 1.03], **axis},
         font={"color": "#808a9b", "family": "system-ui, sans-serif"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

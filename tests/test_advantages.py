@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,3 +61,12 @@ def test_order_of_responses_does_not_matter(values: list[float], random) -> None
         shuffled = compute_advantages(name, rewards([values[i] for i in order]))
         np.testing.assert_allclose(shuffled, plain[:, order], atol=1e-9)
         assert abs(plain.sum()) < 1e-6 * max(1.0, np.abs(plain).max())
+
+
+@pytest.mark.parametrize("name", ["group_norm", "group_center", "leave_one_out"])
+def test_a_response_that_is_not_there_changes_nothing_for_the_others(name: str) -> None:
+    rewards_PG = np.array([[1.0, math.nan, 0.0, 0.5], [math.nan] * 4, [math.nan, 1.0, math.nan, math.nan]])
+    advantages_PG = compute_advantages(name, rewards_PG)
+    smaller_G = compute_advantages(name, np.array([[1.0, 0.0, 0.5]]))[0]
+    assert advantages_PG[0].tolist() == [smaller_G[0], 0.0, smaller_G[1], smaller_G[2]]
+    assert not advantages_PG[1:].any()

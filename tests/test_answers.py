@@ -30,6 +30,8 @@ from vlm_rl.templates import TEMPLATES, boxes
 from vlm_rl.types import Problem
 from vlm_rl.verdicts import Grade
 
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 THINK = TEMPLATES["think_answer"]
 X, N, L, C, T, F = "expression", "integer", "list", "choice", "text", "float"
 FOUR = ("4 cm", "5 cm", "6 cm", "7 cm")
@@ -651,3 +653,24 @@ def test_the_grader_needs_no_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_512_good_answers_among_288_hostile_ones_on_an_idle_and_a_busy_machine() -> None:
+    """Every verdict of the good ones is as it is alone, and as it is while other processes take the cores."""
+    golds = ((r"\ln 8", r"3\ln 2", X), (r"\ln 8", r"2\ln 3", X), ("1/2", "0.5", X), ("B", "C", C))
+    good = [task(*golds[index % 4]) for index in range(512)]
+    hostile = [task(r"\frac{x+1}{y}", (HOSTILE * 2)[kind], X) for kind in range(36) for _ in range(8)]
+    mixed = [t for pair in zip(good, [*hostile, *good[: 512 - 288]], strict=True) for t in pair]
+    burn = "while True: pass"
+    with Grader(workers=2, timeout=2.0) as grader:
+        idle = grader.grade_many(mixed)
+        burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            busy = grader.grade_many(mixed)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+    assert [grade.verdict for grade in idle[::2]] == ["correct", "wrong", "correct", "wrong"] * 128
+    assert [grade.verdict for grade in busy] == [grade.verdict for grade in idle]

@@ -17,10 +17,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"errors", "verdicts", "rational", "statistics"},
+            {"errors", "verdicts", "rational", "polynomial", "unicode_text", "statistics"},
             {"types", "config"},
-            {"templates", "mathtext", "images", "tiny", "ranks", "checkpoint", "model_folder"},
-            {"prompts", "answers", "equality", "choices", "symbolic", "symbolic_worker"},
+            {"templates", "mathtext", "images", "tiny", "ranks", "checkpoint", "model_folder", "picture_file"},
+            {"units", "relations", "collection", "prefilter", "symbolic", "symbolic_worker"},
+            {"prompts", "answers", "equality", "choices"},
             {"advantages", "difficulty", "losses"},
             {"algorithms", "rewards", "packing", "attention", "policy", "data", "runs", "diagnostics"},
             {"samplers", "learner", "trackers"},
@@ -30,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "curves",
                 "charts",
                 "cards",
+                "figures",
                 "sections",
                 "page",
                 "hero",
@@ -43,7 +45,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "warm_start",
             },
             {"session", "train"},
-            {"quickstart", "dry_run", "evaluate_command", "compare"},
+            {"quickstart", "dry_run", "evaluate_command", "grade_command", "compare"},
             {"cli"},
         ),
     )

@@ -309,6 +309,7 @@ def test_numbers_of_a_run_by_hand(tmp_path):
     assert run.finals == {  # 20 steps: the last two; an accuracy part of 2 per right answer
         "train_accuracy": pytest.approx((1.9 + 2.0) / 2 / 2),
         "train_length": 19.5,
+        "train_length_change": 18.0,  # from steps 1 and 2, 1.5 tokens
         "heldout_accuracy/toy-test": 0.75,
         "heldout_length/toy-test": 5.0,
     }

@@ -12,8 +12,11 @@ from pydantic import BaseModel
 
 from vlm_rl.config import Config, load_config, parse_config, save_config
 from vlm_rl.errors import UserError
+from vlm_rl.study import load_study
 
-SHIPPED = sorted((Path(__file__).resolve().parents[1] / "configs").rglob("*.yaml"))
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 MINIMAL = """\
 out: runs/x
 model: {path: some/model}
@@ -44,7 +47,8 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 def test_some_files_are_shipped() -> None:
-    assert SHIPPED
+    assert SHIPPED and STUDIES
+    assert {*SHIPPED, *STUDIES} == {*CONFIGS.rglob("*.yaml")}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -52,6 +56,12 @@ def test_every_shipped_file_parses_and_survives_saving(path: Path, tmp_path: Pat
     config = load_config(path)
     save_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_shipped_study_makes_valid_runs(path: Path) -> None:
+    study = load_study(path)
+    assert len(study.runs(Path("runs"))) == len(study.rules) * len(study.seeds)
 
 
 def test_round_trip_of_a_config_far_from_the_defaults(minimal: Path, tmp_path: Path) -> None:
@@ -199,6 +209,41 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
 def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, overrides, words) -> None:
     message = refusal(minimal, *overrides)
     assert all(word in message for word in words), message
+
+
+# -- who is to blame -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("trian.lr=1", "unknown key trian: did you mean 'train'?"),
+        ("train.lr=abc", "train.lr is 'abc'"),
+        ("train=5", "train is 5"),
+        ("train.lr.x=1", "train.lr is {'x': 1}"),
+        ("data.train=[a,5]", "data.train.1 is 5"),
+        ("data.train=[a,'${seed}']", "data.train[1] is '${seed}'"),
+        ("train.lr=[1", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_an_override_is_blamed_on_that_override(minimal: Path, wrong: str, words: str) -> None:
+    message = refusal(minimal, "seed=4", wrong, "log.samples_every=5")
+    assert message.startswith(f"override {wrong!r}") and words in message
+    assert str(minimal) not in message and "\n" not in message
+
+
+def test_a_mistake_in_the_file_is_blamed_on_the_file_beside_good_overrides(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "train: {lrr: 1}\n")
+    message = refusal(minimal, "seed=4", "train.lr=1")
+    assert message == f"{minimal}: unknown key train.lrr: did you mean 'lr'?"
+
+
+def test_values_of_the_file_and_of_overrides_that_do_not_fit_together_name_both(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "rollout: {prompts_per_step: 4}\n")
+    assert refusal(minimal, "train.mini_batch_prompts=8").startswith(
+        f"{minimal} with train.mini_batch_prompts=8: train.mini_batch_prompts (8) is above"
+    )
+    assert refusal(minimal, "eval.samples=2", "seed=3").startswith(f"{minimal} with eval.samples=2: eval: greedy")
 
 
 # -- files and attacks -----------------------------------------------------------------------------

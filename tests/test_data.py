@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,8 +29,10 @@ from vlm_rl.data import (
     refuse_contaminated,
 )
 from vlm_rl.errors import UserError
+from vlm_rl.picture_file import PictureFile
 from vlm_rl.types import Problem
 
+ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {"min_pixels": 3136, "max_pixels": 1_003_520}
 
 
@@ -124,6 +130,72 @@ def test_a_prepared_set_comes_back_as_it_was(tmp_path) -> None:
         problem(1, question="no picture", images=(), answer="B", answer_type="choice", choices=("1", "2")),
     ]
     assert load_set(write(tmp_path / "set", *problems)) == problems
+
+
+MEASURE = """
+import hashlib, random, sys
+import psutil
+from vlm_rl.data import load_set
+process = psutil.Process()
+before = process.memory_info().rss
+problems = load_set(sys.argv[1])
+print((process.memory_info().rss - before) / 2**20)
+drawn = random.Random(0).sample(range(len(problems)), 100)
+digests = [hashlib.sha256(problems[index].images[0]).hexdigest() for index in drawn]
+print((process.memory_info().rss - before) / 2**20)
+print(*drawn)
+print(*digests)
+"""
+
+
+def test_pictures_stay_in_the_file(tmp_path) -> None:
+    """300 MB of pictures: neither loading nor drawing rows in random order holds them all."""
+
+    def pixels(index: int) -> bytes:
+        return np.random.default_rng(index).bytes(200_000)
+
+    folder = write(tmp_path / "set", *(problem(0, id=f"p{index}", images=(pixels(index),)) for index in range(1500)))
+    command = [sys.executable, "-c", MEASURE, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True, cwd=ROOT)
+    loaded, drawn, rows, digests = done.stdout.splitlines()
+    assert float(loaded) < 60 and float(drawn) < 150
+    assert digests.split() == [hashlib.sha256(pixels(int(row))).hexdigest() for row in rows.split()]
+
+
+def test_pictures_of_any_row_in_any_order_are_the_files(tmp_path, monkeypatch) -> None:
+    """Rows of none, one and three pictures over several row groups; the two that were read last are kept."""
+    counts = [index % 4 if index % 4 != 2 else 0 for index in range(40)]
+    written = [
+        problem(
+            0,
+            id=f"p{index}",
+            question="<image>" * count + "?",
+            images=tuple(bytes([index, part]) * 50 for part in range(count)),
+        )
+        for index, count in enumerate(counts)
+    ]
+    problems = load_set(write(tmp_path / "set", *written))
+    assert [len(one.images) for one in problems] == counts
+    file = PictureFile(tmp_path / "set" / "data.parquet")
+    assert pq.ParquetFile(file.path).num_row_groups == 3
+    per_group = sum(100 * count for count in counts[:16])
+    monkeypatch.setattr("vlm_rl.picture_file.KEPT_BYTES", 2 * per_group)
+    for index in [39, 0, 20, 1, 38, 17, 2, 39]:
+        assert file.row(index) == written[index].images
+        assert len(file._kept) <= 2 and file._num_kept_bytes <= 2 * per_group
+        assert file._num_kept_bytes == sum(len(b) for rows in file._kept.values() for row in rows for b in row)
+    one = problems[3].images
+    assert (one[0], one[-1], one[1:]) == (written[3].images[0], written[3].images[2], written[3].images[1:])
+    assert one == list(written[3].images) and one != written[7].images and hash(one) == hash(written[3].images)
+
+
+def test_pictures_that_cannot_be_read_any_more_name_the_file(tmp_path) -> None:
+    folder = Path(write(tmp_path / "set", problem(0)))
+    (one,) = load_set(folder)
+    with (folder / "data.parquet").open("r+b") as file:  # in place, as something else might
+        file.truncate(8)
+    with pytest.raises(UserError, match=r"data\.parquet: the pictures of row group 0 cannot be read"):
+        list(one.images)
 
 
 def test_a_folder_that_is_no_prepared_set(tmp_path) -> None:

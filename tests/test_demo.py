@@ -218,7 +218,21 @@ def test_the_chart_is_the_share_of_responses_up_to_each_length(runs):
     figure = length_chart(library, "toy-test", ["step 40"], example)
     curve, dot = figure.data
     lengths = library.lengths("toy-test", "step 40")
-    for x, y in zip(curve.x[1:], curve.y[1:], strict=True):
+    for x, y in zip(curve.x[1:-1], curve.y[1:-1], strict=True):
         assert np.sum(lengths < x) / 24 < y <= np.sum(lengths <= x) / 24
-    assert (curve.y[0], curve.y[-1]) == (0, 1)
+    ends = (curve.x[0], curve.y[0]), (curve.x[-1], curve.y[-1])
+    assert ends == ((0, 0), (figure.layout.xaxis.range[1], 1)) and curve.x[-1] > lengths[-1]  # border to border
     assert dot.x[0] == example.samples[0].length and dot.y[0] == np.mean(lengths <= dot.x[0])
+
+
+def test_lengths_that_are_all_equal_are_a_step_inside_the_chart(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0,))
+    rows = run.evals()[0].rows().to_pylist()
+    for step in (1, 2):
+        run.write_eval("flat", step, [{**row, "length": 41} for row in rows], {"accuracy": 1.0})
+    run.write_eval("flat", 3, [], {"accuracy": None})
+    figure = length_chart(Library([run.path]), "flat", ["step 1", "step 2", "step 3"], None)
+    one, other = figure.data  # nothing to draw of an evaluation without responses
+    end = figure.layout.xaxis.range[1]
+    assert end > 41 * 1.05 and list(one.x) == [0, *[41] * 24, end] and one.y[0] == 0 and one.y[-1] == 1
+    assert one.name == "step 1, all 41" and one.line.dash != other.line.dash  # the one below shows through

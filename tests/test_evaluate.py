@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from vlm_rl.ranks import merge_shares
 from vlm_rl.runs import EVAL_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
-from vlm_rl.statistics import bootstrap_interval, random_derangement
+from vlm_rl.statistics import bootstrap_interval, random_derangement, score_interval, wilson_interval
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout, StopReason
 
@@ -58,7 +59,27 @@ def test_interval_of_a_coin_is_the_normal_one() -> None:
 
 def test_interval_of_constants_and_of_nothing() -> None:
     assert bootstrap_interval(np.full(7, 0.25)) == (0.25, 0.25)
-    assert np.isnan(bootstrap_interval(np.array([]))).all()
+    assert np.isnan(bootstrap_interval(np.array([]))).all() and np.isnan(score_interval(np.array([]))).all()
+
+
+def test_interval_of_a_perfect_score_is_no_point() -> None:
+    """At a share of 1 Wilson's interval begins at n / (n + z^2), at 0 it ends at z^2 / (n + z^2)."""
+    z2 = 1.959964**2
+    assert score_interval(np.ones(256)) == pytest.approx((256 / (256 + z2), 1), abs=1e-6)
+    assert score_interval(np.zeros(10)) == pytest.approx((0, z2 / (10 + z2)), abs=1e-6)
+    assert score_interval(np.ones(1))[1] == 1 and score_interval(np.zeros(1))[0] == 0  # never outside [0, 1]
+    mixed = np.array([1.0, 1.0, 0.0])
+    assert score_interval(mixed, seed=3) == bootstrap_interval(mixed, seed=3)
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_ends_of_wilsons_interval_are_just_not_rejected(right: int, count: int) -> None:
+    """Its definition: |share - end| = z sqrt(end (1 - end) / n), inside [0, 1] and around the share."""
+    share = min(right, count) / count
+    low, high = wilson_interval(share, count)
+    assert 0 <= low <= share <= high <= 1
+    for end in (low, high):
+        assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), abs=1e-6)
 
 
 @given(st.integers(2, 40), st.integers(0, 2**32))
@@ -109,7 +130,7 @@ def test_summary_by_hand() -> None:
 
 def test_summary_where_nothing_is_right_or_there_is_nothing() -> None:
     none_right = summarise([record("a", "wrong", 5)], seed=0)
-    assert none_right["mean_length_correct"] is None and none_right["interval"] == [0.0, 0.0]
+    assert none_right["mean_length_correct"] is None and none_right["interval"] == list(score_interval(np.zeros(1)))
     empty = summarise([], seed=0)
     assert empty["accuracy"] is None and empty["num_problems"] == 0
     json.dumps([none_right, empty], allow_nan=False)

@@ -14,11 +14,12 @@ from PIL import Image
 from test_runs import row
 
 from vlm_rl.cards import Example, Sample, choose, data_uri, escape, side_by_side, split_response
-from vlm_rl.charts import Series, line_chart, running_mean
+from vlm_rl.charts import Series, line_chart
 from vlm_rl.curves import RunCurves, score_of
 from vlm_rl.errors import UserError
 from vlm_rl.report import control_sentences, write_hero, write_report
 from vlm_rl.runs import RunDirectory
+from vlm_rl.statistics import running_mean
 
 HOSTILE = (
     "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
@@ -100,6 +101,45 @@ def test_the_page_opens_in_both_themes_without_a_request(run, page):
                 "[getComputedStyle(document.body).color, getComputedStyle(document.querySelector('svg text')).fill]"
             )
     assert colors["light"][0] != colors["dark"][0] and colors["light"][1] != colors["dark"][1]
+
+
+_RAGGED_ROWS = """
+() => [...document.querySelectorAll('.grid')].flatMap(grid => {
+  const outer = grid.getBoundingClientRect(), rows = {};
+  for (const child of grid.children) {
+    const box = child.getBoundingClientRect();
+    (rows[Math.round(box.top)] ??= []).push(box);
+  }
+  return Object.values(rows)
+    .filter(row => [row.at(-1).right - outer.right, ...row.map(box => box.bottom - row[0].bottom)]
+      .some(gap => Math.abs(gap) > 1))
+    .map(row => grid.closest('section').innerText.slice(0, 40));
+})
+"""
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_no_row_of_charts_is_half_empty(run, tmp_path, runs):
+    """`run` has no truncated response, so the length section has one chart and a sentence beside its wide one."""
+    others = [build_run(tmp_path / f"run-{i}", steps=6, seed=i) for i in range(1, runs)]
+    out = write_report([run, *others], tmp_path / "report.html")
+    for width in (1280, 1920, 700):
+        with open_page(out.as_uri(), width=width) as visit:
+            assert visit.page.locator(".grid").count() >= 3
+            assert visit.page.evaluate(_RAGGED_ROWS) == []
+
+
+def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
+    run = build_run(tmp_path / "run", steps=0, eval_steps=())
+    for step in range(1, 5):
+        run.append_metrics(step, 1, {"step_time": 2.0, "timing/update": 2.0})
+    run.append_metrics(4, 1, {"timing/save": 6.0})  # one save in four steps: 1.5 s a step
+    page = Page(write_report([run], tmp_path / "report.html"))
+    table = page.source[page.source.index("<h2>Time") :]
+    assert re.findall(r"<td>(\w+)</td><td class='number'>([^<]+)<.*?width:([\d.]+)%", table) == [
+        ("update", "2.0 s", "100.0"),
+        ("save", "1.5 s", "75.0"),
+    ]
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path):
@@ -203,6 +243,8 @@ def test_a_score_is_read_from_the_summary(run):
 def test_the_running_mean_by_hand():
     # window 3: (1+2)/2, (1+2+6)/3, (2+6+7)/3, (6+7)/2
     np.testing.assert_allclose(running_mean(np.array([1.0, 2, 6, 7]), 3), [1.5, 3, 5, 6.5])
+    gap = np.array([1.0, np.nan, 3, 5])  # (1)/1, NaN, (3+5)/2, (3+5)/2
+    np.testing.assert_allclose(running_mean(gap, 3), [1, np.nan, 4, 4])
 
 
 def test_a_chart_needs_a_finite_value():

@@ -11,6 +11,7 @@ import pytest
 from toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 
 from vlm_rl.checkpoint import newest_verified
+from vlm_rl.config import load_config
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.runs import RunDirectory
 
@@ -98,12 +99,15 @@ def test_killed_again_and_again(toys: Toys, changes: dict, whole: tuple[RunDirec
 def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
     """12 problems, 4 a step: steps 1 to 3 are the first epoch, 4 to 6 the second."""
     expected = toys.train_run("six-steps", train={"steps": 6}, checkpoint={"every": 6})
-    for last in (1, 2, 3, 6):
-        resume = ["--resume"] if last > 1 else []
-        config = toys.config("in-parts", train={"steps": last}, checkpoint={"every": 6})
-        result = toys.runner("train", str(config), *resume)
-        assert result.code == 0, result.output[-3000:]
     run = toys.run("in-parts")
+    run.create(load_config(toys.config("in-parts", train={"steps": 1}, checkpoint={"every": 6})))
+    lines = {1: "starting again at step 1 of 1", 2: "step-000001 (step 2 of 2 is next)"}
+    lines |= {3: "step-000002 (step 3 of 3 is next)", 6: "step-000003 (step 4 of 6 is next)"}
+    for last, line in lines.items():
+        config = toys.config("in-parts", train={"steps": last}, checkpoint={"every": 6})
+        result = toys.runner("train", str(config), "--resume")
+        assert result.code == 0, result.output[-3000:]
+        assert result.output.count(line) == 1, result.output[-3000:]
     assert_equal_runs(run, expected)
     drawn = [{row["prompt_id"] for row in rows} for rows in rollouts_of(run)]
     for epoch in (drawn[:3], drawn[3:]):
@@ -115,7 +119,16 @@ def test_a_finished_run_resumes_to_nothing(toys: Toys, whole: tuple[RunDirectory
     before = (whole[0].path / "metrics.jsonl").read_bytes()
     result = toys.runner("train", str(whole[0].path), "--resume")
     assert result.code == 0, result.output[-3000:]
+    assert f"{whole[0].path} is finished: step-000004" in result.output
     assert (whole[0].path / "metrics.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_says_how_to_go_on(toys: Toys) -> None:
+    config = toys.config("interrupted")
+    result = toys.runner("train", str(config), faults={"interrupt_in": {"phase": "update", "step": 1}})
+    assert result.code == 130, result.output[-3000:]
+    assert f"vlm-rl train {toys.run('interrupted').path} --resume\n" in result.output
+    assert "Traceback" not in result.output
 
 
 # (phase, how often it has begun; drawing and generating are a rollout each) -> the step whose end (or, before the
@@ -133,7 +146,7 @@ def test_sigterm_saves_and_resumes(toys, changes, whole, phase, number) -> None:
     fault = {"terminate_in": {"phase": phase, "step": number}}
     result = toys.runner("train", str(config), faults=fault)
     assert result.code == EXIT_STOPPED, result.output[-3000:]
-    assert "continue with --resume" in result.output
+    assert f"continue with: vlm-rl train {toys.run(name).path} --resume\n" in result.output
     found = newest_verified(toys.run(name).path / "checkpoints")
     assert found is not None
     assert found[1].step == PHASES[phase, number]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from vlm_rl.answers import Grader
-from vlm_rl.config import RewardConfig
-from vlm_rl.rewards import RewardFunction, overlong_penalty
+from vlm_rl.config import RewardConfig, parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.rewards import RewardFunction, load_function, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -95,3 +98,86 @@ def test_weights_of_the_config_scale_the_parts_and_order_is_kept(grader: Grader)
     # overlong: ((8-4) - n) / 4 * 1 -> 0, -0.5, -1
     assert [reward.total for reward in function.score(items)] == [2.25, -0.5, 1.25]
     assert function.score([]) == []
+
+
+def test_the_coin_is_fair_and_knows_nothing_of_the_response(grader: Grader) -> None:
+    config = RewardConfig(accuracy=0.0, format=0.0, overlong_buffer=0, coin=2.0)
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    plain = rollout("nothing", 2)
+    thrown = [replace(plain, index=i % 8, problem_id=f"p{i // 8 % 50}", policy_version=i // 400) for i in range(4000)]
+    told = [replace(one, text=PERFECT, ids=np.ones(7, np.int32)) for one in thrown]  # all right, and longer
+    here, there = (function.score([(PROBLEM, prompt(), one) for one in ones]) for ones in (thrown, told))
+    assert [reward.total for reward in here] == [reward.total for reward in there]
+    heads = np.array([reward.parts["coin"] for reward in here]) / 2.0
+    # 4,000 tosses of a fair coin: standard deviation of the mean 0.0079; five of them
+    assert abs(heads.mean() - 0.5) < 0.04
+    for key in ("problem_id", "index", "policy_version"):  # no key has a side of its own
+        means = [heads[[getattr(o, key) == v for o in thrown]].mean() for v in {getattr(o, key) for o in thrown}]
+        assert min(means) > 0.1 and max(means) < 0.9
+    usual = RewardFunction(RewardConfig(), template=TEMPLATES["think_answer"], max_tokens=4096, grader=grader)
+    assert "coin" not in usual.score([(PROBLEM, prompt(), plain)])[0].parts
+
+
+# -- parts that are off by default --------------------------------------------------------------------
+
+
+def test_the_repeated_share_counts_windows() -> None:
+    ids = np.array([1, 2, 1, 2, 1, 2], dtype=np.int32)
+    # bigrams: 12 21 12 21 12; three of five repeat
+    assert repeated_share(ids, ngram=2) == pytest.approx(3 / 5)
+    assert repeated_share(ids, ngram=3) == pytest.approx(2 / 4)  # 121 212 121 212
+    assert repeated_share(np.arange(100, dtype=np.int32), ngram=3) == 0
+    assert repeated_share(ids, ngram=6) == repeated_share(ids, ngram=50) == 0  # one window, or none
+
+
+def test_the_further_parts_by_hand(grader: Grader) -> None:
+    config = RewardConfig(
+        overlong_buffer=0,
+        repetition=0.5,
+        repetition_ngram=2,
+        brevity=0.2,
+        function="own_reward.short_words",
+        function_weight=-3.0,
+        allow_function=True,
+    )
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    # four equal tokens: 2 of 3 bigrams repeat; brevity 0.2 * (1 - 4/8); the text is longer than 10 * 4
+    right, wrong = function.score([(PROBLEM, prompt(), rollout(t, 4)) for t in (PERFECT, "no")])
+    assert right.parts == pytest.approx(
+        {"accuracy": 1, "format": 0.5, "overlong": 0, "repetition": -1 / 3, "brevity": 0.1, "function": 0}
+    )
+    assert wrong.parts == pytest.approx(
+        {"accuracy": 0, "format": 0, "overlong": 0, "repetition": -1 / 3, "brevity": 0, "function": -3}
+    )
+
+
+@pytest.mark.parametrize("path", ["own_reward.nothing", "no_such_module.f", "name", "own_reward.not_a_function", "."])
+def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
+    with pytest.raises(UserError, match=f"reward.function is '{re.escape(path)}'"):
+        load_function(path)
+
+
+def test_a_function_needs_the_flag() -> None:
+    with pytest.raises(UserError, match=r"reward\.allow_function=true"):
+        parse_config(
+            {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}, "reward": {"function": "own_reward.f"}}
+        )
+
+
+def test_a_function_that_gives_no_number_stops_the_run(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("own_reward.short_words", lambda *_: float("nan"))
+    config = RewardConfig(function="own_reward.short_words", allow_function=True)
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    with pytest.raises(UserError, match="gave nan for problem 'p'"):
+        function.score([(PROBLEM, prompt(), rollout(PERFECT))])
+
+
+@pytest.mark.parametrize("undecided", ["zero", "drop"])
+def test_an_answer_that_could_not_be_judged(grader: Grader, undecided: str) -> None:
+    config = RewardConfig(undecided=undecided)  # type: ignore[arg-type]
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=4096, grader=grader)
+    texts = [PERFECT, PERFECT.replace("5", "9^{9^{9^9}}"), PERFECT.replace("5", "6"), "nothing"]
+    rewards = function.score([(PROBLEM, prompt(), rollout(text)) for text in texts])
+    assert [reward.grade.verdict for reward in rewards] == ["correct", "error", "wrong", "no_answer"]
+    assert [reward.dropped for reward in rewards] == [False, undecided == "drop", False, False]
+    assert rewards[1].parts["accuracy"] == 0

@@ -104,6 +104,14 @@ def model(sharp_model: Path) -> torch.nn.Module:
     return load(sharp_model)
 
 
+def test_the_engine_leaves_the_memory_policy_of_the_learners_process(running: Sampler) -> None:
+    """vLLM's CPU worker would bind every later allocation of this process to one NUMA node."""
+    maps = Path("/proc/self/numa_maps")
+    if not maps.exists():
+        pytest.skip("this system has no NUMA policies")
+    assert " bind:" not in maps.read_text()
+
+
 def start(name: str, path: Path, builder: PromptBuilder, **options) -> Sampler:
     return make_sampler(
         name,
@@ -645,7 +653,8 @@ def test_one_engine_in_each_of_two_ranks(tiny_model: Path, tmp_path: Path) -> No
     pytest.importorskip("vllm")
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), str(tiny_model)]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, str(script), str(tiny_model)]
     root = Path(__file__).resolve().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=root)

@@ -24,6 +24,7 @@ from data_prep.shades import (
     write_shades,
 )
 from data_prep.toy import CELL_SIDE
+from data_prep.toy_sets import DRAWN
 from vlm_rl.data import load_set
 from vlm_rl.templates import TEMPLATES, boxes
 from vlm_rl.tiny import train_tokenizer
@@ -123,7 +124,7 @@ def test_every_word_is_one_token() -> None:
 
 def test_the_files_go_through_the_real_reader(tmp_path: Path) -> None:
     raw = write_shades(tmp_path / "raw", seed=0, train=12, heldout=4, warm=8, mixture=20)
-    prepare("virl39k", raw / "train", tmp_path / "train")
+    prepare("virl39k", raw / "train", tmp_path / "train", DRAWN)
     problems = load_set(tmp_path / "train")
     expected = make_problems(12, seed=0, split="train")
     assert [(p.id, p.answer) for p in problems] == [(p.id, str(p.count)) for p in expected]

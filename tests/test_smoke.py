@@ -91,8 +91,9 @@ def test_text_rows_come_with_a_blank_image_and_without(prepared: Path) -> None:
 def test_preparing_refuses_a_folder_that_exists_and_samples_that_do_not(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists"):
         prepare_smoke(shared_data(), prepared / "runs" / "smoke-data")
-    with pytest.raises(UserError, match="mathvision"):
+    with pytest.raises(UserError, match="no folder 'mathvision'") as caught:
         prepare_smoke(tmp_path, tmp_path / "new")
+    assert all(f"\n  {name}/ " in str(caught.value) for name in (*BENCHMARKS, "dapo_math"))
     assert list(tmp_path.iterdir()) == []
 
 

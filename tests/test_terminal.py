@@ -14,7 +14,7 @@ from rich.console import Console
 from test_runs import CONFIG, row
 
 from vlm_rl.errors import UserError
-from vlm_rl.terminal import StepLine, clock, progress, sample_table, visible
+from vlm_rl.terminal import StepLine, clock, progress, resume_command, sample_table, visible
 from vlm_rl.trackers import make_trackers
 
 METRICS = {
@@ -46,6 +46,19 @@ def test_a_step_is_one_plain_line_with_its_numbers():
     for part in ("12/60", "1.250", "0.75", "41.5", "0.500", "3.0e-07", "9.00e-01", "2.0 s", "ETA"):
         assert part in shown
     assert "skipped" not in shown
+
+
+def test_the_time_left_leaves_the_first_steps_one_time_costs_out(monkeypatch):
+    """60 s pass before the first line, of which the step took 4; later steps take 2 s, one a save of 3 s more."""
+    now = 0.0
+    monkeypatch.setattr("vlm_rl.terminal.time.monotonic", lambda: now)
+    where = console()
+    with StepLine(total=10, console=where) as line:
+        for step, (passed, took) in enumerate([(60, 4), (2, 2), (5, 2)], 1):
+            now += passed
+            line.done(step, {**METRICS, "step_time": took})
+    shown = [text.rpartition("ETA ")[2] for text in text_of(where).splitlines()]
+    assert shown == [clock(9 * 4), clock(8 * 2), clock(7 * 3.5)]
 
 
 def test_absent_and_undefined_numbers_are_dashes_in_the_same_columns():
@@ -96,6 +109,20 @@ def test_model_text_cannot_drive_the_terminal():
     assert not any(char in shown for char in "\x1b\x07\r\x9b\u202e")
     assert "[red]x[/red]" in shown and "<1b>" in shown
     assert visible("a\nb\x00") == "a⏎b<00>"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "start"),
+    [
+        ("1", "1", "vlm-rl"),
+        ("8", "8", "torchrun --nproc-per-node 8 --shutdown-timeout 1800 -m vlm_rl.cli"),
+        ("16", "8", "torchrun ... --shutdown-timeout 1800 -m vlm_rl.cli"),
+    ],
+)
+def test_the_command_that_goes_on(monkeypatch, ranks, here, start):
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert resume_command("runs/a b") == f"{start} train 'runs/a b' --resume"
 
 
 def test_progress_without_a_terminal_ends_with_one_line():

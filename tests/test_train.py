@@ -8,19 +8,24 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
+from test_diagnostics import RIGHT, WRONG, make_group
 from toy_runs import WORKER, Toys, assert_equal_runs, assert_sound, clean_environment, metrics_of, rollouts_of
 
 from data_prep.prepare import write_problems
+from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.checkpoint import newest_verified
-from vlm_rl.config import Config
+from vlm_rl.config import Config, parse_config
 from vlm_rl.data import load_set
+from vlm_rl.difficulty import Belief
 from vlm_rl.runs import ROLLOUT_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import StaleWeightsError
+from vlm_rl.train import with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other
 KNOWN_NAMES = {
@@ -41,6 +46,7 @@ KNOWN_NAMES = {
     "steps/skipped",
 }
 # a mean over no response, or a correlation of constants, has no value
+OWN_REWARD = "own_reward.short_words"
 MAY_BE_NAN = {
     "completions/mean_terminated_length",
     *(f"length/{name}" for name in ("correct_mean", "wrong_mean", "positive_mean", "negative_mean", "sign_gap")),
@@ -250,6 +256,21 @@ def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
         assert [row["advantage"] for row in group] == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_step_without_groups_has_no_weights_of_difficulty() -> None:
+    """Where dynamic sampling keeps nothing, the last step's HA-DW metrics must not be logged again."""
+    hadw = {"name": "grpo", "hadw": {"enabled": True}}
+    s: Any = SimpleNamespace(
+        algorithm=ALGORITHMS["grpo"],
+        config=parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}, "algorithm": hadw}),
+        belief=Belief(ability=0.5),
+        difficulty={},
+    )
+    group = make_group([4, 4, 4, 4], [RIGHT, WRONG, WRONG, WRONG], [0, 0, 0, 0])  # hard: .25 is below .5
+    (weighed,) = with_advantages(s, [group])
+    assert s.difficulty.keys() == {"hadw/weight_hard", "hadw/weight_easy"} and weighed.advantages_G[0] > 0
+    assert with_advantages(s, []) == [] and s.difficulty == {}
+
+
 @pytest.mark.parametrize("name", ["luspo", "ba"])
 def test_other_algorithms_train(toys: Toys, name: str) -> None:
     run = toys.train_run(name, algorithm={"name": name}, train={"steps": 1}, model={"gradient_checkpointing": True})
@@ -341,6 +362,12 @@ def test_every_key_is_read(toys: Toys) -> None:
         },
         "sgd": {
             "algorithm": {"name": "dapo"},
+            "reward": {
+                "repetition": 0.1,
+                "brevity": 0.1,
+                "function": OWN_REWARD,
+                "allow_function": True,
+            },
             "train": {"optimizer": "sgd", "deepspeed": {"wall_clock_breakdown": False}, "steps": 1},
         },
     }
@@ -359,6 +386,34 @@ def test_the_keys_that_only_validation_reads_are_refused(toys: Toys, key: str, v
     result = toys.runner("train", str(toys.config("refused")), f"rollout.{key}={value}")
     assert result.code == 2
     assert f"{key} {value}" in result.output
+
+
+# -- responses that the grader could not judge --------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["zero", "drop"])
+def test_an_undecided_response_scores_nothing_or_leaves_its_group(toys: Toys, policy: str) -> None:
+    """Response 1 of each group is not judged. Dropped, it has no advantage, and the others' add up to 0."""
+    config = toys.config(f"undecided-{policy}", reward={"undecided": policy}, train={"steps": 2})
+    result = toys.runner("train", str(config), faults={"undecided": {"index": 1}})
+    assert result.code == 0, result.output[-3000:]
+    run = toys.run(f"undecided-{policy}")
+    for record, rows in zip(run.metrics(), rollouts_of(run), strict=True):
+        assert record["verifier/error_rate"] == 0.25
+        assert record["verifier/dropped_rate"] == (0.25 if policy == "drop" else 0)
+        for start in range(0, len(rows), 4):
+            group = rows[start : start + 4]
+            assert [row["verdict"] == "error" for row in group] == [False, True, False, False]
+            assert group[1]["reason"] == "injected" and group[1]["reward_accuracy"] == 0
+            advantages = [row["advantage"] for row in group]
+            assert sum(advantages) == pytest.approx(0, abs=1e-9)
+            if policy == "drop":
+                assert advantages[1] == 0
+                rewards = np.array([row["reward"] for row in group])[[0, 2, 3]]
+                expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+                assert [advantages[i] for i in (0, 2, 3)] == pytest.approx(expected.tolist(), abs=1e-9)
+    moved = any(row["advantage"] for rows in rollouts_of(run) for row in rows)
+    assert moved and any(record["grad_norm"] > 0 for record in run.metrics())
 
 
 # -- what stops a run --------------------------------------------------------------------------------
@@ -496,9 +551,13 @@ def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
     stopped = start_ranks(
         2, {"arguments": ["train", str(config)], "faults": {"terminate_in": {"phase": "update", "step": 2}}}
     )
-    assert "stopped by SIGTERM after step 2" in stopped.stdout
+    command = (
+        f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl.cli train {toys.run(f'double-{stage}').path}"
+    )
+    assert f"stopped by SIGTERM after step 2; continue with: {command} --resume\n" in stopped.stdout
     resumed = start_ranks(2, {"arguments": ["train", str(config), "--resume"]})
     assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert resumed.stdout.count("continuing ") == 1  # rank 0 alone says it
     double = toys.run(f"double-{stage}")
     assert_sound(double)
     assert [record["attempt"] for record in double.metrics()] == [1, 1, 2, 2]

@@ -25,10 +25,12 @@ import torch
 
 from vlm_rl import session
 from vlm_rl import train as loop
+from vlm_rl.answers import Grader
 from vlm_rl.cli import main
 from vlm_rl.config import Section
 from vlm_rl.learner import _import_deepspeed
 from vlm_rl.samplers.transformers import TransformersSampler
+from vlm_rl.verdicts import Grade
 
 Job = dict[str, Any]
 
@@ -64,6 +66,15 @@ def _count_events(folder: str, act: Callable[[int], Any]) -> None:
 def terminate_in(phase: str, step: int) -> None:
     """SIGTERM at the beginning of the step-th `phase`."""
     _before(phase, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def interrupt_in(phase: str, step: int) -> None:
+    """Ctrl-C, as Python tells the program of it."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    _before(phase, step, interrupt)
 
 
 def raise_in(phase: str, step: int, rank: int) -> None:
@@ -122,6 +133,18 @@ def _change_sync(number: int, change: Callable[[Iterator[Any]], Iterator[Any]]) 
     TransformersSampler.load_weights = load_weights
 
 
+def undecided(index: int) -> None:
+    """The grader cannot judge this response of each group."""
+    grade_many = Grader.grade_many
+
+    def judged(self: Grader, tasks: Any) -> list[Grade]:
+        grades = grade_many(self, tasks)
+        size = 4  # responses per prompt of the toy configuration
+        return [Grade("error", None, "fault", "injected") if i % size == index else g for i, g in enumerate(grades)]
+
+    Grader.grade_many = judged
+
+
 def record_keys(out: str) -> None:
     """Write down every configuration key that is read while `train` runs; validation does not count."""
     read: set[str] = set()
@@ -144,9 +167,11 @@ def record_keys(out: str) -> None:
 
 
 FAULTS: dict[str, Callable[..., None]] = {
+    "undecided": undecided,
     "kill_at_event": kill_at_event,
     "count_events": count_events,
     "terminate_in": terminate_in,
+    "interrupt_in": interrupt_in,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
     "drop_tensor": drop_tensor,

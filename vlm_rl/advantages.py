@@ -8,6 +8,7 @@ exactly (max == min) and give exactly 0.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -40,11 +41,21 @@ def leave_one_out(rewards_PG: np.ndarray) -> np.ndarray:
 
 
 def compute_advantages(name: str, rewards_PG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
-    """Advantages [P, G] of rewards [P, G] by the estimator called ``name`` (see ADVANTAGES)."""
+    """Advantages [P, G] of rewards [P, G] by the estimator called ``name`` (see ADVANTAGES).
+
+    A reward of NaN is that of a response which is not there: advantage 0, and the others' are those of
+    the smaller group.
+    """
     assert rewards_PG.ndim == 2 and rewards_PG.dtype == np.float64, (rewards_PG.shape, rewards_PG.dtype)
-    if name == "group_norm":
-        return group_norm(rewards_PG, ddof=ddof)
-    return ADVANTAGES[name](rewards_PG)
+    estimate = partial(group_norm, ddof=ddof) if name == "group_norm" else ADVANTAGES[name]
+    there_PG = ~np.isnan(rewards_PG)
+    if there_PG.all():
+        return estimate(rewards_PG)
+    advantages_PG = np.zeros_like(rewards_PG)
+    for row, there_G in enumerate(there_PG):
+        if there_G.any():
+            advantages_PG[row, there_G] = estimate(rewards_PG[row : row + 1, there_G])
+    return advantages_PG
 
 
 def _zero_where_equal(rewards_PG: np.ndarray, advantages_PG: np.ndarray) -> np.ndarray:

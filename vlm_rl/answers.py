@@ -12,23 +12,49 @@ never a silent "wrong". Training, evaluation and demo all use this class.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.choices import judge_choice
-from vlm_rl.equality import MAX_TEXT, Comparison, Job, Undecided
+from vlm_rl.equality import Ask, Comparison, Job
 from vlm_rl.mathtext import canonical, clean
+from vlm_rl.prefilter import Undecided, refuse_long
 from vlm_rl.symbolic import Outcome, SymbolicJudge
 from vlm_rl.templates import TEMPLATES, Template, boxes
+from vlm_rl.unicode_text import fold
 from vlm_rl.verdicts import AnswerType, Grade
 
 if TYPE_CHECKING:
     from vlm_rl.types import Problem  # imports torch, which grading does not need
 
-GRADER_VERSION = "1"
+GRADER_VERSION = "2"  # of the policy: another version may give another verdict
 MAX_BOXES = 8  # different texts among one response's boxes
 _MAX_ROUNDS = 4
+_WHY = {  # a refusal in words, by the rule that decided
+    "text": "another text",
+    "number": "another number",
+    "closed_form": "another value, exactly",
+    "math_verify": "not the same for math-verify",
+    "unit": "another unit",
+    "approximate": "only about that",
+    "guess_list": "several values where one is asked for, or one where several are",
+    "equation": "an equation that says something else",
+    "relation": "another range",
+    "number_base": "a number in another base",
+    "rounded": "another number after rounding",
+    "matrix": "another shape, or other entries",
+    "union": "other parts, or another number of them",
+    "set": "other elements, or no set",
+    "tuple": "other entries, another order, or no tuple",
+    "bracket": "other entries or ends",
+    "interval": "another interval, or other ends",
+    "bare": "other items, another order, or another number of them",
+    "choice_letter": "another option, or a letter beside another option's text",
+    "choice_letters": "not the same options",
+    "choice_text": "another option's text",
+    "choice_value": "no option, or several",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +62,7 @@ class GradeTask:
     """One response to grade."""
 
     response: str  # prefill included
-    gold: str
+    gold: str | tuple[str, ...]  # several: alternatives, any of which is right
     answer_type: AnswerType
     template: Template
     choices: tuple[str, ...] = ()
@@ -66,14 +92,15 @@ class Grader:
         self,
         response: str,
         *,
-        gold: str,
+        gold: str | Sequence[str],
         answer_type: AnswerType,
         template: Template,
         choices: Sequence[str] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> Grade:
         """The grade of one response, which includes the template's prefill."""
-        return self.grade_many([GradeTask(response, gold, answer_type, template, tuple(choices), meta or {})])[0]
+        golds = gold if isinstance(gold, str) else tuple(gold)
+        return self.grade_many([GradeTask(response, golds, answer_type, template, tuple(choices), meta or {})])[0]
 
     def grade_problem(self, problem: Problem, response: str, template: Template) -> Grade:
         """`grade` with everything else taken from the problem."""
@@ -105,14 +132,15 @@ class Grader:
 
 def task_of(problem: Problem, response: str, template: Template) -> GradeTask:
     """The grading task of a problem's response."""
-    return GradeTask(response, problem.answer, problem.answer_type, template, tuple(problem.choices), problem.meta)
+    golds = (problem.answer, *problem.meta.get("alternatives", ()))
+    return GradeTask(response, golds, problem.answer_type, template, tuple(problem.choices), problem.meta)
 
 
 def extract(response: str, template: Template) -> tuple[list[str], str]:
     """(texts of the boxes that count, why there are none): the last box is the answer if all are equal."""
-    region = template.answer_region(response)
+    region = template.answer_region(fold(response))
     if region is None:
-        return [], "no answer region: the reasoning block, or the answer block after it, is not closed"
+        return [], "no answer region: the reasoning block, or the answer block after it, is missing or not closed"
     found = boxes(region)
     if found is None:
         return [], "a \\boxed{ is never closed"
@@ -135,36 +163,67 @@ def _grade(task: GradeTask, known: Mapping[Job, Outcome], wanted: dict[Job, None
     texts, why = extract(task.response, task.template)
     if not texts:
         return Grade("no_answer", None, "extraction", why)
-    answer = texts[-1]
     try:
-        agreed = _agree(texts, ask)
-        if agreed is None:
-            return None
-        if not agreed:
-            shown = " | ".join(dict.fromkeys(_short(text) for text in texts[-MAX_BOXES:]))
-            return Grade("no_answer", None, "several_boxes", f"the boxes are not all equal: {shown}")
-        if task.answer_type == "choice":
-            equal, path = judge_choice(task.gold, answer, task.choices, ask)
-        else:
-            comparison = Comparison(task.answer_type, ask, task.meta)
-            equal = comparison.equal(task.gold, answer)
-            path = comparison.path
+        agreed = _agree(texts, task, ask)
+        if agreed:
+            return _compare(texts[-1], task, ask)
     except Undecided as undecided:
-        return Grade(undecided.verdict, answer, undecided.path, undecided.reason)
-    if equal is None:
+        return Grade(undecided.verdict, texts[-1], undecided.path, undecided.reason)
+    except Exception as fault:  # ours; it must not take the batch with it, and it is counted
+        return Grade("error", texts[-1], "fault", f"{type(fault).__name__} in the grader: {_short(str(fault))}")
+    if agreed is None:
         return None
-    relation = "is" if equal else "is not"
-    return Grade("correct" if equal else "wrong", answer, path, f"{_short(answer)} {relation} {_short(task.gold)}")
+    shown = " | ".join(dict.fromkeys(_short(text) for text in texts[-MAX_BOXES:]))
+    return Grade("no_answer", None, "several_boxes", f"the boxes are not all equal: {shown}")
 
 
-def _agree(texts: list[str], ask: Any) -> bool | None:
+def _compare(answer: str, task: GradeTask, ask: Ask) -> Grade | None:
+    """The grade of one answer against all alternatives of the gold; None while the judge has not spoken.
+
+    Raises Undecided if no alternative is met and one could not be judged.
+    """
+    golds = (task.gold,) if isinstance(task.gold, str) else task.gold
+    pending, undecided, path = False, None, ""
+    for gold in golds:
+        try:
+            equal, path = _equal(gold, answer, task, ask)
+        except Undecided as caught:
+            undecided = caught
+            continue
+        if equal:
+            return Grade("correct", answer, path, f"{_short(answer)} is {_short(gold)}")
+        pending |= equal is None
+    if pending:
+        return None
+    if undecided is not None:
+        raise undecided
+    return Grade(
+        "wrong", answer, path, f"{_short(answer)} is not {_short(' or '.join(golds))}: {_WHY.get(path, path)}"
+    )
+
+
+def _equal(gold: str, answer: str, task: GradeTask, ask: Ask) -> tuple[bool | None, str]:
+    """(verdict, path): None while the judge has not spoken."""
+    if task.answer_type == "choice":
+        return judge_choice(gold, answer, task.choices, ask)
+    comparison = Comparison(task.answer_type, ask, task.meta)
+    return comparison.equal(gold, answer), comparison.path
+
+
+def _agree(texts: list[str], task: GradeTask, ask: Ask) -> bool | None:
     """Whether all boxes hold the same answer; exact equality, whatever margin the problem allows."""
-    if any(len(text) > MAX_TEXT for text in texts):
-        raise Undecided("error", "prefilter", f"refused unevaluated: an answer of over {MAX_TEXT} characters")
-    distinct = list({canonical(clean(text)): text for text in reversed(texts)}.values())
-    if len(distinct) > MAX_BOXES:
-        return False
-    verdicts = [Comparison("expression", ask).equal(distinct[0], other) for other in distinct[1:]]
+    for text in texts:
+        refuse_long(text)
+    exact = replace(task, meta={})
+    distinct: dict[str, str] = {}
+    for text in dict.fromkeys(reversed(texts)):
+        distinct.setdefault(canonical(clean(text)), text)
+        if len(distinct) > MAX_BOXES:
+            return False
+    last, *others = distinct.values()
+    # Either may be the fuller spelling: "B" and "B. 5 cm".
+    both_ways = [{_equal(last, other, exact, ask)[0], _equal(other, last, exact, ask)[0]} for other in others]
+    verdicts = [True if True in pair else None if None in pair else False for pair in both_ways]
     return False if False in verdicts else None if None in verdicts else True
 
 

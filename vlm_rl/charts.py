@@ -20,6 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from vlm_rl.statistics import running_mean
+
 # placeholder -> CSS variable; vlm_rl/assets/report.css gives both themes' values
 _VARIABLES = {
     "#010101": "--ink",
@@ -159,12 +161,6 @@ def _draw(axes: Axes, one: Series) -> None:
 def window_for(num_steps: int) -> int:
     """How many steps the bold curves average: about a twentieth of the run, odd, at least 5."""
     return max(5, num_steps // 20) | 1
-
-
-def running_mean(y: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` (odd) neighbours; fewer at the two ends, so nothing is invented there."""
-    kernel = np.ones(window)
-    return np.convolve(y, kernel, mode="same") / np.convolve(np.ones_like(y), kernel, mode="same")
 
 
 def _scale_y(axes: Axes, series: Sequence[Series], *, percent: bool, log: bool, from_zero: bool) -> None:

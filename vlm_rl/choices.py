@@ -10,10 +10,15 @@ import re
 from collections.abc import Sequence
 
 from vlm_rl.equality import Ask, Comparison
-from vlm_rl.mathtext import canonical, clean
+from vlm_rl.mathtext import canonical, clean, enclosed
 
-_LETTER = re.compile(r"(?:(?i:the )?(?i:option|choice|answer)(?i: is)?:? ?)?[(\[]?([A-Za-z])[)\].:]?")
-_LETTER_AND_TEXT = re.compile(r"(?:(?i:option|choice) )?[(\[]?([A-Z])(?:[)\].:]+ ?| )(.+)")
+# "The correct answer is", "Option", and the same in Chinese; what they introduce follows.
+_INTRODUCTION = (
+    r"(?:(?:(?i:the )?(?i:correct |right |final |best )?(?i:options?|choices?|answers?)(?i: is| are)?"
+    r"|(?:正确)?(?:答案|选项)[是为]?|选) ?:? ?)"
+)
+_LETTER = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Za-z])[)\].:,]*")
+_LETTER_AND_TEXT = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Z])(?:[)\].:,]+ ?| - | )(.+)")
 _LETTER_LIST = re.compile(r"[(\[]?[A-Z][)\]]?(?:(?: ?[,;&/] ?| ?,? and | )[(\[]?[A-Z][)\]]?)+")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
@@ -40,6 +45,8 @@ def judge_choice(gold: str, answer: str, choices: Sequence[str], ask: Ask) -> tu
 
 def _letter_list(text: str, *, joined: bool = False) -> frozenset[str]:
     """The letters of `A, C` or `B and D`; with `joined` also of `AC`. Empty if it is nothing like that."""
+    outer = enclosed(text)
+    text = re.sub(f"^{_INTRODUCTION}", "", outer[1] if outer else text).rstrip(".)")
     if _LETTER_LIST.fullmatch(text) or (joined and re.fullmatch(r"[A-Z]{2,9}", text)):
         return frozenset(re.findall(r"(?<![a-z])[A-Z]", text))
     return frozenset()
@@ -59,7 +66,8 @@ def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[froze
     letter = _index(_LETTER.fullmatch(answer), choices)
     texts = _same_text(answer, choices)
     if letter is not None:
-        conflict = bool(texts) and letter not in texts
+        bare = re.fullmatch(r"[A-Z]", answer) is not None
+        conflict = bool(texts) and letter not in texts and not bare
         return (frozenset() if conflict else frozenset({letter})), "choice_letter"
     if texts:
         return texts, "choice_text"

@@ -11,8 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from vlm_rl.errors import UserError
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,13 +39,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Every subcommand stands below beside the function that runs it."""
     parser = argparse.ArgumentParser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (
+        _add_prepare,
+        _add_train,
+        _add_eval,
+        _add_grade,
+        _add_compare,
+        _add_report,
+        _add_demo,
+        _add_quickstart,
+    ):
+        add(commands)
+    return parser
 
+
+def _add_prepare(commands: Commands) -> None:
     prepare = commands.add_parser("prepare", help="turn a data set's own files into a prepared set")
     _add_prepare_arguments(prepare)
     prepare.set_defaults(command=_prepare)
 
+
+def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    from data_prep.command import add_arguments
+
+    add_arguments(parser)
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from data_prep.command import run
+
+    run(options)
+
+
+def _add_train(commands: Commands) -> None:
     train = commands.add_parser("train", help="train a policy; torchrun -m vlm_rl.cli train ... for several ranks")
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to go on with")
     train.add_argument("overrides", nargs="*", metavar="key.path=value")
@@ -51,6 +83,30 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--ranks", type=int, help="with --dry-run: on so many ranks (default: torchrun's, or 1)")
     train.set_defaults(command=_train)
 
+
+def _train(options: argparse.Namespace) -> None:
+    from vlm_rl.config import load_config
+    from vlm_rl.terminal import is_main, resume_command
+
+    path = options.config / "config.yaml" if options.config.is_dir() else options.config
+    config = load_config(path, options.overrides)
+    if options.dry_run:
+        from vlm_rl.dry_run import dry_run, print_dry_run
+
+        print_dry_run(dry_run(config, num_ranks=options.ranks))
+        return
+    from vlm_rl.train import train
+
+    try:
+        train(config, resume=options.resume)
+    except KeyboardInterrupt:
+        if is_main() and (Path(config.out) / "config.yaml").is_file():
+            command = resume_command(config.out)
+            print(f"to continue from the newest checkpoint: {command}", file=sys.stderr)
+        raise
+
+
+def _add_eval(commands: Commands) -> None:
     evaluate = commands.add_parser("eval", help="measure a checkpoint on prepared sets")
     evaluate.add_argument("--model", type=Path, required=True, help="a Hugging Face folder, e.g. a checkpoint")
     evaluate.add_argument("--data", type=Path, nargs="+", required=True, help="prepared sets")
@@ -67,70 +123,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(command=_eval)
 
-    grade = commands.add_parser("grade", help="grade one response")
-    grade.add_argument("--gold", required=True)
-    grade.add_argument("--response", required=True)
-    grade.add_argument("--type", dest="answer_type", default="expression")
-    grade.add_argument("--template", default="plain")
-    grade.add_argument("--choices", nargs="*", default=[], help="the options' texts")
-    grade.set_defaults(command=_grade)
-
-    compare = commands.add_parser("compare", help="train several rules over the same seeds and report on them")
-    compare.add_argument("study", type=Path, help="a YAML file; docs/compare.md says what it holds")
-    compare.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
-    compare.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
-    compare.add_argument("--report-only", action="store_true", help="start nothing; report on what is there")
-    compare.set_defaults(command=_compare)
-
-    report = commands.add_parser("report", help="write one self-contained HTML page about runs")
-    report.add_argument("runs", type=Path, nargs="+")
-    report.add_argument("--out", type=Path, default=Path("report.html"))
-    report.add_argument("--hero", type=Path, help="also write a wide PNG of the first run")
-    report.set_defaults(command=_report)
-
-    demo = commands.add_parser("demo", help="compare checkpoints' reasoning in the browser")
-    demo.add_argument("runs", type=Path, nargs="+")
-    demo.add_argument("--host", default="127.0.0.1")
-    demo.add_argument("--port", type=int, default=7860)
-    demo.add_argument("--open-wider", action="store_true", help="allow a host other than this machine's own")
-    demo.set_defaults(command=_demo)
-
-    quick = commands.add_parser("quickstart", help="toy images to a trained, evaluated, reported policy")
-    quick.add_argument("--seed", type=int, default=0)
-    quick.add_argument("--seeds", help="several, e.g. 0,1,2: one run each, then their table")
-    quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
-    quick.add_argument("--algorithm", default="luspo")
-    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))
-    quick.set_defaults(command=_quickstart)
-    return parser
-
-
-def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    from data_prep.command import add_arguments
-
-    add_arguments(parser)
-
-
-def _prepare(options: argparse.Namespace) -> None:
-    from data_prep.command import run
-
-    run(options)
-
-
-def _train(options: argparse.Namespace) -> None:
-    from vlm_rl.config import load_config
-
-    path = options.config / "config.yaml" if options.config.is_dir() else options.config
-    config = load_config(path, options.overrides)
-    if options.dry_run:
-        from vlm_rl.dry_run import dry_run, print_dry_run
-
-        print_dry_run(dry_run(config, num_ranks=options.ranks))
-        return
-    from vlm_rl.train import train
-
-    train(config, resume=options.resume)
-
 
 def _eval(options: argparse.Namespace) -> None:
     from vlm_rl.evaluate_command import evaluate_sets
@@ -138,21 +130,42 @@ def _eval(options: argparse.Namespace) -> None:
     evaluate_sets(options)
 
 
-def _grade(options: argparse.Namespace) -> None:
-    from vlm_rl.answers import Grader
-    from vlm_rl.templates import TEMPLATES
+def _add_grade(commands: Commands) -> None:
+    grade = commands.add_parser("grade", help="grade one response, or a JSON Lines file of them")
+    grade.add_argument("--gold", action="append", help="the right answer; again for an alternative")
+    grade.add_argument("--response", help="the whole response")
+    grade.add_argument(
+        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?}"
+    )
+    grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
+    grade.add_argument("--type", "--answer-type", dest="answer_type", help="default: by the form of the gold")
+    grade.add_argument("--template", default="plain", help="think_answer and think_box insist on their tags")
+    grade.add_argument("--choices", nargs="*", help="the options' texts")
+    grade.add_argument("--tolerance", type=float, help="how far a float may be off")
+    grade.set_defaults(command=_grade)
 
-    if options.template not in TEMPLATES:
-        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
-    with Grader() as grader:
-        grade = grader.grade(
-            options.response,
-            gold=options.gold,
-            answer_type=options.answer_type,
-            choices=tuple(options.choices),
-            template=TEMPLATES[options.template],
-        )
-    print(f"extracted: {grade.extracted}\npath: {grade.path}\nverdict: {grade.verdict}\nreason: {grade.reason}")
+
+def _grade(options: argparse.Namespace) -> None:
+    from data_prep.golds import infer_answer_type
+    from vlm_rl.grade_command import grade_file, grade_one
+
+    names = ("gold", "response", "answer_type", "choices", "tolerance")
+    row = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if (options.file is None) != (options.out is None) or (options.file is None) == (not row):
+        raise UserError("grade takes either --gold and --response, or --file and --out")
+    if options.file is None:
+        grade_one(row, template=options.template, infer_type=infer_answer_type)
+    else:
+        grade_file(options.file, options.out, template=options.template, infer_type=infer_answer_type)
+
+
+def _add_compare(commands: Commands) -> None:
+    compare = commands.add_parser("compare", help="train several rules over the same seeds and report on them")
+    compare.add_argument("study", type=Path, help="a YAML file; docs/compare.md says what it holds")
+    compare.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
+    compare.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
+    compare.add_argument("--report-only", action="store_true", help="start nothing; report on what is there")
+    compare.set_defaults(command=_compare)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -162,6 +175,14 @@ def _compare(options: argparse.Namespace) -> None:
     code = compare(options.study, out, jobs=options.jobs, report_only=options.report_only)
     if code:
         sys.exit(code)
+
+
+def _add_report(commands: Commands) -> None:
+    report = commands.add_parser("report", help="write one self-contained HTML page about runs")
+    report.add_argument("runs", type=Path, nargs="+")
+    report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.add_argument("--hero", type=Path, help="also write a wide PNG of the first run")
+    report.set_defaults(command=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -174,10 +195,29 @@ def _report(options: argparse.Namespace) -> None:
         print(write_hero(runs[0], options.hero))
 
 
+def _add_demo(commands: Commands) -> None:
+    demo = commands.add_parser("demo", help="compare checkpoints' reasoning in the browser")
+    demo.add_argument("runs", type=Path, nargs="+")
+    demo.add_argument("--host", default="127.0.0.1")
+    demo.add_argument("--port", type=int, default=7860)
+    demo.add_argument("--open-wider", action="store_true", help="allow a host other than this machine's own")
+    demo.set_defaults(command=_demo)
+
+
 def _demo(options: argparse.Namespace) -> None:
     from demo.server import launch
 
     launch(options.runs, host=options.host, port=options.port, open_wider=options.open_wider)
+
+
+def _add_quickstart(commands: Commands) -> None:
+    quick = commands.add_parser("quickstart", help="toy images to a trained, evaluated, reported policy")
+    quick.add_argument("--seed", type=int, default=0)
+    quick.add_argument("--seeds", help="several, e.g. 0,1,2: one run each, then their table")
+    quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
+    quick.add_argument("--algorithm", default="luspo")
+    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))
+    quick.set_defaults(command=_quickstart)
 
 
 def _quickstart(options: argparse.Namespace) -> None:

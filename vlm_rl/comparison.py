@@ -20,7 +20,7 @@ import numpy as np
 from vlm_rl.algorithms import Algorithm, resolve_algorithm
 from vlm_rl.curves import RunCurves
 from vlm_rl.runs import RunDirectory
-from vlm_rl.statistics import Estimate, estimate
+from vlm_rl.statistics import Estimate, estimate, running_mean
 from vlm_rl.study import Planned, Study
 
 NUM_LONG_DECILES = 3  # the longest three tenths of the responses
@@ -151,6 +151,10 @@ def read_run(planned: Planned) -> RunNumbers:
         for measure, name in (("train_accuracy", "accuracy"), ("train_length", "completions/mean_length"))
         if name in curves
     }
+    if "completions/mean_length" in curves:
+        lengths, steps = curves["completions/mean_length"], planned.config.train.steps
+        early, late = (stretch_mean(lengths, steps, early=early) for early in (True, False))
+        finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     algorithm = resolve_algorithm(planned.config.algorithm)
     return RunNumbers(
@@ -208,12 +212,8 @@ def band(runs: Sequence[RunNumbers], name: str) -> Band | None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred running mean over about a twentieth of the steps; what is not finite stays and spreads nowhere."""
-    window = np.ones(len(values) // 20 | 1)
-    finite = np.isfinite(values)
-    total = np.convolve(np.where(finite, values, 0.0), window, mode="same")
-    count = np.convolve(finite.astype(np.float64), window, mode="same")
-    return np.where(finite, total / np.maximum(count, 1.0), math.nan)
+    """The running mean over about a twentieth of the steps."""
+    return running_mean(values, len(values) // 20 | 1)
 
 
 def stretch_width(num_steps: int) -> int:
@@ -235,6 +235,8 @@ def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
 def measure_title(measure: str) -> str:
     """What a measure is called on the page."""
     kind, _, benchmark = measure.partition("/")
+    if kind == "train_length_change":
+        return "change of training length"
     what = "accuracy" if "accuracy" in kind else "length"
     return f"{what} on {benchmark}" if benchmark else f"training {what}"
 

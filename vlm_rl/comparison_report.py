@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf import OmegaConf
 
 from vlm_rl.cards import escape
-from vlm_rl.charts import FULL, HALF, Series, line_chart
+from vlm_rl.charts import Series
 from vlm_rl.comparison import NUM_LONG_DECILES, Comparison, band
 from vlm_rl.comparison_tables import cell, difference_section, final_section, look, swatch, table, table_row
 from vlm_rl.errors import UserError
+from vlm_rl.figures import Figure, figure_grid, missing
 from vlm_rl.page import page_html
 from vlm_rl.runs import write_atomically
-from vlm_rl.sections import Section, missing
+from vlm_rl.sections import Section
 from vlm_rl.study import Study
 
 
@@ -107,50 +107,49 @@ _BAND = "Bold: mean over the seeds of the lightly smoothed curves; band: the low
 
 def _learning_section(comparison: Comparison) -> Section:
     heldout = [
-        _card(
+        _figure(
             comparison,
             f"heldout_accuracy/{name}",
             f"Held-out accuracy: {name}",
-            size=FULL if len(comparison.benchmarks) == 1 else HALF,
             percent=True,
         )
         for name in comparison.benchmarks
-    ] or [missing("Held-out accuracy: no evaluation is stored (<code>eval.every</code>, <code>data.eval</code>).")]
-    figures = [
-        _card(comparison, "reward", "Reward of a response"),
-        _card(comparison, "accuracy", "Accuracy of the training responses", percent=True),
     ]
-    body = f"{_grid(heldout) if len(heldout) > 1 else heldout[0]}{_grid(figures)}"
+    nothing = missing("Held-out accuracy: no evaluation is stored (<code>eval.every</code>, <code>data.eval</code>).")
+    figures = [
+        _figure(comparison, "reward", "Reward of a response"),
+        _figure(comparison, "accuracy", "Accuracy of the training responses", percent=True),
+    ]
+    body = (figure_grid(heldout) if heldout else nothing) + figure_grid(figures)
     return Section("Learning", f"{_BAND} Held-out accuracy is not smoothed.", body)
 
 
 def _length_section(comparison: Comparison) -> Section:
-    whole = _card(
-        comparison, "completions/mean_length", "Length of all training responses", size=FULL, y_label="tokens"
-    )
+    whole = _figure(comparison, "completions/mean_length", "Length of all training responses", y_label="tokens")
     figures = [
-        _card(comparison, "length/correct_mean", "Length of correct responses", y_label="tokens"),
-        _card(comparison, "length/wrong_mean", "Length of wrong responses", y_label="tokens"),
-        _card(comparison, "length/group_cv", "Variation of length inside a group", y_label="std / mean"),
-        _card(comparison, "length/sign_gap", "Gap in length: A > 0 minus A < 0", y_label="tokens"),
+        _figure(comparison, "length/correct_mean", "Length of correct responses", y_label="tokens"),
+        _figure(comparison, "length/wrong_mean", "Length of wrong responses", y_label="tokens"),
+        _figure(comparison, "length/group_cv", "Variation of length inside a group", y_label="std / mean"),
+        _figure(comparison, "length/sign_gap", "Gap in length: A > 0 minus A < 0", y_label="tokens"),
         *(
-            _card(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_label="tokens")
+            _figure(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_label="tokens")
             for name in comparison.benchmarks
         ),
-        _card(comparison, "length_pull/total", "Pull of the update on expected length", y_label="tokens"),
+        _figure(comparison, "length_pull/total", "Pull of the update on expected length", y_label="tokens"),
     ]
-    return Section("Length", f"Generated tokens, the end-of-sequence token included. {_BAND}", whole + _grid(figures))
+    caption = f"Generated tokens, the end-of-sequence token included. {_BAND}"
+    return Section("Length", caption, whole.html() + figure_grid(figures))
 
 
 def _update_section(comparison: Comparison) -> Section:
     longest = f"of the longest {NUM_LONG_DECILES} tenths"
     figures = [
-        _card(comparison, "clip_ratio/low_mean", "Clip fraction, A < 0 (below)", percent=True, from_zero=True),
-        _card(comparison, "clip_ratio/high_mean", "Clip fraction, A > 0 (above)", percent=True, from_zero=True),
-        _card(comparison, "entropy", "Entropy of the policy", y_label="nats per token"),
-        _card(comparison, "grad_norm", "Gradient norm before clipping", log=True),
+        _figure(comparison, "clip_ratio/low_mean", "Clip fraction, A < 0 (below)", percent=True, from_zero=True),
+        _figure(comparison, "clip_ratio/high_mean", "Clip fraction, A > 0 (above)", percent=True, from_zero=True),
+        _figure(comparison, "entropy", "Entropy of the policy", y_label="nats per token"),
+        _figure(comparison, "grad_norm", "Gradient norm before clipping", log=True),
         *(
-            _card(
+            _figure(
                 comparison,
                 f"gradient_mass/{sign}/longest",
                 f"Gradient mass {longest}, {sign} advantage",
@@ -165,18 +164,16 @@ def _update_section(comparison: Comparison) -> Section:
         "mass: the share of the summed |token weight × advantage|; did every response count alike, the two charts "
         f"would add up to about {10 * NUM_LONG_DECILES} %. Rules with a sequence ratio clip whole responses."
     )
-    return Section("Updates", caption, _grid(figures))
+    return Section("Updates", caption, figure_grid(figures))
 
 
 def _time_section(comparison: Comparison) -> Section:
     caption = "Seconds of a training step; runs that were trained side by side shared the machine."
-    return Section(
-        "Time", caption, _card(comparison, "step_time", "Step time", size=FULL, y_label="s", from_zero=True)
-    )
+    return Section("Time", caption, _figure(comparison, "step_time", "Step time", y_label="s", from_zero=True).html())
 
 
-def _card(comparison: Comparison, name: str, title: str, **options: Any) -> str:
-    """A chart with a line and a band per rule; one sentence where there is nothing to draw."""
+def _figure(comparison: Comparison, name: str, title: str, **options: Any) -> Figure:
+    """A chart with a line and a band per rule."""
     series = []
     for rule in comparison.rules:
         found = band(comparison.of(rule), name)
@@ -194,16 +191,8 @@ def _card(comparison: Comparison, name: str, title: str, **options: Any) -> str:
                     band_alpha=0.16 if len(comparison.rules) <= 4 else 0.1,
                 )
             )
-    chart = line_chart(series, description=title, legend=False, **options)
-    if chart is None:
-        return missing(f"{escape(title)}: not logged by these runs (<code>{escape(name)}</code>).")
-    if not any(np.any(one.y) for one in series):
-        return missing(f"{escape(title)}: 0 at every step.")
-    return f"<figure class='card'><figcaption>{escape(title)}</figcaption>{chart}</figure>"
-
-
-def _grid(figures: Sequence[str]) -> str:
-    return f"<div class='grid'>{''.join(figures)}</div>"
+    absent = f"by these runs (<code>{escape(name)}</code>)"
+    return Figure(title, series, absent, {"legend": False, **options})
 
 
 # -- runs and configuration ----------------------------------------------------------------------

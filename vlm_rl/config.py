@@ -108,9 +108,34 @@ class RewardConfig(Section):
     overlong_buffer: NonNegativeInt = 512
     """Tokens before max_tokens over which the penalty grows; 0 switches it off."""
     overlong_factor: NonNegativeFloat = 0.3
+    """The penalty at max_tokens: 0.3 is LUSPO's, 1.0 DAPO's (for rewards of +1 and -1; halve it for 1 and 0)."""
+    coin: NonNegativeFloat = 0.0
+    """Weight of a fair coin that knows nothing of the response: a control, under which nothing should drift."""
+    repetition: NonNegativeFloat = 0.0
+    """Largest penalty for repeated n-grams of tokens, reached where all repeat; 0 switches it off."""
+    repetition_ngram: PositiveInt = 20
+    """n of these n-grams."""
+    brevity: NonNegativeFloat = 0.0
+    """What a right answer of no tokens would earn extra; it falls to 0 at max_tokens. 0 switches it off."""
+    function: str = ""
+    """A further part of your own, module.function; docs/grading.md says what it is given. Needs allow_function."""
+    function_weight: float = 1.0
+    allow_function: bool = False
+    """Importing reward.function runs its module's code: say that this file may."""
+    undecided: Literal["zero", "drop"] = "zero"
+    """A response that the grader could not judge (timeout, error): not correct, or dropped from its group."""
     grader_workers: PositiveInt = 2
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
+
+    @model_validator(mode="after")
+    def _function_is_allowed(self) -> RewardConfig:
+        if self.function and not self.allow_function:
+            raise ValueError(
+                f"reward.function is {self.function!r}, which runs code of that module: "
+                "read it, then set reward.allow_function=true"
+            )
+        return self
 
 
 class RolloutConfig(Section):
@@ -237,9 +262,10 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply ``key.path=value`` overrides, and validate.
 
-    Raises UserError naming the file, the key's path, the value and the nearest known key.
+    Raises UserError naming the file (or the override that is at fault), the key's path, the value and the
+    nearest known key.
     """
-    return parse_config(read_tree(path, overrides), where=str(path))
+    return parse_config(read_tree(path, overrides), where=str(path), overrides=overrides)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
@@ -250,33 +276,52 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections")
         for item in overrides:
-            if "=" not in item:
-                raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
-        tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(overrides)))
+            tree = _overridden(tree, item)
         return OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
+        raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
 
 
-def parse_config(raw: Any, where: str = "config") -> Config:
-    """Validate a plain tree. Raises UserError as load_config does."""
-    return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where)
+def _overridden(tree: Any, item: str) -> Any:
+    key, equals, _ = item.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
+    try:
+        return OmegaConf.merge(tree, OmegaConf.from_dotlist([item]))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
 
 
-def parse_tree(kind: type[_Model], raw: Any, where: str) -> _Model:
+def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ()) -> Config:
+    """Validate a plain tree to which these overrides were applied. Raises UserError as load_config does."""
+    return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where, overrides)
+
+
+def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
     """Validate a plain tree as a model of this kind. Raises UserError as load_config does."""
     if not isinstance(raw, dict):
         raise UserError(f"{where}: the top level must be a mapping of sections, got {type(raw).__name__}")
     for key, value in _strings(raw):
         if "${" in value:
-            raise UserError(f"{where}: {key} is {value!r}: interpolation is not supported; write the value itself")
+            place = _place(key, where, overrides)
+            raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(where, detail, kind) for detail in error.errors())) from None
+        lines = dict.fromkeys(_explain(where, detail, kind, overrides) for detail in error.errors())
+        raise UserError("\n".join(lines)) from None
+
+
+def _place(key: str, where: str, overrides: Sequence[str]) -> str:
+    """What set this key: the last override of it, of what holds it or of a part of it, or else the file."""
+    path = f"{key.replace('[', '.').replace(']', '')}."
+    for item in reversed(overrides):
+        name = f"{item.partition('=')[0]}."
+        if path.startswith(name) or name.startswith(path):
+            return f"override {item!r}"
+    return where
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -292,6 +337,10 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
             key for name in keys for key in changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
         ]
     return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -313,19 +362,21 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _explain(where: str, detail: Any, kind: type[BaseModel]) -> str:
+def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> str:
     path = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "value_error":  # values that do not fit together: the file's, the overrides', or both's
+        given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
+        place = f"{where} with {' '.join(given)}" if given else where
+        return f"{place}: {path + ': ' if path else ''}{detail['msg'].removeprefix('Value error, ')}"
+    where = _place(path, where, overrides)
     if detail["type"] == "extra_forbidden":
         known = _known_keys(kind, detail["loc"][:-1])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
         return f"{where}: unknown key {path}: {hint}"
-    message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{where}: {path} is missing; it has no default"
-    if detail["type"] == "value_error":
-        return f"{where}: {path + ': ' if path else ''}{message}"
-    return f"{where}: {path} is {detail['input']!r}: {message}"
+    return f"{where}: {path} is {detail['input']!r}: {detail['msg']}"
 
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

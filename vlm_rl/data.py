@@ -16,38 +16,39 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vlm_rl.config import DataConfig
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
+from vlm_rl.picture_file import PictureFile, StoredPictures
+from vlm_rl.ranks import from_main
 from vlm_rl.runs import check_benchmark_name
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 
 def load_set(path: str | Path) -> list[Problem]:
-    """All problems of one prepared set. Raises UserError if the folder is not one, or for a bad row.
+    """All problems of one prepared set, on every rank; pictures stay in the file until they are looked at.
 
     Preparation has seen every picture. Where the file is not as it was left then, each is decoded once
-    here, so that a broken one is found now and not in the middle of a run.
+    here, so that a broken one is found now and not in the middle of a run; one rank does that for all.
+    Raises UserError if the folder is not a prepared set, or for a bad row.
     """
     path = Path(path)
     file = path / "data.parquet"
     if not file.is_file():
         raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
     try:
-        table = pq.read_table(file)
+        pictures = PictureFile(file)
+        table = pictures.table()
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file} cannot be read as Parquet ({error}); prepare the set again") from None
     missing = {"id", "question", "images", "answer", "answer_type", "meta"} - set(table.column_names)
     if missing:
         raise UserError(f"{file}: column {sorted(missing)[0]!r} is missing; prepare the set again")
-    problems = [_problem(row) for row in table.to_pylist()]
+    problems = [_problem(row, pictures, index) for index, row in enumerate(table.to_pylist())]
     for index, problem in enumerate(problems):
         _check_problem(problem, where=f"{file} row {index}: problem {problem.id!r}")
-    if not _is_as_prepared(path):
-        for index, problem in enumerate(problems):
-            _check_images(problem, where=f"{file} row {index}: problem {problem.id!r}")
+    from_main(lambda: _check_pictures(path, problems))
     return problems
 
 
@@ -60,6 +61,14 @@ def _check_problem(problem: Problem, *, where: str) -> None:
             f"{where} has {markers} {IMAGE_MARKER} markers in its question but {images} images; "
             "mend or drop the row and prepare again"
         )
+
+
+def _check_pictures(path: Path, problems: Sequence[Problem]) -> None:
+    """Decode them all, unless the file is the one whose pictures preparation has decoded."""
+    if _is_as_prepared(path):
+        return
+    for index, problem in enumerate(problems):
+        _check_images(problem, where=f"{path / 'data.parquet'} row {index}: problem {problem.id!r}")
 
 
 def _check_images(problem: Problem, *, where: str) -> None:
@@ -80,11 +89,12 @@ def _is_as_prepared(path: Path) -> bool:
         return recorded == hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _problem(row: Mapping[str, Any]) -> Problem:
+def _problem(row: Mapping[str, Any], pictures: PictureFile, index: int) -> Problem:
+    count = len(row["images"] or ())
     return Problem(
         id=row["id"],
         question=row["question"],
-        images=tuple(image["bytes"] for image in row["images"] or ()),
+        images=StoredPictures(pictures, index, count) if count else (),
         answer=row["answer"],
         answer_type=row["answer_type"],
         choices=tuple(row.get("choices") or ()),

@@ -25,6 +25,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "frac_reward_zero_std": float((rewards_PG.max(axis=1) == rewards_PG.min(axis=1)).mean()),
         "verifier/timeout_rate": float(np.mean([reward.grade.verdict == "timeout" for reward in flat])),
         "verifier/error_rate": float(np.mean([reward.grade.verdict == "error" for reward in flat])),
+        "verifier/dropped_rate": float(np.mean([reward.dropped for reward in flat])),
     }
     for part in flat[0].parts:
         values = np.array([reward.parts[part] for reward in flat])
@@ -102,14 +103,17 @@ def length_pull(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, fl
     pull = dict.fromkeys([*parts, "total"], 0.0)
     for group, weights_G in zip(groups, weights_PG, strict=True):
         lengths_G, advantages_G = group.lengths_G, group.advantages_G
+        there_G = np.array([not reward.dropped for reward in group.rewards])
+        if not there_G.any():
+            continue
         lever_G = weights_G * lengths_G * (lengths_G - lengths_G.mean())
         pull["total"] += float(lever_G @ advantages_G)
         centred_G = np.array([reward.total for reward in group.rewards])
-        centred_G -= centred_G.mean()
+        centred_G -= centred_G[there_G].mean()
         slope_G = np.divide(advantages_G, centred_G, out=np.zeros_like(advantages_G), where=advantages_G != 0)
         for part in parts:
             values_G = np.array([reward.parts[part] for reward in group.rewards])
-            pull[part] += float(lever_G @ (slope_G * (values_G - values_G.mean())))
+            pull[part] += float(lever_G @ (slope_G * (values_G - values_G[there_G].mean())))
     return {f"length_pull/{part}": value for part, value in pull.items()}
 
 

@@ -25,7 +25,7 @@ from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.ranks import gather_shares, share
 from vlm_rl.samplers.base import Sampler, SamplingParams
-from vlm_rl.statistics import bootstrap_interval, random_derangement
+from vlm_rl.statistics import random_derangement, score_interval
 from vlm_rl.templates import Template, boxes
 from vlm_rl.types import Grade, Problem, Prompt, Rollout
 
@@ -119,8 +119,8 @@ def grade_groups(
 def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
     """Scores of an evaluation as plain JSON; a mean over nothing is None.
 
-    accuracy: avg@k, the mean over problems of the share of right samples; interval: its 95 % bootstrap
-    interval over problems; *_share: of responses; timeouts and errors: responses that the grader could
+    accuracy: avg@k, the mean over problems of the share of right samples; interval: its 95 % interval over
+    problems (statistics.score_interval); *_share: of responses; timeouts and errors: responses that the grader could
     not judge (they count as wrong); *_length: tokens, the end-of-sequence token included.
     """
     right: dict[str, list[bool]] = defaultdict(list)
@@ -134,7 +134,7 @@ def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
         "num_responses": len(records),
         "k": max(map(len, right.values()), default=0),
         "accuracy": _mean(score_P),
-        "interval": list(bootstrap_interval(score_P, seed=seed)) if len(score_P) else None,
+        "interval": list(score_interval(score_P, seed=seed)) if len(score_P) else None,
         "box_share": _mean([record["has_box"] for record in records]),
         "truncated_share": _mean([record["stop_reason"] == "length" for record in records]),
         "timeouts": sum(record["verdict"] == "timeout" for record in records),
@@ -184,13 +184,14 @@ def _donors(problems: Sequence[Problem], rng: np.random.Generator) -> dict[int, 
     for index, problem in enumerate(problems):
         if problem.images:
             by_count[len(problem.images)].append(index)
+    pictures = {index: _digests(problems[index]) for members in by_count.values() for index in members}
     donors: dict[int, int] = {}
     for members in by_count.values():
         if len(members) < 2:
             continue
         tries = [random_derangement(len(members), rng) for _ in range(_SHUFFLES)]
-        pictures = [problems[i].images for i in members]
-        best = min(tries, key=lambda order: sum(pictures[i] == pictures[j] for i, j in enumerate(order)))
+        shown = [pictures[index] for index in members]
+        best = min(tries, key=lambda order: sum(shown[i] == shown[j] for i, j in enumerate(order)))
         donors |= {members[i]: members[j] for i, j in enumerate(best.tolist())}
     return donors
 
@@ -223,18 +224,25 @@ def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) ->
         "reason": grade.reason,
         "has_box": bool(boxes(response)),  # closed, anywhere: whether it counts is the verdict's business
         "category": problem.category,
-        "image_sha256": [hashlib.sha256(data).hexdigest() for data in problem.images],
+        "image_sha256": _digests(problem),
         "image": None,
         "question": problem.question,
     }
 
 
+def _digests(problem: Problem) -> list[str]:
+    return [hashlib.sha256(data).hexdigest() for data in problem.images]
+
+
 def _attach_images(records: Sequence[Record], problems: Sequence[Problem], *, samples: int) -> None:
     """Store the images that were shown, where that stays small: `samples` rows repeat each."""
-    size = samples * sum(len(data) for problem in problems for data in problem.images)
-    if size > _KEPT_IMAGE_BYTES:
-        return
-    images = {problem.id: list(problem.images) for problem in problems}
+    images: dict[str, list[bytes]] = {}
+    size = 0
+    for problem in problems:
+        images[problem.id] = list(problem.images)
+        size += samples * sum(map(len, images[problem.id]))
+        if size > _KEPT_IMAGE_BYTES:
+            return
     for record in records:
         record["image"] = images[record["problem_id"]]
 

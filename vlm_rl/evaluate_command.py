@@ -64,6 +64,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     params = _sampling(options)
     check_model_folder(options.model)
     origin = read_origin(options.model)
+    device = init_ranks()
     sets = [_open_set(path, options.images) for path in options.data]
     names = [one.name for one in sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -80,7 +81,6 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     builder.check_template()
     check_patch_size([one.path for one in sets], builder.patch_size)
     max_model_len = _context(builder, options)
-    device = init_ranks()
     with _results_folder(options, origin) as results, Grader() as grader:
         sampler = make_sampler(
             options.sampler,

@@ -16,11 +16,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from vlm_rl.cards import VERDICT_MARKS, Example, Sample, choose, side_by_side
-from vlm_rl.charts import STYLE, plain, running_mean, window_for
+from vlm_rl.charts import STYLE, plain, window_for
 from vlm_rl.curves import RunCurves
 from vlm_rl.errors import UserError
 from vlm_rl.images import decode_image
 from vlm_rl.runs import RunDirectory, write_atomically
+from vlm_rl.statistics import running_mean
 
 # the light theme of vlm_rl/assets/cards.css
 _COLORS = {

@@ -11,20 +11,22 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
-MAX_BITS = 200_000
+MAX_BITS = 100_000
+MAX_WORK = 2_000_000  # bits over all results of one text
 MAX_DIGITS = 4_000
 MAX_FACTORIAL = 5_000
 MAX_DEPTH = 60
 
-_NUMBER = (
+NUMBER = (
     r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?(?![0-9,])"  # 1,234.5
     r"|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]*)?(?![0-9])(?! ?/)"  # 1 234.5, which is also 1\,234.5
     r"|[0-9]*\.[0-9]*\\overline ?\{[0-9]+\}"  # 0.1\overline{6}
     r"|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![0-9.]))?"
 )
 _TOKEN = re.compile(
-    rf" *(?:(?P<number>{_NUMBER})|(?P<word>\\(?:frac|binom|cdot|times|div)(?![A-Za-z]))|(?P<sign>[-+*/^!(){{}}]))"
+    rf" *(?:(?P<number>{NUMBER})|(?P<word>\\(?:frac|binom|cdot|times|div)(?![A-Za-z]))|(?P<sign>[-+*/^!(){{}}]))"
 )
 _OPERATORS = {"\\cdot": "*", "\\times": "*", "\\div": "/"}
 
@@ -33,39 +35,60 @@ class TooLargeError(Exception):
     """The text names a number too large to be worth computing."""
 
 
-class _NotRationalError(Exception):
-    """The text is not a rational number in any notation we read."""
+class NotReadableError(Exception):
+    """The text is not a number in any notation we read."""
 
 
 def parse_rational(text: str) -> Fraction | None:
     """The exact value of `text`, or None if it is not a rational number. Raises TooLargeError."""
     try:
-        parser = _Parser(_tokens(text))
-        value = parser.sum(0)
-        return value if parser.next is None else None
-    except (_NotRationalError, ZeroDivisionError):
+        return Parser(tokens(text)).whole()
+    except (NotReadableError, ZeroDivisionError):
         return None
 
 
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
+def tokens(text: str, pattern: re.Pattern[str] = _TOKEN) -> list[str]:
+    """The text cut into `pattern`'s tokens. Raises NotReadableError where something else stands."""
+    found: list[str] = []
     position, text = 0, text.strip()
     while position < len(text):
-        match = _TOKEN.match(text, position)
+        match = pattern.match(text, position)
         if match is None:
-            raise _NotRationalError
+            raise NotReadableError
         token = match.group().strip()
-        tokens.append(_OPERATORS.get(token, token))
+        found.append(_OPERATORS.get(token, token))
         position = match.end()
-    return tokens
+    return found
 
 
-class _Parser:
-    """Recursive descent with a depth limit; every intermediate result is bounded."""
+class Parser:
+    """Recursive descent with a depth limit; every intermediate result is bounded.
+
+    vlm_rl.polynomial reads more than numbers with it: it replaces `primary`, `power` and `bounded`.
+    """
+
+    FACTORS = frozenset(["(", "\\frac", "\\binom"])  # what multiplies without a sign
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.position = 0
+        self.work = 0
+
+    def whole(self) -> Any:
+        value = self.sum(0)
+        if self.next is not None:
+            raise NotReadableError
+        return value
+
+    def bounded(self, value: Any) -> Any:
+        bits = value.numerator.bit_length() + value.denominator.bit_length()
+        self.work += bits
+        if bits > MAX_BITS or self.work > MAX_WORK:
+            raise TooLargeError(f"numbers of more than {MAX_BITS} bits")
+        return value
+
+    def starts_factor(self, token: str) -> bool:
+        return token in self.FACTORS
 
     @property
     def next(self) -> str | None:
@@ -74,57 +97,60 @@ class _Parser:
     def take(self, expected: str | None = None) -> str:
         token = self.next
         if token is None or (expected is not None and token != expected):
-            raise _NotRationalError
+            raise NotReadableError
         self.position += 1
         return token
 
-    def sum(self, depth: int) -> Fraction:
+    def sum(self, depth: int) -> Any:
         value = self.product(depth)
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
-            value = _bounded(value + sign * self.product(depth))
+            value = self.bounded(value + sign * self.product(depth))
         return value
 
-    def product(self, depth: int) -> Fraction:
+    def product(self, depth: int) -> Any:
         value = self.signed(depth)
-        while (token := self.next) is not None and token in ("*", "/", "(", "\\frac", "\\binom"):
+        while (token := self.next) is not None and (token in ("*", "/") or self.starts_factor(token)):
             if token in ("*", "/"):
                 self.take()
                 other = self.signed(depth)
-                value = _bounded(value * other if token == "*" else value / other)
+                value = self.bounded(value * other if token == "*" else value / other)
             else:
-                value = _bounded(value * self.power(depth))
+                value = self.bounded(value * self.power(depth))
         return value
 
-    def signed(self, depth: int) -> Fraction:
-        sign = 1
+    def signed(self, depth: int) -> Any:
+        sign, signs = 1, 0
         while self.next in ("+", "-"):
             sign *= 1 if self.take() == "+" else -1
+            signs += 1
+        if signs > 2:
+            raise NotReadableError
         return sign * self.power(depth)
 
-    def power(self, depth: int) -> Fraction:
+    def power(self, depth: int) -> Any:
         value = self.primary(depth)
         if self.next == "!":
             self.take()
-            value = _factorial(value)
+            value = factorial(value)
         if self.next == "^":
             self.take()
-            exponent = self.group(depth) if self.next in ("{", "(") else self.signed(_deeper(depth))
+            exponent = self.group(depth) if self.next in ("{", "(") else self.signed(deeper(depth))
             value = _power(value, exponent)
         return value
 
-    def primary(self, depth: int) -> Fraction:
+    def primary(self, depth: int) -> Any:
         token = self.next
         if token in ("(", "{"):
             return self.group(depth)
         self.take()
         if token == "\\frac":
             numerator, denominator = self.argument(depth), self.argument(depth)
-            return _bounded(numerator / denominator)
+            return self.bounded(numerator / denominator)
         if token == "\\binom":
-            return _binomial(self.argument(depth), self.argument(depth))
+            return binomial(self.argument(depth), self.argument(depth))
         if token is None or token[0] not in "0123456789.":
-            raise _NotRationalError
+            raise NotReadableError
         value = _literal(token)
         return value + self.mixed_part() if token.isdigit() else value
 
@@ -139,32 +165,26 @@ class _Parser:
         if parts is None or not all(part.isdigit() and len(part) < 10 for part in parts):
             return Fraction(0)
         if not int(parts[0]) < int(parts[1]):
-            raise _NotRationalError
+            raise NotReadableError
         self.position += used
         return Fraction(int(parts[0]), int(parts[1]))
 
-    def group(self, depth: int) -> Fraction:
+    def group(self, depth: int) -> Any:
         closing = {"(": ")", "{": "}"}[self.take()]
-        value = self.sum(_deeper(depth))
+        value = self.sum(deeper(depth))
         self.take(closing)
         return value
 
-    def argument(self, depth: int) -> Fraction:
+    def argument(self, depth: int) -> Any:
         if self.next != "{":
-            raise _NotRationalError
+            raise NotReadableError
         return self.group(depth)
 
 
-def _deeper(depth: int) -> int:
+def deeper(depth: int) -> int:
     if depth >= MAX_DEPTH:
         raise TooLargeError(f"more than {MAX_DEPTH} nested groups")
     return depth + 1
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
-        raise TooLargeError(f"a number of more than {MAX_BITS} bits")
-    return value
 
 
 def _literal(token: str) -> Fraction:
@@ -184,10 +204,10 @@ def _literal(token: str) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
-        raise _NotRationalError
+        raise NotReadableError
     if base in (0, 1, -1):
         if base == 0 and exponent <= 0:
-            raise _NotRationalError
+            raise NotReadableError
         return base if base >= 0 or exponent % 2 else Fraction(1)
     size = base.numerator.bit_length() + base.denominator.bit_length()
     if abs(exponent) * size > MAX_BITS:
@@ -195,17 +215,17 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** int(exponent)
 
 
-def _factorial(value: Fraction) -> Fraction:
+def factorial(value: Fraction) -> Fraction:
     if value.denominator != 1 or value < 0:
-        raise _NotRationalError
+        raise NotReadableError
     if value > MAX_FACTORIAL:
         raise TooLargeError(f"the factorial of a number above {MAX_FACTORIAL}")
     return Fraction(math.factorial(int(value)))
 
 
-def _binomial(above: Fraction, below: Fraction) -> Fraction:
+def binomial(above: Fraction, below: Fraction) -> Fraction:
     if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
-        raise _NotRationalError
+        raise NotReadableError
     if max(above, below) > MAX_FACTORIAL:
         raise TooLargeError(f"a binomial of a number above {MAX_FACTORIAL}")
     return Fraction(math.comb(int(above), int(below)))

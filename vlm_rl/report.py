@@ -17,6 +17,7 @@ import numpy as np
 from vlm_rl.cards import choose, escape, example_html, side_by_side
 from vlm_rl.curves import RunCurves, Score
 from vlm_rl.errors import UserError
+from vlm_rl.figures import missing
 from vlm_rl.hero import write_hero
 from vlm_rl.page import page_html
 from vlm_rl.runs import EvalResult, RunDirectory, distinct_names, write_atomically
@@ -28,7 +29,6 @@ from vlm_rl.sections import (
     interval,
     label,
     length_section,
-    missing,
     percent,
     reward_section,
     time_section,

@@ -1,21 +1,33 @@
-"""Rewards: accuracy + format + overlong, each part kept apart.
+"""Rewards: accuracy + format + overlong, and what else the configuration turns on, each part kept apart.
 
     R = accuracy * [correct] + format * [well formed]
         + min(0, ((L_max - L_buffer) - |y|) / L_buffer * factor)
+        - repetition * (share of the response's n-grams that repeat an earlier one)
+        + brevity * [correct] * (1 - |y| / L_max)
+        + function_weight * (the user's own function)
 
-The weights are those of the LUSPO paper (arXiv 2602.05261: 1, 0.5, factor 0.3, L_max 4096, L_buffer
-512; the overlong term is DAPO's, arXiv 2503.14476). |y| counts the generated tokens, the
-end-of-sequence token included.
+The weights of the first three are those of the LUSPO paper (arXiv 2602.05261: 1, 0.5, factor 0.3, L_max
+4096, L_buffer 512; the overlong term is DAPO's, arXiv 2503.14476, whose factor is 1). The others are off
+unless asked for. |y| counts the generated tokens, the end-of-sequence token included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
 
 from vlm_rl.answers import Grader, task_of
 from vlm_rl.config import RewardConfig
+from vlm_rl.errors import UserError
 from vlm_rl.templates import Template
-from vlm_rl.types import Problem, Prompt, Reward, Rollout
+from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
+
+UserFunction = Callable[[Problem, str, Grade, int], float]  # problem, response, grade, tokens -> part of the reward
 
 
 def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float) -> float:
@@ -25,14 +37,43 @@ def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float
     return min(0.0, ((max_tokens - buffer) - length) / buffer * factor)
 
 
+def coin(rollout: Rollout) -> bool:
+    """Heads or tails for one response: a function of whose it is and when it was sampled, not of what it says."""
+    key = f"{rollout.problem_id}\0{rollout.index}\0{rollout.policy_version}".encode()
+    return hashlib.blake2b(key, digest_size=1).digest()[0] % 2 == 1
+
+
+def repeated_share(ids: np.ndarray, *, ngram: int) -> float:
+    """The share, 0 to 1, of the windows of `ngram` tokens that are equal to an earlier one."""
+    if len(ids) <= ngram:
+        return 0.0
+    windows = np.lib.stride_tricks.sliding_window_view(ids, ngram)
+    return 1 - len({window.tobytes() for window in windows}) / len(windows)
+
+
+def load_function(path: str) -> UserFunction:
+    """The function at `module.name`. Raises UserError, naming the key, if there is none."""
+    module, _, name = path.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"reward.function is {path!r}: {error}; give an importable module.function") from None
+    if not callable(function):
+        raise UserError(f"reward.function is {path!r}, a {type(function).__name__}; give a function")
+    return cast(UserFunction, function)
+
+
 class RewardFunction:
     """Scores rollouts; holds no state but the grader's workers."""
 
     def __init__(self, config: RewardConfig, *, template: Template, max_tokens: int, grader: Grader) -> None:
+        """Raises UserError if the configured function cannot be imported."""
         self.config = config
         self.template = template
         self.max_tokens = max_tokens
         self.grader = grader
+        allowed = config.function and config.allow_function
+        self.function = load_function(config.function) if allowed else None
 
     def score(self, items: Sequence[tuple[Problem, Prompt, Rollout]]) -> list[Reward]:
         """One reward per item, in order. The graded text is the prompt's prefill and the sampled text."""
@@ -40,16 +81,29 @@ class RewardFunction:
         tasks = [task_of(problem, text, self.template) for (problem, _, _), text in zip(items, texts, strict=True)]
         grades = self.grader.grade_many(tasks)
         rewards = []
-        for (_, _, rollout), text, grade in zip(items, texts, grades, strict=True):
-            parts = {
-                "accuracy": self.config.accuracy * grade.correct,
-                "format": self.config.format * self.template.is_well_formed(text),
-                "overlong": overlong_penalty(
-                    len(rollout.ids),
-                    max_tokens=self.max_tokens,
-                    buffer=self.config.overlong_buffer,
-                    factor=self.config.overlong_factor,
-                ),
-            }
-            rewards.append(Reward(parts=parts, grade=grade))
+        for (problem, _, rollout), text, grade in zip(items, texts, grades, strict=True):
+            dropped = self.config.undecided == "drop" and grade.verdict in ("timeout", "error")
+            rewards.append(Reward(self._parts(problem, text, rollout, grade), grade, dropped))
         return rewards
+
+    def _parts(self, problem: Problem, text: str, rollout: Rollout, grade: Grade) -> dict[str, float]:
+        config, length = self.config, len(rollout.ids)
+        parts = {
+            "accuracy": config.accuracy * grade.correct,
+            "format": config.format * self.template.is_well_formed(text),
+            "overlong": overlong_penalty(
+                length, max_tokens=self.max_tokens, buffer=config.overlong_buffer, factor=config.overlong_factor
+            ),
+        }
+        if config.coin:
+            parts["coin"] = config.coin * coin(rollout)
+        if config.repetition:
+            parts["repetition"] = -config.repetition * repeated_share(rollout.ids, ngram=config.repetition_ngram)
+        if config.brevity:
+            parts["brevity"] = config.brevity * grade.correct * (1 - length / self.max_tokens)
+        if self.function is not None:
+            value = float(self.function(problem, text, grade, length))
+            if not math.isfinite(value):
+                raise UserError(f"reward.function {config.function} gave {value} for problem {problem.id!r}")
+            parts["function"] = config.function_weight * value
+        return parts

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.cards import escape
-from vlm_rl.charts import BAD, FULL, GOOD, HALF, PALETTE, THIRD, Series, line_chart, mass_chart
+from vlm_rl.charts import BAD, FULL, GOOD, HALF, PALETTE, Series, mass_chart
 from vlm_rl.curves import RunCurves, Score
+from vlm_rl.figures import Figure, card, figure_grid, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,16 @@ class Section:
 
 
 def reward_section(curves: Sequence[RunCurves]) -> Section:
-    total = _metric_figure(curves, "reward", "Mean reward of a response", size=FULL)
+    total = _metric_figure(curves, "reward", "Mean reward of a response")
     parts = [
-        _metric_figure(curves, f"rewards/{part}/mean", f"Part: {part}", size=THIRD, legend=False)
+        _metric_figure(curves, f"rewards/{part}/mean", f"Part: {part}", legend=False)
         for part in ("accuracy", "format", "overlong")
     ]
     return Section(
         "Reward",
         "Mean over the responses of each training step, and its three parts apart. "
         "Thin: each step; bold: a running mean.",
-        f"{total}<div class='grid three'>{''.join(parts)}</div>",
+        total.html() + figure_grid(parts, columns=3),
     )
 
 
@@ -55,13 +56,11 @@ def accuracy_section(curves: Sequence[RunCurves]) -> Section:
             held_out.append(_score_series(scores, label(curves, one, benchmark), color if len(curves) > 1 else ""))
     colors = [PALETTE[(1 + i) % len(PALETTE)] for i in range(len(held_out))]
     held_out = [replace(s, color=c) if not s.color else s for s, c in zip(held_out, colors, strict=True)]
-    body = _figure(
-        "Share of correct answers", train + held_out, "no rollouts, no evaluation", percent=True, size=FULL
-    )
+    figure = _figure("Share of correct answers", train + held_out, "no rollouts, no evaluation", percent=True)
     return Section(
         "Accuracy",
         "Curve: responses sampled for training. Points: the stored evaluations, with their 95 % interval.",
-        body,
+        figure.html(),
     )
 
 
@@ -86,9 +85,7 @@ def length_section(curves: Sequence[RunCurves]) -> Section:
         )
         x, y = (r.steps, r.truncated) if len(r.steps) else one.metric("completions/clipped_ratio")
         cut.append(Series(one.name, x, y, color))
-    whole = _figure(
-        "Length of a response: mean, and p10 to p90 as a band", mean, y_label="tokens", from_zero=True, size=FULL
-    )
+    whole = _figure("Length of a response: mean, and p10 to p90 as a band", mean, y_label="tokens", from_zero=True)
     figures = [
         _figure("Length of correct and of other responses", split, "no rollouts", y_label="tokens", from_zero=True),
         _figure("Share cut at the token limit", cut, percent=True, from_zero=True),
@@ -96,7 +93,7 @@ def length_section(curves: Sequence[RunCurves]) -> Section:
     return Section(
         "Length",
         "Generated tokens of a training response, the end-of-sequence token included.",
-        f"{whole}<div class='grid'>{''.join(figures)}</div>",
+        whole.html() + figure_grid(figures),
     )
 
 
@@ -108,15 +105,14 @@ def gradient_mass_section(curves: Sequence[RunCurves]) -> Section:
             continue
         early, late, labels = stretches
         title = "Gradient mass by length and sign of the advantage" + (f": {one.name}" if len(curves) > 1 else "")
-        size = FULL if len(curves) == 1 else HALF
-        chart = mass_chart(early, late, labels=labels, description=title, size=size)
-        figures.append(f"<figure class='card'><figcaption>{escape(title)}</figcaption>{chart}</figure>")
+        size = FULL if len(curves) % 2 else HALF  # an odd number one below the other: no row is half empty
+        figures.append(card(title, mass_chart(early, late, labels=labels, description=title, size=size)))
     body = "".join(figures) or missing("Not logged by this run: <code>gradient_mass/…</code>.")
     return Section(
         "Gradient mass",
         "Which responses the update listens to: the share of the summed |token weight × advantage| that falls on "
         "each tenth of the responses by length. Did every response count alike, each tenth would hold about 10 %.",
-        f"<div class='grid'>{body}</div>" if len(curves) > 1 else body,
+        f"<div class='grid'>{body}</div>" if len(curves) % 2 == 0 else body,
     )
 
 
@@ -171,48 +167,42 @@ def updates_section(curves: Sequence[RunCurves]) -> Section:
     return Section(
         "Updates",
         "Whether the policy changes steadily, still explores, and is the one that the sampler runs.",
-        f"<div class='grid'>{''.join(figures)}</div>{note}",
+        figure_grid(figures) + note,
     )
 
 
 def time_section(curves: Sequence[RunCurves]) -> Section:
     tables = [table for one in curves if (table := _time_table(one, title=len(curves) > 1))]
     body = "".join(tables) or missing("Not logged by this run: <code>timing/…</code>.")
-    return Section("Time", "Where a step's seconds go: the median over the steps.", f"<div class='grid'>{body}</div>")
+    caption = (
+        "Where a step's seconds go: the mean over all steps, so that work of some steps only, a save, weighs what it "
+        "costs in the long run."
+    )
+    return Section("Time", caption, f"<div class='grid'>{body}</div>")
 
 
 def _time_table(one: RunCurves, *, title: bool) -> str:
     phases = [(name.removeprefix("timing/"), one.metric(name)[1]) for name in one.metric_names("timing/")]
-    medians = sorted(((float(np.nanmedian(v)), name) for name, v in phases if np.isfinite(v).any()), reverse=True)
-    if not medians:
+    means = [(float(np.nansum(v)) / len(v), name) for name, v in phases if np.isfinite(v).any()]
+    if not means:
         return ""
-    longest = max(seconds for seconds, _ in medians) or 1.0
+    longest = max(seconds for seconds, _ in means) or 1.0
     rows = "".join(
         f"<tr><td>{escape(name.replace('_', ' '))}</td><td class='number'>{_seconds(seconds)}</td>"
         f"<td class='bar'><i style='width:{100 * seconds / longest:.1f}%'></i></td></tr>"
-        for seconds, name in medians
+        for seconds, name in sorted(means, reverse=True)
     )
     head = f"<h3>{escape(one.name)}</h3>" if title else ""
     return f"<div class='card bars'>{head}<table>{rows}</table></div>"
 
 
-def _metric_figure(curves: Sequence[RunCurves], name: str, title: str, **options: Any) -> str:
+def _metric_figure(curves: Sequence[RunCurves], name: str, title: str, **options: Any) -> Figure:
     series = [Series(one.name, *one.metric(name), color, smooth=True) for color, one in _colored(curves)]
     return _figure(title, series, f"<code>{escape(name)}</code>", **options)
 
 
-def _figure(title: str, series: Sequence[Series], absent: str = "no rollouts", **options: Any) -> str:
-    """A card with the chart; without data, or with nothing but zeros, one sentence in its place."""
-    chart = line_chart(series, description=title, **options)
-    if chart is None:
-        return missing(f"{escape(title)}: not logged by this run ({absent}).")
-    if all(not np.nan_to_num(one.y).any() for one in series):
-        return missing(f"{escape(title)}: 0 at every step.")
-    return f"<figure class='card'><figcaption>{escape(title)}</figcaption>{chart}</figure>"
-
-
-def missing(text: str) -> str:
-    return f"<p class='missing'>{text}</p>"
+def _figure(title: str, series: Sequence[Series], absent: str = "no rollouts", **options: Any) -> Figure:
+    return Figure(title, series, f"by this run ({absent})", options)
 
 
 def _colored(curves: Sequence[RunCurves]) -> list[tuple[str, RunCurves]]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.answers import Grader
+from vlm_rl.answers import GRADER_VERSION, Grader
 from vlm_rl.checkpoint import commit, newest_verified, prune, saving
 from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
 from vlm_rl.data import (
@@ -44,6 +44,7 @@ from vlm_rl.runs import RunDirectory
 from vlm_rl.samplers.base import FingerprintBuilder, SamplingParams, check_fresh
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.terminal import resume_command
 from vlm_rl.types import Problem, Prompt
 
 
@@ -57,12 +58,12 @@ class Session:
         """
         self.config = config
         self.algorithm = resolve_algorithm(config.algorithm)
+        self.device = init_ranks()
         self.problems = load_training_sets(config.data)
         self.eval_sets = load_eval_sets(config.data) if config.eval.every else {}
         for name, problems in self.eval_sets.items():
             refuse_contaminated(name, problems, contaminated_sources(self.problems))
         self.run = RunDirectory(config.out)
-        self.device = init_ranks()
         found = from_main(lambda: self._open_run(resume))  # one rank looks: others may see the files later
         model_path = found[0] if found else Path(config.model.path)
         check_model_folder(model_path)
@@ -78,6 +79,9 @@ class Session:
         self.prompt_lengths: dict[str, int] = {}  # tokens of the prompts of the step, known on every rank
         self._check_prompts()
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
+        self.reward = RewardFunction(
+            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
+        )
         dtype = self._dtype()
         self.policy = Policy(
             load_model(model_path, dtype=dtype),
@@ -102,9 +106,6 @@ class Session:
             vllm_options=config.rollout.vllm,
             seed=config.seed,
         )
-        self.reward = RewardFunction(
-            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
-        )
         self.sampling = SamplingParams(
             temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_tokens,
@@ -118,6 +119,8 @@ class Session:
         if found:
             self._restore(*found)
         self.recorder = self._start_run(resume)
+        if resume:
+            self.recorder.line.note(self._going_on(found[0] if found else None))
         self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -149,6 +152,17 @@ class Session:
         if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
             self.run.stamp_contaminated(contaminated)
         return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+
+    def _going_on(self, checkpoint: Path | None) -> str:
+        """One line for whoever asked to resume: from where, and what is next."""
+        steps = self.config.train.steps
+        if checkpoint is None:
+            return f"{self.run.path} has no checkpoint to continue from: starting again at step 1 of {steps}"
+        if self.step >= steps:
+            return f"{self.run.path} is finished: {checkpoint.name} is there; a larger train.steps would go on"
+        return (
+            f"continuing {self.run.path} from checkpoint {checkpoint.name} (step {self.step + 1} of {steps} is next)"
+        )
 
     def _dtype(self) -> torch.dtype:
         name = self.config.model.dtype
@@ -202,6 +216,7 @@ class Session:
             "seed": self.config.seed,
             "config_sha256": sha256(self.config.model_dump_json().encode()).hexdigest(),
             "algorithm": self.config.algorithm.name,
+            "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
         }
 
@@ -337,7 +352,8 @@ class Session:
         if from_main(lambda: state["step"] not in [step for step, _ in self.run.checkpoints()]):
             self.save(state)
         if rank() == 0:
-            print(f"stopped by SIGTERM after step {state['step']}; continue with --resume", flush=True)
+            command = resume_command(self.run.path)
+            print(f"stopped by SIGTERM after step {state['step']}; continue with: {command}", flush=True)
         raise StoppedError
 
     # --- context manager ----------------------------------------------------------------------

@@ -1,14 +1,42 @@
-"""Numbers with their uncertainty."""
+"""Numbers with their uncertainty, and the running mean that makes a noisy curve readable."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 _RESAMPLES_AT_A_TIME = 100  # bounds the index matrix: 100 x 5,000 problems are 4 MB
+
+
+def score_interval(scores_P: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of a mean of scores in [0, 1]: bootstrap, or Wilson's where all scores are equal.
+
+    Equal scores (all right, all wrong) have no spread to draw from: the bootstrap would be a point, as if
+    more problems could not change it. (nan, nan) for none.
+    """
+    scores_P = np.asarray(scores_P, dtype=np.float64)
+    if len(scores_P) and (scores_P == scores_P[0]).all():
+        return wilson_interval(float(scores_P[0]), len(scores_P))
+    return bootstrap_interval(scores_P, seed=seed)
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share of `count` trials (Wilson 1927): a point for no share.
+
+    For scores that need not be 0 or 1 it is on the safe side: of all values in [0, 1] with one mean
+    those vary most.
+    """
+    assert 0 <= share <= 1 and count > 0
+    z = NormalDist().inv_cdf(0.975)
+    shrink = 1 + z * z / count
+    middle = (share + z * z / (2 * count)) / shrink
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / shrink
+    # The share lies inside; rounding must not push it out.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def bootstrap_interval(
@@ -17,7 +45,7 @@ def bootstrap_interval(
     """Percentile bootstrap interval of the mean over problems; (nan, nan) for none.
 
     `scores_P` holds one number per problem (with k samples: their mean), because the samples of a problem
-    are not independent. When all scores are equal the interval is a point: it knows no other value.
+    are not independent. Equal scores give a point: see `score_interval`.
     """
     assert 0 < confidence < 1 and num_resamples > 0
     scores_P = np.asarray(scores_P, dtype=np.float64)
@@ -40,6 +68,18 @@ def random_derangement(size: int, rng: np.random.Generator) -> np.ndarray:
         other = int(rng.integers(last))  # strictly below `last`: that makes it one cycle
         order[[last, other]] = order[[other, last]]
     return order
+
+
+def running_mean(y: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean over `window` (odd) neighbours; fewer at the two ends, so nothing is invented there.
+
+    What is not finite stays as it is and spreads nowhere.
+    """
+    kernel = np.ones(window)
+    finite = np.isfinite(y)
+    total = np.convolve(np.where(finite, y, 0.0), kernel, mode="same")
+    count = np.convolve(finite.astype(np.float64), kernel, mode="same")
+    return np.where(finite, total / np.maximum(count, 1.0), y)
 
 
 # -- Student's t ---------------------------------------------------------------------------------

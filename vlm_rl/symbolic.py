@@ -25,7 +25,7 @@ Outcome = tuple[
     Literal["ok", "timeout", "error"], Any
 ]  # ("ok", verdict or decimal text) | ("timeout" | "error", sentence)
 
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TMPDIR")
+_KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH")  # where the interpreter finds its libraries; nothing else
 _START_SECONDS = 300.0
 _BATCH = 64  # jobs sent at a time: what a dying server can lose
 

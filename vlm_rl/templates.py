@@ -3,9 +3,9 @@ r"""What a response must look like: one `Template` per way of asking for reasoni
 A template owns the system prompt, the prefill, the format rule and the answer region. The text that
 is judged always starts with the prefill: the caller puts it back in front of the sampled text.
 
-The answer region is the only place where an answer counts. Where the template has a reasoning block
-the region starts after the last `</think>`; a block that is still open has no region; without any
-block the whole response is the region (its format is wrong all the same). Model text is hostile
+The answer region is the only place where an answer counts. It starts after the last `</think>`, and is
+what `<answer>` encloses where the template asks for it; a block that is still open has no region; without
+any block the whole response is the region (its format is wrong all the same). Model text is hostile
 input: everything here is linear in its length and nothing is executed. This module knows no torch.
 """
 
@@ -29,7 +29,7 @@ class Template:
     system: str  # the system prompt; "" leaves the chat template's own in place
     prefill: str = ""  # written into the prompt after the chat template's generation prompt
     has_reasoning: bool = True  # a <think> block comes first
-    has_answer: bool = False  # the box stands inside <answer> </answer>
+    has_answer: bool | None = False  # the box stands inside <answer> </answer>; None: where there is one
 
     def wrap(self, reasoning: str, answer: str) -> str:
         r"""A perfect response, prefill included: `answer` is the text inside \boxed{}.
@@ -45,11 +45,14 @@ class Template:
         return f"{THINK}{reasoning}{END_THINK}{box}" if self.has_reasoning else f"{reasoning}\n{box}"
 
     def is_well_formed(self, response: str) -> bool:
-        """The format rule; outer whitespace is ignored. Always False without a reasoning block."""
+        """The format rule: one reasoning block, then one box, in the answer block if there is to be one.
+
+        Nothing but white space stands outside the blocks. Always False without a reasoning block.
+        """
         text = response.strip()
         if not self.has_reasoning or not text.startswith(THINK):
             return False
-        if any(text.count(tag) != (self.has_answer or tag in (THINK, END_THINK)) for tag in _TAGS):
+        if any(text.count(tag) != (bool(self.has_answer) or tag in (THINK, END_THINK)) for tag in _TAGS):
             return False
         reasoning, _, rest = text.removeprefix(THINK).partition(END_THINK)
         rest = rest.strip()
@@ -58,20 +61,24 @@ class Template:
                 return False
             rest = rest.removeprefix(ANSWER).removesuffix(END_ANSWER)
         found = boxes(rest)
-        return bool(reasoning.strip()) and found is not None and any(box.strip() for box in found)
+        return bool(reasoning.strip()) and found is not None and len(found) == 1 and bool(found[0].strip())
 
     def answer_region(self, response: str) -> str | None:
         """The part of the response in which the answer is looked for, or None if there is none."""
-        if not self.has_reasoning or (THINK not in response and END_THINK not in response):
-            return response
-        _, closed, tail = response.rpartition(END_THINK)
-        if not closed or THINK in tail:
-            return None
-        if not self.has_answer:
+        has_block = THINK in response or END_THINK in response
+        tail = response
+        if has_block:
+            _, closed, tail = response.rpartition(END_THINK)
+            if not closed or THINK in tail:
+                return None
+        is_tagged = ANSWER in tail or END_ANSWER in tail
+        if self.has_answer is False or (not is_tagged and not (self.has_answer and has_block)):
             return tail
         # From the first opening to the last closing tag: answers in several blocks must all agree.
         _, opened, inside = tail.partition(ANSWER)
-        inside, closed, _ = inside.rpartition(END_ANSWER)
+        inside, closed, rest = inside.rpartition(END_ANSWER)
+        if self.has_answer is None and not closed:
+            return rest if opened else tail
         return inside if opened and closed else None
 
     def reasoning(self, response: str) -> str | None:
@@ -126,6 +133,7 @@ TEMPLATES: dict[str, Template] = {
             name="plain",
             system="Solve the problem step by step and put the final answer in \\boxed{}.",
             has_reasoning=False,
+            has_answer=None,
         ),
     )
 }

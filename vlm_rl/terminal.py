@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -58,6 +60,16 @@ def make_console() -> Console:
     return Console(quiet=not is_main(), highlight=False, markup=False, width=width)
 
 
+def resume_command(out: str | Path) -> str:
+    """What to type to go on with the run in this folder, on as many ranks as this process is one of."""
+    ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    start = "vlm-rl"
+    if ranks != "1":
+        nodes = f"--nproc-per-node {here}" if here == ranks else "..."  # with several nodes, as it was started
+        start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl.cli"
+    return f"{start} train {shlex.quote(str(out))} --resume"
+
+
 class StepLine:
     """One line per training step, live while the step runs.
 
@@ -72,7 +84,7 @@ class StepLine:
         self._status: Status | None = None
         self._last_step = start
         self._last_time = time.monotonic()
-        self._pace: list[float] = []  # seconds of the last steps
+        self._pace: list[float] = []  # seconds of each step since the start, saves and evaluations included
 
     def __enter__(self) -> StepLine:
         self._last_time = time.monotonic()
@@ -102,9 +114,11 @@ class StepLine:
         self._stop()
         now = time.monotonic()
         seconds = metrics.get("step_time", now - self._last_time)
-        self._pace = [*self._pace[-19:], (now - self._last_time) / max(1, step - self._last_step)]
+        self._pace.append((now - self._last_time) / max(1, step - self._last_step))
         self._last_time, self._last_step = now, step
-        left = (self._total - step) * sum(self._pace) / len(self._pace)
+        # The time to the first line holds costs that do not come again: caches, a first evaluation.
+        pace = self._pace[1:][-20:] or [seconds]
+        left = (self._total - step) * sum(pace) / len(pace)
         line = Text(f"step {step:>{len(str(self._total))}}/{self._total}", style="bold")
         for label, name, write in _NUMBERS:
             line.append(f"  {label} ", style="dim not bold")

@@ -9,6 +9,7 @@ and any rank may train on any group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -85,17 +86,27 @@ def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
         problems = draw_problems(s, wanted - len(kept), timings)
         graded = sample_and_grade(s, problems, timings)
         for problem, (rollouts, rewards) in zip(problems, graded, strict=True):
-            correct = [reward.grade.correct for reward in rewards]
+            correct = judged(rewards)
             verdicts += correct
-            if s.algorithm.dynamic_sampling and len(set(correct)) == 1:
-                s.ledger.skipped["all_right" if correct[0] else "all_wrong"] += 1
+            if s.algorithm.dynamic_sampling and len(set(correct)) <= 1:
+                s.ledger.skipped["all_right" if any(correct) else "all_wrong"] += 1
             else:
                 kept.append(Group(problem, rollouts, rewards, np.zeros(len(rollouts))))
         if len(kept) == wanted:
             break
     s.ledger.trained += len(kept)
     s.ledger.check()
-    return with_advantages(s, kept), float(np.mean(verdicts))
+    return with_advantages(s, kept), pass_rate(verdicts)
+
+
+def judged(rewards: Sequence[Reward]) -> list[bool]:
+    """Right or wrong, of each response that is not dropped."""
+    return [reward.grade.correct for reward in rewards if not reward.dropped]
+
+
+def pass_rate(verdicts: Sequence[bool]) -> float:
+    """The share of True; 0 where there is no verdict."""
+    return float(np.mean(verdicts)) if verdicts else 0.0
 
 
 def draw_problems(s: Session, count: int, timings: Timings) -> list[Problem]:
@@ -134,10 +145,10 @@ def with_advantages(s: Session, groups: Sequence[Group]) -> list[Group]:
     s.difficulty = {}
     if not groups:
         return []
-    rewards_PG = np.array([[reward.total for reward in group.rewards] for group in groups])
+    rewards_PG = np.array([[math.nan if r.dropped else r.total for r in group.rewards] for group in groups])
     advantages_PG = compute_advantages(s.algorithm.advantage, rewards_PG, ddof=s.config.algorithm.std_ddof)
     if s.config.algorithm.hadw.enabled:
-        pass_rates_P = [float(np.mean([reward.grade.correct for reward in group.rewards])) for group in groups]
+        pass_rates_P = [pass_rate(judged(group.rewards)) for group in groups]
         phi_PG = difficulty_weights(advantages_PG, pass_rates_P, s.belief, scale=s.config.algorithm.hadw.scale)
         if s.belief.ability is not None:
             s.difficulty = difficulty_metrics(phi_PG, advantages_PG, pass_rates_P, s.belief.ability)
@@ -154,9 +165,11 @@ def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
     """The weight [P, G] of every token of each response of one mini-batch.
 
     With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response counts as one of no
-    tokens: it is in N and in its group's baseline, and weighs nothing.
+    tokens: it is in N and in its group's baseline, and weighs nothing. So does a dropped response, which is
+    in no baseline either.
     """
     lengths_PG = np.stack([group.lengths_G for group in groups])
+    lengths_PG = np.where([[reward.dropped for reward in group.rewards] for group in groups], 0, lengths_PG)
     if s.config.algorithm.mask_truncated:
         lengths_PG = np.where(
             [[r.stop_reason == "length" for r in group.rollouts] for group in groups], 0, lengths_PG

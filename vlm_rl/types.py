@@ -14,7 +14,7 @@ Rewards and advantages are float64, log-probs float32, ids int64 inside torch an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +38,16 @@ class Problem:
 
     id: str  # unique in its set
     question: str  # holds one IMAGE_MARKER per image, in order
-    images: tuple[bytes, ...]  # encoded PNG, JPEG or WEBP
+    images: Sequence[bytes]  # encoded PNG, JPEG or WEBP; those of a prepared set are read from disk at each use
     answer: str  # the gold, without \boxed{}
     answer_type: AnswerType
     choices: tuple[str, ...] = ()  # the texts of options A, B, C, ...
     source: str = ""
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
-    meta: Mapping[str, Any] = field(default_factory=dict)  # JSON; known keys: test_only, precision, tolerance, unit
+    meta: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # JSON; known: test_only, precision, tolerance, unit, alternatives
 
     @property
     def test_only(self) -> bool:
@@ -83,8 +85,9 @@ class Rollout:
 class Reward:
     """The reward of one response, in parts."""
 
-    parts: Mapping[str, float]  # accuracy, format, overlong
+    parts: Mapping[str, float]  # accuracy, format, overlong, and what else the configuration turns on
     grade: Grade
+    dropped: bool = False  # not judged, and left out of its group: no advantage, no part in the others' baseline
 
     @property
     def total(self) -> float:

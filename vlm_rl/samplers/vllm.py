@@ -116,7 +116,7 @@ class VllmSampler:
             settings["limit_mm_per_prompt"] = {"video": 0}
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings["distributed_executor_backend"] = "external_launcher"
-        with _global_random_state_kept():
+        with _global_random_state_kept(), _memory_left_alone():
             self._llm = self._vllm.LLM(**{**settings, **(options or {})})
         # Its finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
@@ -274,6 +274,17 @@ def _unpack(module: Any) -> Tensor:
     width = module.input_size if hasattr(module, "input_size") else module.embedding_dim
     identity = torch.eye(width, dtype=module.weight.dtype)
     return module.cpu_linear(identity, module.weight, None).t()
+
+
+@contextmanager
+def _memory_left_alone() -> Iterator[None]:
+    """Its CPU worker binds all memory of its process to one NUMA node and warns of it: the learner's, here."""
+    operators: Any = torch.ops._C
+    operators.init_cpu_memory_env = lambda nodes: None
+    try:
+        yield
+    finally:
+        del operators.init_cpu_memory_env  # found anew at its next use
 
 
 @contextmanager

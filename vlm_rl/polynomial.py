@@ -1,0 +1,231 @@
+r"""Exact closed forms out of LaTeX: quotients of polynomials in letters, \pi and square roots of rationals.
+
+Two such expressions are equal exactly if their cross products are: \sqrt{p} is reduced by its square, and
+what is left is an integral domain, so `1/\sqrt{3}` and `\sqrt{3}/3`, `(x-1)(x+1)` and `x^2-1` need no
+symbolic library. `parse_closed_form` returns None for anything else, hostile text included: every
+intermediate result is bounded in terms, exponents and digits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from vlm_rl.rational import NUMBER, NotReadableError, Parser, TooLargeError, binomial, deeper, factorial, tokens
+
+MAX_TERMS = 60
+MAX_EXPONENT = 100
+MAX_RADICAND = 10**8
+MAX_LENGTH = 1_000
+MAX_COEFFICIENT_BITS = 4_000
+
+_TOKEN = re.compile(
+    rf" *(?:(?P<number>{NUMBER})|(?P<word>\\(?:frac|binom|cdot|times|div|sqrt|pi)(?![A-Za-z]))"
+    r"|(?P<symbol>(?:\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|rho|sigma|tau)(?![A-Za-z])|[A-Za-z])"
+    r"(?:_\{[A-Za-z0-9]{1,4}\})?)|(?P<sign>[-+*/^!(){}]))"
+)
+_CALL = re.compile(r"[fghFGPT] ?\(")  # a function's name in front of its argument
+_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}|(?<![A-Za-z\\])(?:ln|lg|or|if|is|no|to|in|of|at)(?![A-Za-z])")
+
+Monomial = tuple[tuple[str, int], ...]  # (symbol, exponent), sorted; the symbol of the root of a prime is its digits
+Polynomial = Mapping[Monomial, Fraction]
+_ONE: Polynomial = {(): Fraction(1)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosedForm:
+    """numerator / denominator, neither of them reduced."""
+
+    above: Polynomial
+    below: Polynomial = field(default_factory=lambda: _ONE)
+
+    def __add__(self, other: Any) -> ClosedForm:
+        other = _lift(other)
+        if self.below == other.below:
+            return ClosedForm(_sum(self.above, other.above), self.below)
+        return ClosedForm(
+            _sum(_product(self.above, other.below), _product(other.above, self.below)),
+            _product(self.below, other.below),
+        )
+
+    def __mul__(self, other: Any) -> ClosedForm:
+        other = _lift(other)
+        return ClosedForm(_product(self.above, other.above), _product(self.below, other.below))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: Any) -> ClosedForm:
+        other = _lift(other)
+        if not other.above:
+            raise ZeroDivisionError
+        return self * ClosedForm(other.below, other.above)
+
+    def equals(self, other: ClosedForm) -> bool:
+        return _product(self.above, other.below) == _product(other.above, self.below)
+
+    def proportional(self, other: ClosedForm) -> bool:
+        """Whether one is a rational multiple, not 0, of the other: `2x-y+3` and `y-2x-3`."""
+        left, right = _product(self.above, other.below), _product(other.above, self.below)
+        if left.keys() != right.keys() or not left:
+            return False
+        return len({left[monomial] / right[monomial] for monomial in left}) == 1
+
+    @property
+    def symbols(self) -> set[str]:
+        """The letters in it; not \\pi, not the roots."""
+        return {
+            name for side in (self.above, self.below) for monomial in side for name, _ in monomial
+        } - {"\\pi"}  # fmt: skip
+
+    def rational(self) -> Fraction | None:
+        if self.above.keys() <= {()} and self.below.keys() == {()}:
+            return self.above.get((), Fraction(0)) / self.below[()]
+        return None
+
+
+def parse_closed_form(text: str) -> ClosedForm | None:
+    """The exact value of `clean` text, or None if it is not such an expression or grows too large."""
+    if len(text) > MAX_LENGTH or _LETTERS.search(text) or _CALL.search(text):
+        return None
+    try:
+        return _Parser(tokens(text, _TOKEN)).whole()
+    except (NotReadableError, TooLargeError, ZeroDivisionError):
+        return None
+
+
+class _Parser(Parser):
+    def starts_factor(self, token: str) -> bool:
+        return super().starts_factor(token) or token in ("\\sqrt", "\\pi") or _is_symbol(token)
+
+    def bounded(self, value: Any) -> Any:
+        return value  # sums and products check themselves
+
+    def power(self, depth: int) -> Any:
+        value = self.primary(depth)
+        if self.next == "!":
+            self.take()
+            value = factorial(_rational(value))
+        if self.next == "^":
+            self.take()
+            exponent = self.group(depth) if self.next in ("{", "(") else self.signed(deeper(depth))
+            value = _power(_lift(value), _rational(exponent))
+        return value
+
+    def primary(self, depth: int) -> Any:
+        token = self.next
+        if token == "\\sqrt":
+            self.take()
+            return _root(_rational(self.argument(depth)))
+        if token is not None and (token == "\\pi" or _is_symbol(token)):
+            return ClosedForm({((self.take(), 1),): Fraction(1)})
+        if token == "\\binom":
+            self.take()
+            return _lift(binomial(_rational(self.argument(depth)), _rational(self.argument(depth))))
+        return _lift(super().primary(depth))
+
+
+def _is_symbol(token: str) -> bool:
+    return token[0].isalpha() or (token[0] == "\\" and token not in ("\\frac", "\\binom", "\\sqrt", "\\pi"))
+
+
+def _lift(value: Any) -> ClosedForm:
+    if isinstance(value, ClosedForm):
+        return value
+    return ClosedForm({(): Fraction(value)} if value else {})
+
+
+def _rational(value: Any) -> Fraction:
+    number = value.rational() if isinstance(value, ClosedForm) else value
+    if number is None:
+        raise NotReadableError
+    return number
+
+
+def _sum(left: Polynomial, right: Polynomial) -> Polynomial:
+    total = dict(left)
+    for monomial, coefficient in right.items():
+        total[monomial] = total.get(monomial, Fraction(0)) + coefficient
+    return _checked(total)
+
+
+def _product(left: Polynomial, right: Polynomial) -> Polynomial:
+    if left is _ONE or right is _ONE:
+        return right if left is _ONE else left
+    if len(left) * len(right) > 10 * MAX_TERMS:
+        raise TooLargeError("a product of too many terms")
+    total: dict[Monomial, Fraction] = {}
+    for first, a in left.items():
+        for second, b in right.items():
+            monomial, factor = _merge(first, second)
+            total[monomial] = total.get(monomial, Fraction(0)) + a * b * factor
+    return _checked(total)
+
+
+def _merge(first: Monomial, second: Monomial) -> tuple[Monomial, int]:
+    """The product of two monomials; the square of a root is its prime, taken out as a factor."""
+    exponents = dict(first)
+    factor = 1
+    for name, exponent in second:
+        exponent += exponents.pop(name, 0)
+        if name.isdigit():
+            factor *= int(name) ** (exponent // 2)
+            exponent %= 2
+        if exponent > MAX_EXPONENT:
+            raise TooLargeError(f"an exponent above {MAX_EXPONENT}")
+        if exponent:
+            exponents[name] = exponent
+    return tuple(sorted(exponents.items())), factor
+
+
+def _checked(terms: dict[Monomial, Fraction]) -> Polynomial:
+    terms = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
+    if len(terms) > MAX_TERMS:
+        raise TooLargeError(f"more than {MAX_TERMS} terms")
+    for value in terms.values():
+        if value.numerator.bit_length() + value.denominator.bit_length() > MAX_COEFFICIENT_BITS:
+            raise TooLargeError(f"a coefficient of more than {MAX_COEFFICIENT_BITS} bits")
+    return terms
+
+
+def _power(base: ClosedForm, exponent: Fraction) -> ClosedForm:
+    if exponent.denominator == 2:
+        return _power(_root(_rational(base)), Fraction(exponent.numerator))
+    if exponent.denominator != 1:
+        raise NotReadableError
+    if abs(exponent) > MAX_EXPONENT:
+        raise TooLargeError(f"an exponent above {MAX_EXPONENT}")
+    if exponent <= 0 and not base.above:
+        raise NotReadableError
+    if exponent < 0:
+        base = ClosedForm(base.below, base.above)
+    value = ClosedForm(_ONE)
+    for _ in range(abs(int(exponent))):
+        value = value * base
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _root(number: Fraction) -> ClosedForm:
+    r"""\sqrt{a/b} = \sqrt{ab} / b, with every prime of ab under a root of its own."""
+    radicand = number.numerator * number.denominator
+    if radicand < 0 or radicand > MAX_RADICAND:
+        raise NotReadableError
+    outside, primes = Fraction(1, number.denominator), []
+    divisor = 2
+    while divisor * divisor <= radicand:
+        while radicand % (divisor * divisor) == 0:
+            radicand //= divisor * divisor
+            outside *= divisor
+        if radicand % divisor == 0:
+            radicand //= divisor
+            primes.append(divisor)
+        divisor += 1
+    if radicand == 0:
+        return ClosedForm({})
+    if radicand > 1:
+        primes.append(radicand)
+    return ClosedForm({tuple((name, 1) for name in sorted(map(str, primes))): outside})
