@@ -364,7 +364,7 @@ def test_load_dataset_opens_it_with_pictures(tmp_path) -> None:
 def test_row_groups_are_small_and_pictures_not_compressed_again(tmp_path) -> None:
     prepare("virl39k", many(tmp_path / "virl", 70), tmp_path / "out")
     layout = pq.ParquetFile(tmp_path / "out/data.parquet").metadata
-    assert [layout.row_group(i).num_rows for i in range(layout.num_row_groups)] == [32, 32, 6]
+    assert [layout.row_group(i).num_rows for i in range(layout.num_row_groups)] == [16, 16, 16, 16, 6]
     columns = {layout.row_group(0).column(i).path_in_schema: layout.row_group(0).column(i).compression
                for i in range(layout.num_columns)}  # fmt: skip
     assert columns["images.list.element.bytes"] == "UNCOMPRESSED" and columns["question"] == "ZSTD"
