@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
             {"advantages", "difficulty", "losses"},
             {"algorithms", "rewards", "packing", "attention", "policy", "data", "runs", "diagnostics"},
             {"samplers", "learner", "trackers"},
-            {"evaluate"},
+            {"evaluate", "scoring"},
             {"study"},
             {
                 "curves",
@@ -44,7 +44,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "warm_start",
             },
             {"session", "train"},
-            {"quickstart", "dry_run", "evaluate_command", "compare"},
+            {"quickstart", "dry_run", "evaluate_command", "score_command", "compare"},
             {"cli"},
         ),
     )

@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare | train | eval | grade | compare | report | demo | quickstart.
+"""The command line: vlm-rl prepare | train | eval | score | grade | compare | report | demo | quickstart.
 
 A UserError is printed as its message and exits with 2; anything else is our fault and keeps its
 traceback. Heavy imports happen inside the subcommands.
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_prepare,
         _add_train,
         _add_eval,
+        _add_score,
         _add_grade,
         _add_compare,
         _add_report,
@@ -143,6 +144,25 @@ def _eval(options: argparse.Namespace) -> None:
     from vlm_rl.evaluate_command import evaluate_sets
 
     evaluate_sets(options)
+
+
+def _add_score(commands: Commands) -> None:
+    score = commands.add_parser("score", help="grade saved responses by a benchmark's own rules, or strictly")
+    score.add_argument("--benchmark", required=True, help="mathvista, mathvision, ...; docs/evaluation.md lists them")
+    score.add_argument("--annotations", type=Path, nargs="+", help="the authors' file (DynaMath: one per trial)")
+    score.add_argument(
+        "--responses", type=Path, nargs="+", required=True, help="JSON, JSON Lines, CSV or our Parquet"
+    )
+    score.add_argument("--mode", choices=["strict", "official"], default="strict")
+    score.add_argument("--template", default="think_box", help="where the strict rule looks for the answer")
+    score.add_argument("--json", type=Path, help="write the scores, and every row behind them, to this file")
+    score.set_defaults(command=_score)
+
+
+def _score(options: argparse.Namespace) -> None:
+    from vlm_rl.score_command import score_files
+
+    score_files(options)
 
 
 def _add_grade(commands: Commands) -> None:
