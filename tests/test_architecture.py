@@ -17,9 +17,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"errors", "verdicts", "rational", "statistics"},
+            {"errors", "verdicts", "rational", "statistics", "pairs"},
             {"types", "config"},
-            {"templates", "mathtext", "images", "tiny", "ranks", "checkpoint", "model_folder"},
+            {"templates", "mathtext", "images", "tiny", "ranks", "journal", "checkpoint", "model_folder"},
             {"prompts", "answers", "equality", "choices", "symbolic", "symbolic_worker"},
             {"advantages", "difficulty", "losses"},
             {"algorithms", "rewards", "packing", "attention", "policy", "data", "runs", "diagnostics"},
@@ -44,7 +44,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "warm_start",
             },
             {"session", "train"},
-            {"quickstart", "dry_run", "evaluate_command", "score_command", "compare"},
+            {"quickstart", "dry_run", "evaluate_command", "score_command", "eval_compare", "compare"},
             {"cli"},
         ),
     )
