@@ -44,7 +44,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "warm_start",
             },
             {"session", "train"},
-            {"quickstart", "dry_run", "evaluate_command", "score_command", "eval_compare", "compare"},
+            {"quickstart", "dry_run", "evaluate_command", "score_command", "eval_compare", "eval_export", "compare"},
             {"cli"},
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from itertools import product
@@ -100,3 +101,34 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch, capsys, ar
     Path("folder").mkdir()
     assert main(["eval", "compare", *arguments]) == 2
     assert arguments[-1] in (message := capsys.readouterr().err) or "two results" in message
+
+
+def test_records_leave_in_the_formats_of_other_tools(tmp_path: Path) -> None:
+    rows = [
+        {
+            "problem_id": "p0",
+            "sample_index": k,
+            "question": 'a\tb\n"c"',
+            "gold": "4",
+            "response": text,
+            "extracted": "4" if k else None,
+            "verdict": "correct" if k else "no_answer",
+            "category": "c",
+        }
+        for k, text in enumerate(["first\nline", "4"])
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
+    base = ["eval", "export", str(tmp_path / "r.parquet")]
+    assert main([*base, "--to", "vlmevalkit", "--out", str(tmp_path / "k.tsv")]) == 0
+    with (tmp_path / "k.tsv").open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file, delimiter="\t"))
+    assert [(r["index"], r["question"], r["answer"], r["prediction"], r["sample"]) for r in read] == [
+        ("p0", 'a\tb\n"c"', "4", "first\nline", "0"),
+        ("p0", 'a\tb\n"c"', "4", "4", "1"),
+    ]
+    assert main([*base, "--to", "lmms-eval", "--out", str(tmp_path / "l.jsonl")]) == 0
+    (line,) = (tmp_path / "l.jsonl").read_text(encoding="utf-8").splitlines()
+    tree = json.loads(line)
+    assert (tree["resps"], tree["filtered_resps"], tree["acc"]) == ([["first\nline", "4"]], ["", "4"], 0.5)
+    assert (tree["doc_id"], tree["target"], tree["doc"]["id"]) == (0, "4", "p0")
+    assert main(["eval", "export", "gone.parquet", "--to", "lmms-eval", "--out", "x"]) == 2

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from vlm_rl.errors import UserError
 
-EVAL_ACTIONS = ("compare",)
+EVAL_ACTIONS = ("compare", "export")
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_train,
         _add_eval,
         _add_eval_compare,
+        _add_eval_export,
         _add_score,
         _add_grade,
         _add_compare,
@@ -129,7 +130,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _add_eval(commands: Commands) -> None:
     evaluate = commands.add_parser(
-        "eval", help="measure a checkpoint on prepared sets; eval compare A B: what changed"
+        "eval", help="measure a checkpoint on prepared sets; also: eval compare A B, eval export"
     )
     evaluate.add_argument("--model", type=Path, required=True, help="a Hugging Face folder, e.g. a checkpoint")
     evaluate.add_argument("--data", type=Path, nargs="+", required=True, help="prepared sets")
@@ -165,6 +166,22 @@ def _eval_compare(options: argparse.Namespace) -> None:
     from vlm_rl.eval_compare import compare_evaluations
 
     compare_evaluations(options)
+
+
+def _add_eval_export(commands: Commands) -> None:
+    export = commands.add_parser("eval-export", prog="vlm-rl eval export")
+    export.add_argument(
+        "records", type=Path, help="a Parquet file of vlm-rl eval: RESULTS/eval/SET/step-000000.parquet"
+    )
+    export.add_argument("--to", choices=["vlmevalkit", "lmms-eval"], required=True)
+    export.add_argument("--out", type=Path, required=True, help="a new .tsv (VLMEvalKit) or .jsonl (lmms-eval)")
+    export.set_defaults(command=_eval_export)
+
+
+def _eval_export(options: argparse.Namespace) -> None:
+    from vlm_rl.eval_export import export_records
+
+    export_records(options)
 
 
 def _add_score(commands: Commands) -> None:

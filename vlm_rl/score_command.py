@@ -92,12 +92,12 @@ def describe(summary: dict[str, Any]) -> str:
     if summary["mode"] == "official":
         lines.append(
             f"  free points {summary['free_points']}; {len(summary['may_differ'])} rows on which the authors' code "
-            f"may differ: {_few(summary['may_differ'])}"
+            f"may differ{_few(summary['may_differ'])}"
         )
     if "published_accuracy" in summary:
         lines.append(
             f"  by the file's own verdicts {summary['published_accuracy']:.2%}; judged otherwise here: "
-            f"{len(summary['judged_otherwise'])} {_few(summary['judged_otherwise'])}"
+            f"{len(summary['judged_otherwise'])}{_few(summary['judged_otherwise'])}"
         )
     for facet, table in summary["by"].items():
         if 1 < len(table) <= 40:
@@ -117,7 +117,9 @@ def _cell(value: Any) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    if not names:
+        return ""
+    return ": " + ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def _benchmark(name: str) -> Benchmark:

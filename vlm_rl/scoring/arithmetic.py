@@ -40,9 +40,17 @@ def value_of(text: str) -> Value | None:
         value = parser.sum()
         if parser.peek() is not None:
             return None
-        return value if isinstance(value, Fraction) or math.isfinite(value) else None
+        return value if _is_usable(value) else None
     except (_NoValueError, ArithmeticError, ValueError):
         return None
+
+
+def _is_usable(value: Value) -> bool:
+    """Finite, and small enough to be written and rounded. Raises OverflowError for a quotient that is not."""
+    if isinstance(value, Fraction):
+        bits = max(value.numerator.bit_length(), value.denominator.bit_length())
+        return bits <= 2 * _MAX_BITS and (value.denominator == 1 or math.isfinite(float(value)))
+    return math.isfinite(value)
 
 
 class _Parser:
