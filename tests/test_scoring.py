@@ -96,7 +96,7 @@ def test_values_are_those_of_fractions(top: int, bottom: int, other: int, sign: 
 
 @pytest.mark.parametrize(
     ("response", "found"),
-    [  # responses of InternLM-XComposer2-VL and Qwen-VL-Plus with the authors' own extraction (MIT)
+    [  # responses of InternLM-XComposer2-VL, Qwen-VL-Plus and Gemini-Pro with the authors' own extraction (MIT)
         (r"The answer is \boxed{D}.", "d"),
         (r"There are two different digits in this picture: 0 and 5. The answer is \boxed{2}.", "2"),
         ("3.", "3"),
@@ -113,6 +113,13 @@ def test_values_are_those_of_fractions(top: int, bottom: int, other: int, sign: 
         ("Square D", "squared"),
         ("1 Euro", "1euro"),
         ("we make 5 - 1 = 4 cuts.\nThe answer is: 4", "4"),
+        (r"\(\boxed{D.}\)", "d"),  # the following are Gemini-Pro's
+        (r"\(\boxed{ \text{(A)} }\)", "a"),
+        (r"\boxed{None of the above choices.}", "noneoftheabovechoices"),
+        ("576.\n\nThe answer is (A) $6 \\times 6 \\times 6 \\times 6$.", r"a6\times6\times6\times6"),
+        (r"$$5 + 5 + \frac{14}{3} = \frac{44}{3}$$ \(\boxed{\frac{44}{3}}\)", r"\frac{44}{3}"),
+        (r"the diameter of each hole is \(\boxed{\sqrt{2}}\).", r"\sqrt{2}"),
+        (r"\(\boxed{b(\sqrt{2}+1)}\)", r"b(\sqrt{2}+1)"),
     ],
 )
 def test_mathvision_extracts_what_its_authors_did(response: str, found: str) -> None:
@@ -181,6 +188,7 @@ def vista(kind: str, gold: str, *choices: str, precision: float | None = None) -
         (vista("text", "two", "one", "two"), "(b) two", "two"),
         (vista("text", "two", "one", "two"), "tw", "two"),
         (vista("text", "no", "yes", "no"), "", "no"),  # nearest to nothing is the shortest
+        (vista("text", "97", "97", "102", "107", "122"), "92.5", "97"),  # as in the published output of Bard
         (vista("integer", "3"), "3.9", "3"),
         (vista("integer", "3"), "three", None),
         (vista("float", "1.2", precision=1.0), "1.249", "1.2"),  # a precision stored as a float
