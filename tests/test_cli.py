@@ -21,7 +21,7 @@ from vlm_rl.images import encode_png
 from vlm_rl.runs import RunDirectory
 from vlm_rl.types import Problem
 
-COMMANDS = ("prepare", "train", "eval", "grade", "compare", "report", "demo", "quickstart")
+COMMANDS = ("prepare", "train", "eval", "score", "grade", "compare", "report", "demo", "quickstart")
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 
 

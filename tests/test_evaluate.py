@@ -20,6 +20,7 @@ from vlm_rl.answers import GRADER_VERSION, Grader
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import evaluate, grade_groups, summarise, with_images
+from vlm_rl.journal import Journal
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.ranks import merge_shares
 from vlm_rl.runs import EVAL_SCHEMA, RunDirectory
@@ -258,6 +259,7 @@ def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_p
     assert keys == [(f"p{i}", k) for i in range(6) for k in range(3)]
     assert all(list(r) == EVAL_SCHEMA.names for r in found.records)
     assert found.records[0]["image_sha256"] == [hashlib.sha256(png(0)).hexdigest()]
+    assert found.records[0]["image_sizes"] == ["56x56"] and found.records[-1]["image_sizes"] == []
     assert found.records[0]["image"] == [png(0)] and found.records[-1]["image"] == []
     assert all(1 <= r["length"] <= 6 for r in found.records)
     numbers = summarise(found.records, seed=0)
@@ -290,6 +292,33 @@ def test_answers_do_not_depend_on_how_problems_are_batched(sampler, builder, gra
     assert len({r["response"] for r in at_once.records}) > 6  # sampled: not all alike
     greedy = run_evaluation(sampler, builder, grader, samples=1)
     assert greedy.records == run_evaluation(sampler, builder, grader, samples=1).records
+
+
+def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Grader, tmp_path: Path) -> None:
+    """Stopped behind its first batch, the second one cut in the middle of a line: as if never stopped."""
+    path, settings = tmp_path / "journal.jsonl", {"seed": 0}
+    whole = run_evaluation(sampler, builder, grader, samples=2)
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Journal.open(path, settings) as journal:
+        run_evaluation(sampler, builder, grader, samples=2, batch_size=4, advance=stop, journal=journal)
+    path.write_bytes(path.read_bytes() + b'[{"problem_id": "p4", "resp')
+    seen: list[int] = []
+    with Journal.open(path, settings) as journal:
+        assert sorted(journal.done) == ["p0", "p1", "p2", "p3"]
+        again = run_evaluation(
+            sampler, builder, grader, samples=2, batch_size=1, advance=seen.append, journal=journal
+        )
+    assert seen == [4, 1, 1]  # four known, two answered
+    assert again.records == whole.records and again.summary == whole.summary
+    with Journal.open(path, settings) as journal:
+        assert len(journal.done) == 6
+    with Journal.open(path, {"seed": 1}) as journal:
+        assert journal.done == {}  # other settings have other answers
+        journal.remove()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("how", ["blank", "shuffled"])

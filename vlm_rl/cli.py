@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare | train | eval | grade | compare | report | demo | quickstart.
+"""The command line: vlm-rl prepare | train | eval | score | grade | compare | report | demo | quickstart.
 
 A UserError is printed as its message and exits with 2; anything else is our fault and keeps its
 traceback. Heavy imports happen inside the subcommands.
@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from vlm_rl.errors import UserError
 
+EVAL_ACTIONS = ("compare", "export")
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -22,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["eval"] and words[1:2] and words[1] in EVAL_ACTIONS:  # eval's own subcommands
+        words[:2] = [f"eval-{words[1]}"]
+    options, rest = parser.parse_known_args(words)
     if rest and options.command is _train and all("=" in word and not word.startswith("-") for word in rest):
         options.overrides += rest  # key=value behind a flag, where argparse expects no more of them
     elif rest:
@@ -46,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_prepare,
         _add_train,
         _add_eval,
+        _add_eval_compare,
+        _add_eval_export,
+        _add_score,
         _add_grade,
         _add_compare,
         _add_report,
@@ -107,7 +114,9 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _add_eval(commands: Commands) -> None:
-    evaluate = commands.add_parser("eval", help="measure a checkpoint on prepared sets")
+    evaluate = commands.add_parser(
+        "eval", help="measure a checkpoint on prepared sets; also: eval compare A B, eval export"
+    )
     evaluate.add_argument("--model", type=Path, required=True, help="a Hugging Face folder, e.g. a checkpoint")
     evaluate.add_argument("--data", type=Path, nargs="+", required=True, help="prepared sets")
     evaluate.add_argument("--out", type=Path, required=True, help="folder for records and summaries")
@@ -128,6 +137,55 @@ def _eval(options: argparse.Namespace) -> None:
     from vlm_rl.evaluate_command import evaluate_sets
 
     evaluate_sets(options)
+
+
+def _add_eval_compare(commands: Commands) -> None:
+    compare = commands.add_parser("eval-compare", prog="vlm-rl eval compare")  # no help: listed under eval
+    compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
+    compare.add_argument("--json", type=Path, help="also write the comparison to this file")
+    compare.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    compare.set_defaults(command=_eval_compare)
+
+
+def _eval_compare(options: argparse.Namespace) -> None:
+    from vlm_rl.eval_compare import compare_evaluations
+
+    compare_evaluations(options)
+
+
+def _add_eval_export(commands: Commands) -> None:
+    export = commands.add_parser("eval-export", prog="vlm-rl eval export")
+    export.add_argument(
+        "records", type=Path, help="a Parquet file of vlm-rl eval: RESULTS/eval/SET/step-000000.parquet"
+    )
+    export.add_argument("--to", choices=["vlmevalkit", "lmms-eval"], required=True)
+    export.add_argument("--out", type=Path, required=True, help="a new .tsv (VLMEvalKit) or .jsonl (lmms-eval)")
+    export.set_defaults(command=_eval_export)
+
+
+def _eval_export(options: argparse.Namespace) -> None:
+    from vlm_rl.eval_export import export_records
+
+    export_records(options)
+
+
+def _add_score(commands: Commands) -> None:
+    score = commands.add_parser("score", help="grade saved responses by a benchmark's own rules, or strictly")
+    score.add_argument("--benchmark", required=True, help="mathvista, mathvision, ...; docs/evaluation.md lists them")
+    score.add_argument("--annotations", type=Path, nargs="+", help="the authors' file (DynaMath: one per trial)")
+    score.add_argument(
+        "--responses", type=Path, nargs="+", required=True, help="JSON, JSON Lines, CSV or our Parquet"
+    )
+    score.add_argument("--mode", choices=["strict", "official"], default="strict")
+    score.add_argument("--template", default="think_box", help="where the strict rule looks for the answer")
+    score.add_argument("--json", type=Path, help="write the scores, and every row behind them, to this file")
+    score.set_defaults(command=_score)
+
+
+def _score(options: argparse.Namespace) -> None:
+    from vlm_rl.score_command import score_files
+
+    score_files(options)
 
 
 def _add_grade(commands: Commands) -> None:

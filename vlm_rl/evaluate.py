@@ -22,6 +22,7 @@ from PIL import Image
 from vlm_rl.answers import GRADER_VERSION, Grader, task_of
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
+from vlm_rl.journal import Journal
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.ranks import gather_shares, share
 from vlm_rl.samplers.base import Sampler, SamplingParams
@@ -58,11 +59,13 @@ def evaluate(
     images: ImageMode = "real",
     batch_size: int = 64,
     advance: Callable[[int], object] | None = None,
+    journal: Journal | None = None,
 ) -> Evaluation:
     """Answer every problem `params.responses` times (the k of avg@k) and grade the answers.
 
     `images` other than real is a control: see `with_images`. `batch_size` prompts are in memory at a time;
-    `advance(n)` is called when n more of this rank's problems are done. Beside `summarise`'s numbers the summary
+    `advance(n)` is called when n more of this rank's problems are done; `journal` keeps finished problems, and those
+    that it already holds are not answered again. Beside `summarise`'s numbers the summary
     holds how they came about: mode, images, sampling, seed, step, template, sampler, policy and grader version.
     Raises UserError for problems that cannot be rendered or do not fit.
     """
@@ -70,15 +73,21 @@ def evaluate(
     if not shown:
         raise UserError(f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images")
     mine = share(shown)
-    answered: list[list[Record]] = []
-    for start in range(0, len(mine), batch_size):
-        batch = mine[start : start + batch_size]
+    answered = dict(journal.done) if journal is not None else {}
+    left = [problem for problem in mine if problem.id not in answered]
+    if advance is not None and len(left) < len(mine):
+        advance(len(mine) - len(left))
+    for start in range(0, len(left), batch_size):
+        batch = left[start : start + batch_size]
         prompts = [builder.build(problem) for problem in batch]
         groups = sampler.generate(prompts, params, seed=seed, step=step)
-        answered += grade_groups(batch, prompts, groups, grader=grader, template=builder.template)
+        graded = grade_groups(batch, prompts, groups, grader=grader, template=builder.template)
+        answered |= zip((problem.id for problem in batch), graded, strict=True)
+        if journal is not None:
+            journal.add(graded)
         if advance is not None:
             advance(len(batch))
-    records = [record for group in gather_shares(answered) for record in group]
+    records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
     _attach_images(records, shown, samples=params.responses)
     origin = {
         "mode": MODE,
@@ -227,6 +236,7 @@ def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) ->
         "image_sha256": _digests(problem),
         "image": None,
         "question": problem.question,
+        "image_sizes": [f"{image.width}x{image.height}" for image in prompt.images],
     }
 
 

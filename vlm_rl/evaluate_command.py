@@ -4,31 +4,36 @@
     vlm-rl report runs/x-eval
 
 The results folder has the layout of a run directory. One folder may take several checkpoints of a run,
-each under its step, and controls (--images blank) under a name of their own. Sets that the policy was
+each under its step, and controls (--images blank) under a name of their own. A stopped or killed evaluation goes on
+where it was when the same command is given again (vlm_rl.journal). Sets that the policy was
 trained on are refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vlm_rl.answers import Grader
+from vlm_rl.answers import GRADER_VERSION, Grader
 from vlm_rl.checkpoint import MANIFEST, read_manifest
 from vlm_rl.config import Config, parse_config
 from vlm_rl.data import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import Evaluation, evaluate, score_line
+from vlm_rl.journal import Journal
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.prompts import PromptBuilder
-from vlm_rl.ranks import barrier, init_ranks, rank, share
+from vlm_rl.ranks import barrier, init_ranks, rank, share, world_size
 from vlm_rl.runs import RunDirectory, check_benchmark_name
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
@@ -94,10 +99,17 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         )
         with closing(sampler):
             for one in sets:
-                evaluation = _answer(one, options, params, origin, builder=builder, sampler=sampler, grader=grader)
-                summary = {**evaluation.summary, "model": str(options.model), "set": str(one.path)}
-                if rank() == 0:
-                    results.write_eval(one.name, origin.step, evaluation.records, summary)
+                settings = _settings(one, options, params, origin, builder=builder, sampler=sampler)
+                journal_path = results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl"
+                with Journal.open(journal_path, settings) as journal:
+                    evaluation = _answer(
+                        one, options, params, origin, builder=builder, sampler=sampler, grader=grader, journal=journal
+                    )
+                    summary = {**evaluation.summary, **settings}
+                    if rank() == 0:
+                        results.write_eval(one.name, origin.step, evaluation.records, summary)
+                    barrier()  # nobody forgets what is not in the result yet
+                    journal.remove()
                 make_console().print(score_line(one.name, summary))
     barrier()
     make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
@@ -113,8 +125,9 @@ def _answer(
     builder: PromptBuilder,
     sampler: Sampler,
     grader: Grader,
+    journal: Journal,
 ) -> Evaluation:
-    """One set, with a progress bar."""
+    """One set, with a progress bar; what the journal holds is not answered again."""
     with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
         return evaluate(
             one.problems,
@@ -127,7 +140,60 @@ def _answer(
             images=options.images,
             batch_size=max(1, options.batch_size // params.responses),
             advance=advance,
+            journal=journal,
         )
+
+
+def _settings(
+    one: EvalSet,
+    options: argparse.Namespace,
+    params: SamplingParams,
+    origin: Origin,
+    *,
+    builder: PromptBuilder,
+    sampler: Sampler,
+) -> dict[str, Any]:
+    """Everything that makes the answers what they are, for the summary and for a resume."""
+    return {
+        "model": str(options.model),
+        "model_files": _digest(json.dumps(_file_stamps(options.model)).encode()),
+        "set": str(one.path),
+        "data_sha256": data_digest(one.problems),
+        "images": options.images,
+        "num_ranks": world_size(),
+        "sampling": asdict(params),
+        "seed": options.seed,
+        "step": origin.step,
+        "sampler": sampler.name,
+        "template": builder.template.name,
+        "template_system": builder.template.system,
+        "template_prefill": builder.template.prefill,
+        "min_pixels": builder.min_pixels,
+        "max_pixels": builder.max_pixels,
+        "max_prompt_tokens": options.max_prompt_tokens,
+        "grader_version": GRADER_VERSION,
+        "versions": {name: version(name) for name in ("vlm-rl", "torch", "transformers")},
+    }
+
+
+def data_digest(problems: Sequence[Problem]) -> str:
+    """A hash of what is asked and of the golds, images included, whatever the order of the rows."""
+    texts = [json.dumps([p.id, p.question, p.answer, p.answer_type, *p.choices]).encode() for p in problems]
+    rows = [_digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
+    return _digest(*(row.encode() for row in sorted(rows)))
+
+
+def _digest(*parts: bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of the model's files: enough to notice another model under the same name."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
 def read_origin(model: Path) -> Origin:
@@ -210,9 +276,14 @@ def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[Run
             results.stamp_contaminated(origin.contaminated)
         yield results
     except BaseException:
-        if rank() == 0 and is_new and not results.evals():
+        if rank() == 0 and is_new and not results.evals() and not _has_answers(options.out):
             shutil.rmtree(options.out)
         raise
+
+
+def _has_answers(out: Path) -> bool:
+    """Whether a journal there holds a problem behind its first line: the same command goes on from it."""
+    return any(path.read_bytes().count(b"\n") > 1 for path in (out / "eval").glob(".*.jsonl"))
 
 
 def _configuration(options: argparse.Namespace) -> Config:

@@ -79,6 +79,7 @@ EVAL_SCHEMA = pa.schema(
         ("image_sha256", pa.list_(pa.string())),
         ("image", pa.list_(pa.binary())),
         ("question", pa.string()),
+        ("image_sizes", pa.list_(pa.string())),
     ]
 )
 
@@ -140,6 +141,7 @@ class EvalRow:
     image_sha256: Sequence[str]
     image: Sequence[bytes] | None  # encoded images, None where the set is too large to keep them
     question: str
+    image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,138 @@
+"""`vlm-rl score`: grade saved responses from elsewhere, or our own, by a benchmark's rules.
+
+    vlm-rl score --benchmark mathvision --annotations test.jsonl --responses model.jsonl --mode official --json s.json
+
+docs/evaluation.md says per benchmark which layouts are read and what the two modes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.answers import Grader
+from vlm_rl.errors import UserError
+from vlm_rl.runs import write_atomically
+from vlm_rl.scoring.items import Answer, Question
+from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
+from vlm_rl.scoring.score import judge_all, row_record, summarise_rows
+from vlm_rl.scoring.tables import answers_in, read_rows, trial_of
+from vlm_rl.templates import TEMPLATES
+
+
+def score_files(options: argparse.Namespace) -> dict[str, Any]:
+    """Score the files, print the table, write the JSON. Raises UserError for what cannot be scored."""
+    benchmark = _benchmark(options.benchmark)
+    if options.template not in TEMPLATES:
+        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
+    annotations = options.annotations or (options.responses if benchmark.carries else None)
+    if annotations is None:
+        raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
+    questions = read_questions(benchmark, _files(annotations))
+    answers = read_answers(benchmark, _files(options.responses))
+    with Grader() as grader:
+        rows = judge_all(
+            benchmark,
+            questions,
+            answers,
+            mode=options.mode,
+            grader=grader,
+            template=TEMPLATES[options.template],
+        )
+    summary = summarise_rows(
+        benchmark, rows, mode=options.mode, num_questions=len(questions), template=options.template
+    )
+    summary |= {
+        "annotations": [path.name for path in _files(annotations)],
+        "responses": [path.name for path in _files(options.responses)],
+    }
+    if options.json:
+        tree = json.dumps(summary | {"rows": [row_record(row) for row in rows]}, ensure_ascii=False, indent=1)
+        write_atomically(options.json, lambda path: path.write_text(tree, encoding="utf-8"))
+    print(describe(summary))
+    return summary
+
+
+def read_questions(benchmark: Benchmark, paths: Sequence[Path]) -> list[Question]:
+    """The annotated questions; a row without a gold that is known to lack one is left out."""
+    found: dict[str, Question] = {}
+    for place, path in enumerate(paths, start=1):
+        for where, row in read_rows(path):
+            row = {"key": row.get("_key"), "pid": row.get("_key"), "trial": trial_of(path, place), **row}
+            question = benchmark.read(row, where)
+            if question is not None and question.id in found and found[question.id] != question:
+                raise UserError(f"{where}: a second, different question {question.id!r}")
+            if question is not None:
+                found[question.id] = question
+    return list(found.values())
+
+
+def read_answers(benchmark: Benchmark, paths: Sequence[Path]) -> list[Answer]:
+    found: list[Answer] = []
+    for place, path in enumerate(paths, start=1):
+        rows = [(where, {"trial": trial_of(path, place), **row}) for where, row in read_rows(path)]
+        found += answers_in(rows, ids=benchmark.ids, texts=benchmark.texts, prefix=f"{benchmark.name}-")
+    return found
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """The scores with what it takes to believe them, then one table per facet."""
+    truncated = "unknown" if summary["truncated_share"] is None else f"{summary['truncated_share']:.1%}"
+    lines = [
+        f"{summary['benchmark']}, {summary['mode']} mode (rule: {summary['rule']})",
+        *(f"  {name}: {_cell(value)}" for name, value in summary["scores"].items()),
+        f"  n {summary['n']} questions, {summary['num_responses']} responses (k {summary['k']}), "
+        f"{summary['missing']} annotated without a response",
+        f"  with a box {summary['box_share']:.1%}, empty {summary['empty_share']:.1%}, truncated {truncated}, "
+        f"no answer {summary['no_answer']}, timeouts {summary['timeouts']}, errors {summary['errors']}",
+    ]
+    if summary["mode"] == "official":
+        lines.append(
+            f"  free points {summary['free_points']}; {len(summary['may_differ'])} rows on which the authors' code "
+            f"may differ{_few(summary['may_differ'])}"
+        )
+    if "published_accuracy" in summary:
+        lines.append(
+            f"  by the file's own verdicts {summary['published_accuracy']:.2%}; judged otherwise here: "
+            f"{len(summary['judged_otherwise'])}{_few(summary['judged_otherwise'])}"
+        )
+    for facet, table in summary["by"].items():
+        if 1 < len(table) <= 40:
+            lines += [f"  by {facet}", *(f"    {value or '-'}: {_cell(cell)}" for value, cell in table.items())]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict) and "interval" in value:
+        if value["score"] is None:
+            return "nothing to score"
+        low, high = value["interval"]
+        return f"{100 * value['score']:.2f} [{100 * low:.1f}, {100 * high:.1f}] (n {value['n']})"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(part)}" for name, part in value.items())
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _few(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return ": " + ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _benchmark(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise UserError(f"--benchmark is {name!r}; known: {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name]
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are; a folder stands for the dataset.json of each of its trials."""
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(path.glob("trial*/*.json")) if path.is_dir() else [path]
+        if path.is_dir() and not found:
+            raise UserError(f"{path}: a folder without trial1/*.json; name the files")
+    return found

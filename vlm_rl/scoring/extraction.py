@@ -1,0 +1,37 @@
+"""What a judge model would be asked for, done by rules: an answer's letter, or its final value.
+
+Used where a benchmark's published rule needs such a model. The result is called emulated, because
+another extractor finds other answers in the same text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from vlm_rl.templates import boxes
+
+_TAIL = 2_000  # characters from the end in which a closing phrase is looked for
+_CLOSING = re.compile(
+    r"(?i)\b(?:final |correct |right )?(?:answer|option|choice)s?\b(?: is| are|:| =|\*\*:)+\s*([^\n]*)"
+)
+_LETTERS = re.compile(r"[(\[*]*([A-I])[)\]*.:]*(?:\s*(?:,|and|&)\s*[(\[*]*([A-I])[)\]*.:]*)*(?![A-Za-z'])")
+_ONE_LETTER = re.compile(r"(?<![A-Za-z])([A-I])(?![A-Za-z'])")
+
+
+def final_answer(response: str) -> str:
+    """The last box after the reasoning, else what follows the last closing phrase, else the last line."""
+    text = response.rpartition("</think>")[2].strip()
+    found = [box.strip() for box in boxes(text) or [] if box.strip()]
+    if found:
+        return found[-1]
+    closing = list(_CLOSING.finditer(text[-_TAIL:]))
+    line = closing[-1][1] if closing else text[-_TAIL:].rpartition("\n")[2]
+    return line.strip().strip("*$").rstrip(".").strip()
+
+
+def final_letters(response: str) -> tuple[str, ...]:
+    """The option letters A to I that a response ends up naming, sorted; () if it names none clearly."""
+    answer = final_answer(response)
+    if match := _LETTERS.match(answer):
+        return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
+    return ()
