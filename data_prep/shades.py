@@ -5,8 +5,8 @@
 A 112 x 112 picture of 4 x 4 squares, each of one of four colours in a light or a dark shade; "Count the
 dark red squares in rows b to d." Only the rows asked for matter, so the useful length of a scan goes from
 4 cells to 16. The warm start mixes guesses, hasty scans that misread cells, careful ones, scans of the
-whole picture and second passes. The last three are right equally often at lengths of 1 to 2: reinforcement
-leaves the guesses, and which of the three it goes to is the rule's own doing.
+whole picture and second passes: there is a shorter way that is right less often, and there are longer ones
+that gain nothing.
 
 The layout on disk is that of vlm_rl's quickstart (data_prep.toy), ViRL39K's own.
 """

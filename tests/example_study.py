@@ -75,6 +75,7 @@ def _row(correct: bool, length: int) -> dict[str, Any]:
         "has_box": True,
         "category": "",
         "image_sha256": [],
+        "image_sizes": [],
         "image": None,
         "question": "",
     }

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_rl.advantages import compute_advantages
+from vlm_rl.advantages import compute_advantages, leave_one_out
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.diagnostics import batch_metrics, difficulty_metrics, gradient_mass, length_pull, update_metrics
 from vlm_rl.losses import token_weights
@@ -134,6 +134,16 @@ def test_the_parts_of_the_pull_add_up(batch: tuple[list[Group], str]) -> None:
     found = length_pull(groups, weights_of(groups, name))
     parts = sum(found[f"length_pull/{part}"] for part in ("accuracy", "format", "overlong"))
     assert parts == pytest.approx(found["length_pull/total"], rel=1e-9, abs=1e-9)
+
+
+def test_a_reward_on_the_mean_pulls_nothing() -> None:
+    """Leave-one-out of .9, 1.2, 1.5: the middle one's advantage is -2e-16, its distance from the mean exactly 0."""
+    parts = [(1.0, 0.0, -0.1), (1.0, 0.5, -0.3), (1.0, 0.5, 0.0)]
+    advantages = leave_one_out(np.array([[sum(part) for part in parts]]))[0]
+    found = length_pull([group := make_group([5, 9, 7], parts, advantages.tolist())], weights_of([group], "rloo"))
+    assert all(map(math.isfinite, found.values()))
+    shares = [found[f"length_pull/{part}"] for part in ("accuracy", "format", "overlong")]
+    assert sum(shares) == pytest.approx(found["length_pull/total"]) and shares[0] == 0
 
 
 def test_the_pull_of_a_sequence_mean_is_a_covariance() -> None:

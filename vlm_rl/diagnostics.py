@@ -110,7 +110,9 @@ def length_pull(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, fl
         pull["total"] += float(lever_G @ advantages_G)
         centred_G = np.array([reward.total for reward in group.rewards])
         centred_G -= centred_G[there_G].mean()
-        slope_G = np.divide(advantages_G, centred_G, out=np.zeros_like(advantages_G), where=advantages_G != 0)
+        # A reward on the mean has advantage 0 up to rounding, and no slope.
+        has_slope_G = there_G & (np.abs(centred_G) > 1e-12)
+        slope_G = np.divide(advantages_G, centred_G, out=np.zeros_like(advantages_G), where=has_slope_G)
         for part in parts:
             values_G = np.array([reward.parts[part] for reward in group.rewards])
             pull[part] += float(lever_G @ (slope_G * (values_G - values_G[there_G].mean())))
