@@ -39,7 +39,13 @@ COLUMNS = {  # measure -> title, as a share or in tokens
 PANELS = (("rules", "fixed_norm"), ("coin", "short"))
 CONTROLS = ("coin", "short")
 ACCENT, MUTED, INK = "#2f6fb7", "#8a8f98", "#44484f"
-_STYLE: Any = {**STYLE, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+GRID = "#e3e7ed"
+_STYLE: Any = {
+    **STYLE,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("grid.color", "axes.edgecolor"), GRID),
+    "figure.facecolor": "white",
+}
 
 Results = Mapping[str, Any]
 
@@ -128,7 +134,7 @@ def _intervals(ax: Axes, estimates: Mapping[str, Mapping[str, float]]) -> None:
     ax.set_yticks(range(len(rules)), rules)
     ax.set_ylim(-0.6, len(estimates) - 0.4)
     ax.axvline(0, color=INK, linewidth=0.8)
-    ax.grid(axis="x", alpha=0.4)
+    ax.grid(visible=False, axis="y")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ _STYLE = """<style>
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr)); gap: 12px; }
 .sheet .card { display: flex; flex-direction: column; gap: 6px; }
 .sheet img { width: 100%; max-height: 220px; object-fit: contain; background: #fff; border-radius: 6px; }
-.sheet .question { max-height: 12.5em; overflow: auto; font-size: 13px; margin: 0; }
+.sheet .question { max-height: 11.6em; overflow: auto; font-size: 13px; margin: 0; }
 .sheet .gold { margin: auto 0 0; }
 .grid { align-items: start; }
 .reason { margin: 14px 0 2px; font-weight: 600; }
