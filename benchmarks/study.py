@@ -36,7 +36,6 @@ COLUMNS = {  # measure -> title, as a share or in tokens
     "train_length": "training length",
     "train_length_change": "change of training length",
 }
-PANELS = (("rules", "fixed_norm"), ("coin", "short"))
 CONTROLS = ("coin", "short")
 ACCENT, MUTED, INK = "#2f6fb7", "#8a8f98", "#44484f"
 GRID = "#e3e7ed"
@@ -104,15 +103,15 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def draw(everything: Mapping[str, Results], out: Path) -> None:
     """Length, one panel per study: differences to the baseline, and the change under the controls."""
+    num_columns = min(2, len(everything))
+    pairs = [list(everything)[start : start + num_columns] for start in range(0, len(everything), num_columns)]
+    heights = [max(len(everything[name]["rules"]) for name in pair) for pair in pairs]
     with mpl.rc_context(_STYLE):
-        rows = [max((len(everything[n]["rules"]) for n in pair if n in everything), default=1) for pair in PANELS]
-        figure = Figure(figsize=(9, 2.2 + 0.3 * sum(rows)), layout="constrained")
-        axes = figure.subplots(2, 2, height_ratios=rows)
-        for ax, name in zip(axes.flat, (name for pair in PANELS for name in pair), strict=True):
-            if name not in everything:
-                ax.set_axis_off()
-                continue
-            results = everything[name]
+        figure = Figure(figsize=(9, 1 + 0.32 * sum(heights)), layout="constrained")
+        axes = figure.subplots(len(pairs), num_columns, height_ratios=heights, squeeze=False)
+        for ax in axes.flat[len(everything) :]:
+            ax.set_axis_off()
+        for ax, (name, results) in zip(axes.flat, everything.items(), strict=False):
             if name in CONTROLS:
                 _intervals(ax, results["final"]["train_length_change"])
                 label = "first to last tenth of the steps: change of length, tokens"
