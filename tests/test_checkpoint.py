@@ -27,6 +27,7 @@ from vlm_rl.checkpoint import (
     newest_verified,
     prune,
     read_manifest,
+    recover,
     saving,
     verify,
 )
@@ -222,6 +223,20 @@ def test_latest_is_not_trusted(tmp_path: Path, latest: bytes | None) -> None:
     if latest is not None:
         (tmp_path / "latest").write_bytes(latest)
     assert newest_step(tmp_path) == 20
+
+
+def test_whoever_goes_on_mends_what_a_killed_save_left(tmp_path: Path) -> None:
+    """Killed between the last checkpoint and `latest`, with no later save that would clear up."""
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    (tmp_path / "latest").write_text("step-000001\n")
+    (tmp_path / ".tmp-latest").write_text("step-0")
+    (tmp_path / ".tmp-step-000003-ab").mkdir()
+    found = recover(tmp_path)
+    assert found is not None and found[0] == newest
+    assert (tmp_path / "latest").read_text() == "step-000002\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001", "step-000002"]
+    assert recover(tmp_path / "never") is None and not (tmp_path / "never").exists()
 
 
 def test_nothing_to_find(tmp_path: Path) -> None:

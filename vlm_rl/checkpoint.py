@@ -106,8 +106,7 @@ def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
     work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(f"{_TEMPORARY}*"):
-            _remove_tree(leftover)
+        _remove_leftovers(root)
         needed = _newest_size(root) if needed_bytes is None else needed_bytes
         free = shutil.disk_usage(root).free
         if free < needed:
@@ -202,6 +201,23 @@ def newest_verified(root: Path) -> tuple[Path, Manifest] | None:
         except CheckpointError as error:
             print(f"!! CHECKPOINT PASSED OVER, falling back to an older one: {error}", file=sys.stderr, flush=True)
     return None
+
+
+def recover(root: Path) -> tuple[Path, Manifest] | None:
+    """`newest_verified` for the one who goes on from it: what a killed save left goes, and `latest` names it.
+
+    Not while another process writes here. Raises CheckpointError where `root` cannot be written.
+    """
+    found = newest_verified(root)
+    try:
+        _remove_leftovers(root)
+        if found is not None and found[0].name == _name(found[1].step):
+            latest = root / LATEST
+            if not latest.is_file() or latest.read_bytes().strip() != found[0].name.encode():
+                _write_latest(root, found[0].name)
+    except OSError as error:
+        raise CheckpointError(f"{root}: cannot be written ({error}); make it writable, then resume") from error
+    return found
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -357,6 +373,11 @@ def _move_into_place(work: Path, final: Path) -> None:
     work.rename(final)
     _sync_folder(final.parent)
     _remove_tree(aside)
+
+
+def _remove_leftovers(root: Path) -> None:
+    for leftover in root.glob(f"{_TEMPORARY}*"):
+        _remove_tree(leftover)
 
 
 def _write_latest(root: Path, name: str) -> None:

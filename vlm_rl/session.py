@@ -19,7 +19,7 @@ import torch
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.answers import GRADER_VERSION, Grader
-from vlm_rl.checkpoint import commit, newest_verified, prune, saving
+from vlm_rl.checkpoint import commit, prune, recover, saving
 from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
 from vlm_rl.data import (
     Ledger,
@@ -139,7 +139,7 @@ class Session:
                 f"{self.run.path}: cannot resume with another {forbidden[0]}: the run has "
                 f"{_lookup(previous.model_dump(), forbidden[0])!r}; give it that value, or start anew in another out"
             )
-        found = newest_verified(self.run.path / "checkpoints")
+        found = recover(self.run.path / "checkpoints")
         return (found[0], found[1].info) if found else None
 
     def _start_run(self, resume: bool) -> Recorder:
