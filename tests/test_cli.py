@@ -337,6 +337,15 @@ def test_a_message_goes_to_stderr_and_stdout_stays_empty(capsys, monkeypatch: py
     assert (captured.out, captured.err) == ("", "vlm-rl: the place: what is wrong; the next step\n")
 
 
+def test_a_reader_that_went_away_is_no_fault() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "vlm_rl.cli", "grade", "--gold", "1", "--response", r"\boxed{1}"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_overrides_may_stand_behind_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(Path(__file__).resolve().parents[1] / "configs" / "virl39k_luspo_7b.yaml")
     assert cli.main(["train", recipe, "--dry-run", "algorithm.name=lupso"]) == 2

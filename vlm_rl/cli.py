@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.command(options)
+        sys.stdout.flush()  # a pipe that nobody reads any more is met here, not while the interpreter ends
+    except BrokenPipeError:  # `vlm-rl ... | head`: who reads has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell reports of a process that SIGPIPE ended
     except UserError as error:
         print(f"vlm-rl: {error}", file=sys.stderr)
         return 2
