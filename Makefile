@@ -52,7 +52,7 @@ smoke: $(STAMP) ## a few steps on rows of public benchmarks, in SAMPLES=folder (
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
 STUDIES := rules fixed_norm coin short
-study: $(STAMP) ## what each rule does to response length, 89 runs: over an hour on two cores, resumable (docs/study.md)
+study: $(STAMP) ## what each rule does to response length, 92 runs: over an hour on two cores, resumable (docs/study.md)
 	$(BIN)/python -m data_prep.study runs/study-data
 	set -e; for name in $(STUDIES); do \
 		$(BIN)/vlm-rl compare configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
