@@ -383,6 +383,9 @@ def test_facets_count_a_question_in_each_of_its_values() -> None:
 
 
 def write(path: Path, tree: object) -> Path:
+    if isinstance(tree, str):
+        path.write_text(tree, encoding="utf-8")
+        return path
     lines = isinstance(tree, list) and path.suffix == ".jsonl"
     text = "\n".join(map(json.dumps, tree)) if lines else json.dumps(tree)  # type: ignore[arg-type]
     path.write_text(text, encoding="utf-8")
@@ -495,6 +498,83 @@ def test_wemath_responses_in_every_layout(tmp_path: Path, tree: object) -> None:
     assert (answer.id, answer.text) == ("2steps_1-2steps_1", "Answer: A")
 
 
+def test_one_set_of_answers_in_every_layout_gives_one_score(tmp_path: Path) -> None:
+    """List, object by id, lines; whole-number and text ids; a byte order mark; wrong suffixes; other column names."""
+    questions = [{"id": str(i), "options": [], "answer": str(i)} for i in range(4)]
+    annotations = write(tmp_path / "golds.jsonl", questions)
+    rows = [{"id": i, "response": str(i if i < 3 else 0)} for i in range(4)]
+    lines, whole = "\n".join(map(json.dumps, rows)), json.dumps(rows, indent=1)
+    layouts = {
+        "a.jsonl": lines,
+        "b.json": whole,
+        "c.json": json.dumps({str(row["id"]): {"response": row["response"]} for row in rows}),
+        "d.json": json.dumps({str(row["id"]): row["response"] for row in rows}),
+        "e.jsonl": "\ufeff" + lines.replace("\n", "\r\n") + "\n\n",
+        "f.json": lines,
+        "g.jsonl": whole,
+        "h.json": json.dumps({"results": rows}),
+        "i.csv": "\ufeffid,model_answer\n"
+        + "".join(f"{r['id']}.0,{r['response']}\n" for r in rows).replace(".0", ""),
+        "j.jsonl": lines.replace("response", "prediction").replace('"id": 1,', '"id": 1.0,'),
+        "k.jsonl": json.dumps(rows),
+    }
+    for name, text in layouts.items():
+        found = score(
+            tmp_path, "mathvision", "official", annotations=annotations, responses=write(tmp_path / name, text)
+        )
+        assert [r["verdict"] for r in found["rows"]] == ["correct"] * 3 + ["wrong"], name
+        assert [r["id"] for r in found["rows"]] == ["0", "1", "2", "3"], name
+
+
+def test_missing_repeated_and_foreign_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = {f"v1_{i}": {"question": "q", "answer": "AB"[i % 2] if i < 4 else ""} for i in range(5)}
+    answers = {f"v1_{i}": {"answer": "A"} for i in (0, 1, 4)}  # v1_2, v1_3 missing; v1_4 has no gold, like v1_382
+    files = {
+        "annotations": write(tmp_path / "dataset.json", questions),
+        "responses": write(tmp_path / "model.json", answers),
+    }
+    found = score(tmp_path, "logicvista", "official", **files)
+    assert (found["n"], found["missing"], found["left_out"]) == (2, 2, ["v1_4"])
+    assert found["scores"]["accuracy"]["score"] == 0.5
+    assert "left out: 1 ids that no annotated question with a gold has: v1_4" in capsys.readouterr().out
+    twice = [{"id": name, "answer": "A"} for name in ("v1_0", "v1_1", "v1_1")]
+    found = score(tmp_path, "logicvista", "official", **(files | {"responses": write(tmp_path / "t.json", twice)}))
+    assert (found["k_min"], found["k"], found["num_responses"]) == (1, 2, 3)
+    assert "between 1 and 2 responses a question" in capsys.readouterr().out
+
+
+def test_dynamaths_published_verdict_tables_are_summed_up(tmp_path: Path, capsys) -> None:
+    """Its authors publish a verdict per seed and variant: 5 of 6 right, one seed of three not in all variants."""
+    for trial in ("1", "2"):
+        (tmp_path / f"trial{trial}").mkdir()
+        rows = {str(q): {"question": "q", "answer": "2", "answer_type": "float", "subject": "s"} for q in (1, 2, 3)}
+        write(tmp_path / f"trial{trial}" / "dataset.json", rows)
+    table = "Question ID,Variant 1,Variant 2,Topic\nQ1,correct,correct,s\nQ2,correct,fail,s\nQ3,correct,correct,s\n"
+    responses = write(tmp_path / "model-result.csv", table)
+    found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=responses)
+    assert found["scores"]["average"]["score"] == 5 / 6 and found["published_verdicts"] == 6
+    assert found["scores"]["worst_case"]["score"] == 2 / 3
+    arguments = ["--benchmark", "dynamath", "--annotations", str(tmp_path), "--responses", str(responses)]
+    assert main(["score", *arguments, "--mode", "strict"]) == 2
+    assert "holds verdicts and no answers" in capsys.readouterr().err
+    answers = write(tmp_path / "answers.csv", 'Question ID,Variant 1,Variant 2\nQ1,"{""short answer"": 2}",no\n')
+    found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=answers)
+    assert {r["id"]: r["verdict"] for r in found["rows"]} == {"1-v1": "correct", "1-v2": "wrong"}
+
+
+def test_mathverse_files_are_read_with_their_judgements(tmp_path: Path) -> None:
+    rows = [
+        {"problem_id": 0, "answer": "14", "problem_version": "Text Lite", "category": {"subject": "Solid Geometry"}},
+        {"problem_id": 1, "answer": "A", "question_type": "multi-choice", "category": {"subject": "Plane Geometry"}},
+    ]
+    extra = [{"model_answer": "The answer is 14", "judgement": 1}, {"model_answer": "?", "extraction": "A", "judgement": "0"}]
+    tree = [row | more for row, more in zip(rows, extra, strict=True)]
+    found = score(tmp_path, "mathverse", "official", responses=write(tmp_path / "out.json", tree))
+    assert found["by"]["subject"]["Solid Geometry"]["n"] == 1 and found["rule"] == "emulated"
+    assert found["published_accuracy"] == 0.5 and found["rows"][1]["verdict"] == "correct"
+    assert found["judged_otherwise"] == ["1"]
+
+
 def test_text_golds_in_their_publishers_shapes(tmp_path: Path, grader: Grader) -> None:
     rows = [
         {"id": 1, "problem": "p", "answer": 27.0},
@@ -520,7 +600,10 @@ def test_text_golds_in_their_publishers_shapes(tmp_path: Path, grader: Grader) -
 @pytest.mark.parametrize(
     ("responses", "message"),
     [
-        ({"99": {"response": "x"}}, "belong to no annotated question"),
+        ({"99": {"response": "x"}}, "none of the 1 responses belongs to one of the 1 annotated questions"),
+        ("", "holds no rows"),
+        ("{", "cannot be read: Expecting property name"),
+        ('{"id": "1", "response": "x"}\n{"id": "2", "resp', "cannot be read: Extra data"),
         ({"1": {"reply": "x"}}, "no response: wanted one of"),
         ([], "holds no rows"),
         (["x"], "row 0 is no object"),

@@ -18,7 +18,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.runs import write_atomically
 from vlm_rl.scoring.items import Answer, Question
 from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
-from vlm_rl.scoring.score import judge_all, row_record, summarise_rows
+from vlm_rl.scoring.score import judge_all, matched, row_record, summarise_rows
 from vlm_rl.scoring.tables import answers_in, read_rows, trial_of
 from vlm_rl.templates import TEMPLATES
 
@@ -33,6 +33,11 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
     questions = read_questions(benchmark, _files(annotations))
     answers = read_answers(benchmark, _files(options.responses))
+    answers, left_out = matched(benchmark, questions, answers)
+    if options.mode == "strict" and all(not answer.text and answer.published is not None for answer in answers):
+        raise UserError(
+            f"{options.responses[0]}: holds verdicts and no answers: only --mode official can sum them up"
+        )
     with Grader() as grader:
         rows = judge_all(
             benchmark,
@@ -43,7 +48,12 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
             template=TEMPLATES[options.template],
         )
     summary = summarise_rows(
-        benchmark, rows, mode=options.mode, num_questions=len(questions), template=options.template
+        benchmark,
+        rows,
+        mode=options.mode,
+        num_questions=len(questions),
+        template=options.template,
+        left_out=left_out,
     )
     summary |= {
         "annotations": [path.name for path in _files(annotations)],
@@ -86,6 +96,7 @@ def describe(summary: dict[str, Any]) -> str:
         *(f"  {name}: {_cell(value)}" for name, value in summary["scores"].items()),
         f"  n {summary['n']} questions, {summary['num_responses']} responses (k {summary['k']}), "
         f"{summary['missing']} annotated without a response",
+        *_oddities(summary),
         f"  with a box {summary['box_share']:.1%}, empty {summary['empty_share']:.1%}, truncated {truncated}, "
         f"no answer {summary['no_answer']}, timeouts {summary['timeouts']}, errors {summary['errors']}",
     ]
@@ -103,6 +114,20 @@ def describe(summary: dict[str, Any]) -> str:
         if 1 < len(table) <= 40:
             lines += [f"  by {facet}", *(f"    {value or '-'}: {_cell(cell)}" for value, cell in table.items())]
     return "\n".join(lines)
+
+
+def _oddities(summary: dict[str, Any]) -> list[str]:
+    """What the files hold beyond one response per question; nothing for most."""
+    lines = []
+    if summary["k_min"] != summary["k"]:
+        lines.append(
+            f"  between {summary['k_min']} and {summary['k']} responses a question: repeated ids are samples"
+        )
+    if left_out := summary["left_out"]:
+        lines.append(f"  left out: {len(left_out)} ids that no annotated question with a gold has{_few(left_out)}")
+    if summary["published_verdicts"]:
+        lines.append(f"  {summary['published_verdicts']} verdicts are the file's own: it holds no answers there")
+    return lines
 
 
 def _cell(value: Any) -> str:
