@@ -567,7 +567,10 @@ def test_mathverse_files_are_read_with_their_judgements(tmp_path: Path) -> None:
         {"problem_id": 0, "answer": "14", "problem_version": "Text Lite", "category": {"subject": "Solid Geometry"}},
         {"problem_id": 1, "answer": "A", "question_type": "multi-choice", "category": {"subject": "Plane Geometry"}},
     ]
-    extra = [{"model_answer": "The answer is 14", "judgement": 1}, {"model_answer": "?", "extraction": "A", "judgement": "0"}]
+    extra = [
+        {"model_answer": "The answer is 14", "judgement": 1},
+        {"model_answer": "?", "extraction": "A", "judgement": "0"},
+    ]
     tree = [row | more for row, more in zip(rows, extra, strict=True)]
     found = score(tmp_path, "mathverse", "official", responses=write(tmp_path / "out.json", tree))
     assert found["by"]["subject"]["Solid Geometry"]["n"] == 1 and found["rule"] == "emulated"

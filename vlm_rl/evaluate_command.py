@@ -33,11 +33,13 @@ from vlm_rl.evaluate import Evaluation, evaluate, score_line
 from vlm_rl.journal import Journal
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.prompts import PromptBuilder
+from vlm_rl.published_prompts import PUBLISHED_PROMPTS, PublishedPrompt, eval_template
 from vlm_rl.ranks import barrier, init_ranks, rank, share, world_size
 from vlm_rl.runs import RunDirectory, check_benchmark_name
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.templates import TEMPLATES
+from vlm_rl.scoring.prepared import benchmark_of
+from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.terminal import make_console, progress
 from vlm_rl.types import Problem
 
@@ -67,6 +69,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     Raises UserError before anything is written for wrong options, model, sets or results folder.
     """
     params = _sampling(options)
+    template, wording = _template(options)
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
@@ -76,10 +79,12 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
     for one in sets:
         refuse_contaminated(one.path, one.problems, origin.contaminated)
+        if options.mode == "official" and benchmark_of(one.problems) is None:
+            raise UserError(f"{one.path}: --mode official needs problems of one known benchmark; use --mode strict")
     _refuse_existing(options.out, sets, origin)
     builder = PromptBuilder(
         options.model,
-        template=TEMPLATES[options.template],
+        template=template,
         min_pixels=min(one.min_pixels for one in sets),
         max_pixels=max(one.max_pixels for one in sets),
     )
@@ -103,7 +108,15 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
                 journal_path = results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl"
                 with Journal.open(journal_path, settings) as journal:
                     evaluation = _answer(
-                        one, options, params, origin, builder=builder, sampler=sampler, grader=grader, journal=journal
+                        one,
+                        options,
+                        params,
+                        origin,
+                        builder=builder,
+                        sampler=sampler,
+                        grader=grader,
+                        journal=journal,
+                        wording=wording,
                     )
                     summary = {**evaluation.summary, **settings}
                     if rank() == 0:
@@ -126,6 +139,7 @@ def _answer(
     sampler: Sampler,
     grader: Grader,
     journal: Journal,
+    wording: PublishedPrompt | None,
 ) -> Evaluation:
     """One set, with a progress bar; what the journal holds is not answered again."""
     with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
@@ -141,6 +155,8 @@ def _answer(
             batch_size=max(1, options.batch_size // params.responses),
             advance=advance,
             journal=journal,
+            mode=options.mode,
+            wording=wording,
         )
 
 
@@ -160,6 +176,7 @@ def _settings(
         "set": str(one.path),
         "data_sha256": data_digest(one.problems),
         "images": options.images,
+        "mode": options.mode,
         "num_ranks": world_size(),
         "sampling": asdict(params),
         "seed": options.seed,
@@ -168,6 +185,9 @@ def _settings(
         "template": builder.template.name,
         "template_system": builder.template.system,
         "template_prefill": builder.template.prefill,
+        "template_words": asdict(PUBLISHED_PROMPTS[options.template])
+        if options.template in PUBLISHED_PROMPTS
+        else None,
         "min_pixels": builder.min_pixels,
         "max_pixels": builder.max_pixels,
         "max_prompt_tokens": options.max_prompt_tokens,
@@ -205,9 +225,15 @@ def read_origin(model: Path) -> Origin:
     return Origin(step=manifest.step, contaminated=sorted({*stamped, *manifest.info.get("contaminated", ())}))
 
 
+def _template(options: argparse.Namespace) -> tuple[Template, PublishedPrompt | None]:
+    found = eval_template(options.template)
+    if found is None:
+        names = ", ".join([*TEMPLATES, *PUBLISHED_PROMPTS])
+        raise UserError(f"--template is {options.template!r}; known: {names}")
+    return found
+
+
 def _sampling(options: argparse.Namespace) -> SamplingParams:
-    if options.template not in TEMPLATES:
-        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
     for name in ("samples", "max_tokens", "max_prompt_tokens", "batch_size"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")

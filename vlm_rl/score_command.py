@@ -15,19 +15,19 @@ from typing import Any
 
 from vlm_rl.answers import Grader
 from vlm_rl.errors import UserError
+from vlm_rl.published_prompts import PUBLISHED_PROMPTS, eval_template
 from vlm_rl.runs import write_atomically
 from vlm_rl.scoring.items import Answer, Question
 from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
 from vlm_rl.scoring.score import judge_all, matched, row_record, summarise_rows
 from vlm_rl.scoring.tables import answers_in, read_rows, trial_of
-from vlm_rl.templates import TEMPLATES
+from vlm_rl.templates import TEMPLATES, Template
 
 
 def score_files(options: argparse.Namespace) -> dict[str, Any]:
     """Score the files, print the table, write the JSON. Raises UserError for what cannot be scored."""
     benchmark = _benchmark(options.benchmark)
-    if options.template not in TEMPLATES:
-        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
+    template = _template(options)
     annotations = options.annotations or (options.responses if benchmark.carries else None)
     if annotations is None:
         raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
@@ -45,14 +45,14 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
             answers,
             mode=options.mode,
             grader=grader,
-            template=TEMPLATES[options.template],
+            template=template,
         )
     summary = summarise_rows(
         benchmark,
         rows,
         mode=options.mode,
         num_questions=len(questions),
-        template=options.template,
+        template=template.name,
         left_out=left_out,
     )
     summary |= {
@@ -151,6 +151,22 @@ def _benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         raise UserError(f"--benchmark is {name!r}; known: {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name]
+
+
+def _template(options: argparse.Namespace) -> Template:
+    """The named one; else that of our own records, which stands beside them; else plain: the final box anywhere.
+
+    Thus `eval` and `score` agree on the same records, and a foreign response is not asked for tags it never heard of.
+    """
+    name = options.template
+    if name is None:
+        beside = options.responses[0].with_suffix(".json")
+        is_ours = options.responses[0].suffix == ".parquet" and beside.is_file()
+        name = json.loads(beside.read_text(encoding="utf-8")).get("template") if is_ours else None
+    found = eval_template(name or "plain")
+    if found is None:
+        raise UserError(f"--template is {name!r}; known: {', '.join([*TEMPLATES, *PUBLISHED_PROMPTS])}")
+    return found[0]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
