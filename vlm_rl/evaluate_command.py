@@ -5,7 +5,7 @@
 
 The results folder has the layout of a run directory. One folder may take several checkpoints of a run,
 each under its step, and controls (--images blank) under a name of their own. A stopped or killed evaluation goes on
-where it was when the same command is given again (vlm_rl.journal). Sets that the policy was
+where it was when the same command is given again (vlm_rl.journal): finished sets are kept. Sets that the policy was
 trained on are refused.
 """
 
@@ -43,6 +43,8 @@ from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.terminal import make_console, progress
 from vlm_rl.types import Problem
 
+Settings = dict[str, Any]  # everything that makes the answers what they are
+
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
@@ -73,15 +75,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
-    sets = [_open_set(path, options.images) for path in options.data]
-    names = [one.name for one in sets]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
-    for one in sets:
-        refuse_contaminated(one.path, one.problems, origin.contaminated)
-        if options.mode == "official" and benchmark_of(one.problems) is None:
-            raise UserError(f"{one.path}: --mode official needs problems of one known benchmark; use --mode strict")
-    _refuse_existing(options.out, sets, origin)
+    sets = _open_sets(options, origin)
     builder = PromptBuilder(
         options.model,
         template=template,
@@ -103,8 +97,9 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             seed=options.seed,
         )
         with closing(sampler):
-            for one in sets:
-                settings = _settings(one, options, params, origin, builder=builder, sampler=sampler)
+            asked = [_settings(one, options, params, origin, builder=builder, sampler=sampler) for one in sets]
+            left = _unanswered(results, sets, asked, origin)
+            for one, settings in left:
                 journal_path = results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl"
                 with Journal.open(journal_path, settings) as journal:
                     evaluation = _answer(
@@ -168,7 +163,7 @@ def _settings(
     *,
     builder: PromptBuilder,
     sampler: Sampler,
-) -> dict[str, Any]:
+) -> Settings:
     """Everything that makes the answers what they are, for the summary and for a resume."""
     return {
         "model": str(options.model),
@@ -278,15 +273,55 @@ def _context(builder: PromptBuilder, options: argparse.Namespace) -> int:
     return wanted
 
 
+def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
+    """The sets to answer. Raises UserError for those that cannot be, or may not be by this model."""
+    sets = [_open_set(path, options.images) for path in options.data]
+    names = [one.name for one in sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
+    for one in sets:
+        refuse_contaminated(one.path, one.problems, origin.contaminated)
+        if options.mode == "official" and benchmark_of(one.problems) is None:
+            raise UserError(f"{one.path}: --mode official needs problems of one known benchmark; use --mode strict")
+    _refuse_existing(options.out, sets, origin)
+    return sets
+
+
+def _unanswered(
+    results: RunDirectory, sets: Sequence[EvalSet], asked: Sequence[Settings], origin: Origin
+) -> list[tuple[EvalSet, Settings]]:
+    """The sets without a result: those that a stopped run of the same command has finished are kept, and said.
+
+    Raises UserError where there is a result of other settings.
+    """
+    left = []
+    for one, settings in zip(sets, asked, strict=True):
+        found = next((result for result in results.evals(one.name) if result.step == origin.step), None)
+        if found is None:
+            left.append((one, settings))
+            continue
+        now = json.loads(json.dumps(settings))
+        if changed := [key for key, value in now.items() if found.summary.get(key) != value]:
+            raise UserError(
+                f"{results.path} has a result of {one.name} at step {origin.step} with another {', '.join(changed)}: "
+                "choose another --out, or remove it"
+            )
+        make_console().print(f"kept: {score_line(one.name, found.summary)}")
+        (results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl").unlink(missing_ok=True)
+    barrier()  # nobody writes before everybody has looked
+    return left
+
+
 def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None:
-    """The folder may be new, empty, or one of earlier results that has none of these."""
+    """The folder may be new, empty, or one of results that lacks one of these: a stopped run leaves such a one."""
     if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is neither an empty folder nor one of results; choose another --out")
-    for one in sets:
-        if any(result.step == origin.step for result in RunDirectory(out).evals(one.name)):
-            raise UserError(
-                f"{out} has a result of {one.name} at step {origin.step} already: choose another --out, or remove it"
-            )
+    there = [any(result.step == origin.step for result in RunDirectory(out).evals(one.name)) for one in sets]
+    if all(there):
+        names = ", ".join(one.name for one in sets)
+        raise UserError(
+            f"{out} has a result of {names} at step {origin.step} already: choose another --out, or remove it"
+        )
 
 
 @contextmanager
