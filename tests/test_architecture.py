@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "picture_file",
             },
             {"units", "relations", "collection", "prefilter", "symbolic", "symbolic_worker"},
-            {"prompts", "answers", "equality", "choices"},
+            {"prompts", "answers", "equality", "choices", "published_prompts"},
             {"advantages", "difficulty", "losses"},
             {"algorithms", "rewards", "packing", "attention", "policy", "data", "runs", "diagnostics"},
             {"samplers", "learner", "trackers"},

@@ -6,26 +6,36 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import shared_data
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from data_prep.rows import Row
+from data_prep.sources import SOURCES
 from vlm_rl.answers import GRADER_VERSION, Grader
+from vlm_rl.cli import main
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.evaluate import evaluate, grade_groups, summarise, with_images
 from vlm_rl.journal import Journal
 from vlm_rl.prompts import PromptBuilder
+from vlm_rl.published_prompts import PUBLISHED_PROMPTS
 from vlm_rl.ranks import merge_shares
 from vlm_rl.runs import EVAL_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
+from vlm_rl.score_command import read_questions
+from vlm_rl.scoring.prepared import question_of
+from vlm_rl.scoring.registry import BENCHMARKS
 from vlm_rl.statistics import bootstrap_interval, random_derangement, score_interval, wilson_interval
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout, StopReason
@@ -244,6 +254,10 @@ def sampler(tiny_model: Path, builder: PromptBuilder) -> TransformersSampler:
 PROBLEMS = [problem(i, png(i)) for i in range(5)] + [problem(5)]
 
 
+def counting(seen: list[int]) -> Callable[..., None]:
+    return lambda count, **_: seen.append(count)
+
+
 def run_evaluation(sampler, builder, grader, *, samples: int, problems=PROBLEMS, **options):
     params = SamplingParams(temperature=float(samples > 1), max_tokens=6, responses=samples)
     return evaluate(
@@ -253,7 +267,7 @@ def run_evaluation(sampler, builder, grader, *, samples: int, problems=PROBLEMS,
 
 def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_path: Path) -> None:
     seen: list[int] = []
-    found = run_evaluation(sampler, builder, grader, samples=3, batch_size=4, advance=seen.append)
+    found = run_evaluation(sampler, builder, grader, samples=3, batch_size=4, advance=counting(seen))
     assert seen == [4, 2]
     keys = [(r["problem_id"], r["sample_index"]) for r in found.records]
     assert keys == [(f"p{i}", k) for i in range(6) for k in range(3)]
@@ -266,6 +280,7 @@ def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_p
     assert {key: found.summary[key] for key in numbers} == numbers
     assert {key: value for key, value in found.summary.items() if key not in numbers} == {
         "mode": "strict",
+        "rule": "strict",
         "images": "real",
         "left_out": 0,
         "sampling": {"temperature": 1.0, "max_tokens": 6, "responses": 3, "top_p": 1.0, "top_k": 0},
@@ -299,7 +314,7 @@ def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Gra
     path, settings = tmp_path / "journal.jsonl", {"seed": 0}
     whole = run_evaluation(sampler, builder, grader, samples=2)
 
-    def stop(_: int) -> None:
+    def stop(_: int, **__: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), Journal.open(path, settings) as journal:
@@ -309,7 +324,13 @@ def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Gra
     with Journal.open(path, settings) as journal:
         assert sorted(journal.done) == ["p0", "p1", "p2", "p3"]
         again = run_evaluation(
-            sampler, builder, grader, samples=2, batch_size=1, advance=seen.append, journal=journal
+            sampler,
+            builder,
+            grader,
+            samples=2,
+            batch_size=1,
+            advance=counting(seen),
+            journal=journal,
         )
     assert seen == [4, 1, 1]  # four known, two answered
     assert again.records == whole.records and again.summary == whole.summary
@@ -344,3 +365,105 @@ def test_nothing_to_evaluate_is_said(sampler, builder, grader: Grader) -> None:
         run_evaluation(sampler, builder, grader, samples=1, problems=[])
     with pytest.raises(UserError, match="1 problems, none of which can be shown blank images"):
         run_evaluation(sampler, builder, grader, samples=1, problems=[problem(0)], images="blank")
+
+
+# -- benchmarks' own rules, words and scores ---------------------------------------------------------
+
+
+def dynamath_problem(seed: int, variant: int, kind: str, gold: str, **more) -> Problem:
+    meta = {"seed": str(seed), "variant": variant, "level": "high school", "tolerance": 0.001}
+    return Problem(
+        f"dynamath-{seed}-v{variant}", "How many?", (), gold, kind, source="dynamath", category="algebra", meta=meta
+    )  # type: ignore[arg-type]
+
+
+class Parrot:
+    """A sampler that says what it is told to, problem by problem."""
+
+    name, policy_version = "parrot", 0
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+        self.prompts: list[str] = []
+
+    def generate(self, prompts, params, *, seed: int, step: int) -> list[list[Rollout]]:
+        self.prompts += [prompt.text for prompt in prompts]
+        return [
+            [rollout(p.problem_id, k, self.texts[p.problem_id]) for k in range(params.responses)] for p in prompts
+        ]
+
+
+def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> None:
+    """DynaMath by its own rule, asked in its own words; two seeds of two variants, three answers of four right."""
+    problems = [
+        dynamath_problem(1, 1, "float", "2.0"),
+        dynamath_problem(1, 2, "float", "3.0"),
+        dynamath_problem(2, 1, "text", "even"),
+        dynamath_problem(2, 2, "text", "odd"),
+    ]
+    said = ['{"short answer": "2.0009"}', '{"short answer": "3"}', '{"short answer": "not even"}', r"\boxed{even}"]
+    parrot = Parrot({p.id: text for p, text in zip(problems, said, strict=True)})
+    notes: list[str] = []
+    found = run_evaluation(
+        parrot, builder, grader, samples=1, problems=problems, batch_size=2, mode="official",
+        wording=PUBLISHED_PROMPTS["dynamath"], advance=lambda count, note="": notes.append(note),
+    )  # fmt: skip
+    assert [r["verdict"] for r in found.records] == ["correct", "correct", "correct", "wrong"]
+    assert {r["path"] for r in found.records} == {"official"} and "free point" in found.records[2]["reason"]
+    assert (found.summary["mode"], found.summary["rule"], found.summary["headline"]) == (
+        *("official", "official"),
+        "worst_case",
+    )
+    assert (
+        found.summary["scores"]["average"]["score"] == 0.75 and found.summary["scores"]["worst_case"]["score"] == 0.5
+    )
+    assert found.summary["by"]["category"]["algebra"]["n"] == 4
+    assert notes == ["accuracy 1.000", "accuracy 0.750"]  # the running score
+    assert all("## Question\nHow many?" in text and "'short answer' key" in text for text in parrot.prompts)
+    assert ["floating-point number.\n## Answer" in text for text in parrot.prompts] == [True, True, False, False]
+    assert {r["question"] for r in found.records} == {"How many?"}  # the record keeps the question itself
+    strict = run_evaluation(parrot, builder, grader, samples=1, problems=problems)
+    assert not any(r["verdict"] == "correct" for r in strict.records)
+    assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
+    with pytest.raises(UserError, match="official needs problems of one known benchmark; these are of no named"):
+        run_evaluation(parrot, builder, grader, samples=1, mode="official")
+
+
+@pytest.mark.parametrize("name", ["mathvision", "mathvista", "logicvista", "wemath", "dynamath", "mathverse"])
+def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None:
+    """Gold, precision, options and grouping, from the same files by both ways."""
+    folder = shared_data() / name
+    found = sorted(folder.glob("trial*/dataset.json")) or sorted([*folder.glob("*.json"), *folder.glob("*.jsonl")])
+    annotated = {q.id: q for q in read_questions(BENCHMARKS[name], found)}
+    rows = [row for row in SOURCES[name].read(folder) if isinstance(row, Row)]
+    assert len(rows) == len(annotated)
+    for row in rows:
+        ours = question_of(row.problem)
+        theirs = annotated[ours.id.removeprefix(f"{name}-")]
+        assert ours.gold.strip("()$ ") == theirs.gold.strip("()$ ")
+        if name in ("mathvista", "wemath"):
+            assert ours.gold == theirs.gold and ours.choices == theirs.choices
+        if name in ("dynamath", "wemath"):
+            assert (ours.part, ours.problem) == (theirs.part, theirs.problem)
+        assert [ours.meta.get(k) for k in ("precision", "tolerance")] == [
+            theirs.meta.get(k) for k in ("precision", "tolerance")
+        ]
+
+
+def test_score_reads_our_records_where_their_prompt_asked_for_the_answer(tmp_path: Path) -> None:
+    """think_answer wants the box inside <answer>; the summary beside the records says so. Foreign files: plain."""
+    rows = [{"problem_id": "mathvision-7", "sample_index": 0, "response": r"<think>x</think>\boxed{B}"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "step-000000.parquet")
+    annotations = tmp_path / "a.jsonl"
+    annotations.write_text(json.dumps({"id": "7", "options": ["A", "B"], "answer": "B"}))
+
+    def verdict(*more: str) -> str:
+        words = ["--annotations", str(annotations), "--responses", str(tmp_path / "step-000000.parquet"), *more]
+        assert main(["score", "--benchmark", "mathvision", "--json", str(tmp_path / "s.json"), *words]) == 0
+        return json.loads((tmp_path / "s.json").read_text())["rows"][0]["verdict"]
+
+    assert verdict() == "correct"
+    (tmp_path / "step-000000.json").write_text(json.dumps({"template": "think_answer"}))
+    assert verdict() == "no_answer" and verdict("--template", "think_box") == "correct"
+    (tmp_path / "step-000000.json").write_text(json.dumps({"template": "wemath"}))
+    assert verdict() == "correct"

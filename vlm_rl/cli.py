@@ -125,7 +125,8 @@ def _add_eval(commands: Commands) -> None:
     evaluate.add_argument("--data", type=Path, nargs="+", required=True, help="prepared sets")
     evaluate.add_argument("--out", type=Path, required=True, help="folder for records and summaries")
     evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
-    evaluate.add_argument("--template", default="think_answer")
+    evaluate.add_argument("--template", default="think_answer", help="ours, or a benchmark's own, e.g. mathvision")
+    evaluate.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
     evaluate.add_argument("--temperature", type=float, default=0.0)
     evaluate.add_argument("--samples", type=int, default=1, help="k of avg@k")
     evaluate.add_argument("--top-p", type=float, default=1.0)
@@ -181,7 +182,9 @@ def _add_score(commands: Commands) -> None:
         "--responses", type=Path, nargs="+", required=True, help="JSON, JSON Lines, CSV or our Parquet"
     )
     score.add_argument("--mode", choices=["strict", "official"], default="strict")
-    score.add_argument("--template", default="think_box", help="where the strict rule looks for the answer")
+    score.add_argument(
+        "--template", help="where the strict rule looks for the answer (default: the records' own, else plain)"
+    )
     score.add_argument("--json", type=Path, help="write the scores, and every row behind them, to this file")
     score.set_defaults(command=_score)
 

@@ -4,7 +4,8 @@
     evaluation = evaluate(problems, sampler=sampler, builder=builder, grader=grader, params=params, seed=0, step=60)
     run.write_eval("toy-test", 60, evaluation.records, evaluation.summary)
 
-Scoring is strict: the final box after the reasoning, and none means wrong. Under torchrun every rank
+Scoring is strict (the final box after the reasoning, and none means wrong) unless `mode` is official: the published
+rule of the benchmark that the problems come from. Under torchrun every rank
 calls this with the same problems, answers its share, and gets the whole evaluation back.
 """
 
@@ -24,13 +25,15 @@ from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
 from vlm_rl.journal import Journal
 from vlm_rl.prompts import PromptBuilder
+from vlm_rl.published_prompts import PublishedPrompt
 from vlm_rl.ranks import gather_shares, share
 from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.scoring.items import Mode
+from vlm_rl.scoring.prepared import benchmark_of, benchmark_scores, official_judgements, rule_of
 from vlm_rl.statistics import random_derangement, score_interval
 from vlm_rl.templates import Template, boxes
 from vlm_rl.types import Grade, Problem, Prompt, Rollout
 
-MODE = "strict"
 ImageMode = Literal["real", "blank", "shuffled"]
 Record = dict[str, Any]
 
@@ -58,39 +61,47 @@ def evaluate(
     step: int,
     images: ImageMode = "real",
     batch_size: int = 64,
-    advance: Callable[[int], object] | None = None,
+    advance: Callable[..., object] | None = None,
     journal: Journal | None = None,
+    mode: Mode = "strict",
+    wording: PublishedPrompt | None = None,
 ) -> Evaluation:
     """Answer every problem `params.responses` times (the k of avg@k) and grade the answers.
 
-    `images` other than real is a control: see `with_images`. `batch_size` prompts are in memory at a time;
-    `advance(n)` is called when n more of this rank's problems are done; `journal` keeps finished problems, and those
-    that it already holds are not answered again. Beside `summarise`'s numbers the summary
-    holds how they came about: mode, images, sampling, seed, step, template, sampler, policy and grader version.
+    `images` other than real is a control: see `with_images`. `batch_size` prompts are in memory at a time.
+    `advance(n, note=...)` is called when n more of this rank's problems are done, with the score so far; `journal`
+    keeps finished problems, and those that it already holds are not answered again; `wording` asks in a benchmark's
+    own words. Beside `summarise`'s numbers, and those of the problems' benchmark, the summary holds how they came
+    about: mode, rule, images, sampling, seed, step, template, sampler, policy and grader version.
     Raises UserError for problems that cannot be rendered or do not fit.
     """
     shown = with_images(problems, images, seed=seed)
     if not shown:
         raise UserError(f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images")
+    if mode == "official" and benchmark_of(shown) is None:
+        raise UserError("mode official needs problems of one known benchmark; these are of " + _sources(shown))
     mine = share(shown)
     answered = dict(journal.done) if journal is not None else {}
     left = [problem for problem in mine if problem.id not in answered]
     if advance is not None and len(left) < len(mine):
-        advance(len(mine) - len(left))
+        advance(len(mine) - len(left), note=_running(answered))
     for start in range(0, len(left), batch_size):
         batch = left[start : start + batch_size]
-        prompts = [builder.build(problem) for problem in batch]
+        prompts = [builder.build(wording.worded(problem) if wording else problem) for problem in batch]
         groups = sampler.generate(prompts, params, seed=seed, step=step)
         graded = grade_groups(batch, prompts, groups, grader=grader, template=builder.template)
+        if mode == "official":
+            graded = _by_published_rule(batch, graded, grader=grader, template=builder.template)
         answered |= zip((problem.id for problem in batch), graded, strict=True)
         if journal is not None:
             journal.add(graded)
         if advance is not None:
-            advance(len(batch))
+            advance(len(batch), note=_running(answered))
     records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
     _attach_images(records, shown, samples=params.responses)
     origin = {
-        "mode": MODE,
+        "mode": mode,
+        "rule": rule_of(shown, mode),
         "images": images,
         "left_out": len(problems) - len(shown),  # by the control
         "sampling": asdict(params),
@@ -101,7 +112,38 @@ def evaluate(
         "policy_version": sampler.policy_version,
         "grader_version": GRADER_VERSION,
     }
-    return Evaluation(records, summarise(records, seed=seed) | origin)
+    return Evaluation(records, summarise(records, seed=seed) | benchmark_scores(shown, records) | origin)
+
+
+def _by_published_rule(
+    problems: Sequence[Problem], groups: Sequence[Sequence[Record]], *, grader: Grader, template: Template
+) -> list[list[Record]]:
+    """The same records with the verdicts of the benchmark's published rule."""
+    texts = [[record["response"] for record in group] for group in groups]
+    judged = official_judgements(problems, texts, grader=grader, template=template)
+    return [
+        [
+            {
+                **record,
+                "verdict": opinion.verdict,
+                "extracted": opinion.extracted,
+                "path": "official",
+                "reason": f"{opinion.reason}; {opinion.note}" if opinion.note else opinion.reason,
+            }
+            for record, opinion in zip(group, opinions, strict=True)
+        ]
+        for group, opinions in zip(groups, judged, strict=True)
+    ]
+
+
+def _running(answered: Mapping[str, Sequence[Record]]) -> str:
+    """The score so far, for the progress line."""
+    verdicts = [record["verdict"] == "correct" for group in answered.values() for record in group]
+    return f"accuracy {np.mean(verdicts):.3f}" if verdicts else ""
+
+
+def _sources(problems: Sequence[Problem]) -> str:
+    return ", ".join(sorted({problem.source or "no named source" for problem in problems}))
 
 
 def grade_groups(

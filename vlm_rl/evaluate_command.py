@@ -5,7 +5,7 @@
 
 The results folder has the layout of a run directory. One folder may take several checkpoints of a run,
 each under its step, and controls (--images blank) under a name of their own. A stopped or killed evaluation goes on
-where it was when the same command is given again (vlm_rl.journal). Sets that the policy was
+where it was when the same command is given again (vlm_rl.journal): finished sets are kept. Sets that the policy was
 trained on are refused.
 """
 
@@ -33,13 +33,17 @@ from vlm_rl.evaluate import Evaluation, evaluate, score_line
 from vlm_rl.journal import Journal
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.prompts import PromptBuilder
+from vlm_rl.published_prompts import PUBLISHED_PROMPTS, PublishedPrompt, eval_template
 from vlm_rl.ranks import barrier, init_ranks, rank, share, world_size
 from vlm_rl.runs import RunDirectory, check_benchmark_name
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.templates import TEMPLATES
+from vlm_rl.scoring.prepared import benchmark_of
+from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.terminal import make_console, progress
 from vlm_rl.types import Problem
+
+Settings = dict[str, Any]  # everything that makes the answers what they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +71,14 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     Raises UserError before anything is written for wrong options, model, sets or results folder.
     """
     params = _sampling(options)
+    template, wording = _template(options)
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
-    sets = [_open_set(path, options.images) for path in options.data]
-    names = [one.name for one in sets]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
-    for one in sets:
-        refuse_contaminated(one.path, one.problems, origin.contaminated)
-    _refuse_existing(options.out, sets, origin)
+    sets = _open_sets(options, origin)
     builder = PromptBuilder(
         options.model,
-        template=TEMPLATES[options.template],
+        template=template,
         min_pixels=min(one.min_pixels for one in sets),
         max_pixels=max(one.max_pixels for one in sets),
     )
@@ -98,12 +97,21 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             seed=options.seed,
         )
         with closing(sampler):
-            for one in sets:
-                settings = _settings(one, options, params, origin, builder=builder, sampler=sampler)
+            asked = [_settings(one, options, params, origin, builder=builder, sampler=sampler) for one in sets]
+            left = _unanswered(results, sets, asked, origin)
+            for one, settings in left:
                 journal_path = results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl"
                 with Journal.open(journal_path, settings) as journal:
                     evaluation = _answer(
-                        one, options, params, origin, builder=builder, sampler=sampler, grader=grader, journal=journal
+                        one,
+                        options,
+                        params,
+                        origin,
+                        builder=builder,
+                        sampler=sampler,
+                        grader=grader,
+                        journal=journal,
+                        wording=wording,
                     )
                     summary = {**evaluation.summary, **settings}
                     if rank() == 0:
@@ -126,6 +134,7 @@ def _answer(
     sampler: Sampler,
     grader: Grader,
     journal: Journal,
+    wording: PublishedPrompt | None,
 ) -> Evaluation:
     """One set, with a progress bar; what the journal holds is not answered again."""
     with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
@@ -141,6 +150,8 @@ def _answer(
             batch_size=max(1, options.batch_size // params.responses),
             advance=advance,
             journal=journal,
+            mode=options.mode,
+            wording=wording,
         )
 
 
@@ -152,7 +163,7 @@ def _settings(
     *,
     builder: PromptBuilder,
     sampler: Sampler,
-) -> dict[str, Any]:
+) -> Settings:
     """Everything that makes the answers what they are, for the summary and for a resume."""
     return {
         "model": str(options.model),
@@ -160,6 +171,7 @@ def _settings(
         "set": str(one.path),
         "data_sha256": data_digest(one.problems),
         "images": options.images,
+        "mode": options.mode,
         "num_ranks": world_size(),
         "sampling": asdict(params),
         "seed": options.seed,
@@ -168,6 +180,9 @@ def _settings(
         "template": builder.template.name,
         "template_system": builder.template.system,
         "template_prefill": builder.template.prefill,
+        "template_words": asdict(PUBLISHED_PROMPTS[options.template])
+        if options.template in PUBLISHED_PROMPTS
+        else None,
         "min_pixels": builder.min_pixels,
         "max_pixels": builder.max_pixels,
         "max_prompt_tokens": options.max_prompt_tokens,
@@ -205,9 +220,15 @@ def read_origin(model: Path) -> Origin:
     return Origin(step=manifest.step, contaminated=sorted({*stamped, *manifest.info.get("contaminated", ())}))
 
 
+def _template(options: argparse.Namespace) -> tuple[Template, PublishedPrompt | None]:
+    found = eval_template(options.template)
+    if found is None:
+        names = ", ".join([*TEMPLATES, *PUBLISHED_PROMPTS])
+        raise UserError(f"--template is {options.template!r}; known: {names}")
+    return found
+
+
 def _sampling(options: argparse.Namespace) -> SamplingParams:
-    if options.template not in TEMPLATES:
-        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
     for name in ("samples", "max_tokens", "max_prompt_tokens", "batch_size"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
@@ -252,15 +273,55 @@ def _context(builder: PromptBuilder, options: argparse.Namespace) -> int:
     return wanted
 
 
+def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
+    """The sets to answer. Raises UserError for those that cannot be, or may not be by this model."""
+    sets = [_open_set(path, options.images) for path in options.data]
+    names = [one.name for one in sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
+    for one in sets:
+        refuse_contaminated(one.path, one.problems, origin.contaminated)
+        if options.mode == "official" and benchmark_of(one.problems) is None:
+            raise UserError(f"{one.path}: --mode official needs problems of one known benchmark; use --mode strict")
+    _refuse_existing(options.out, sets, origin)
+    return sets
+
+
+def _unanswered(
+    results: RunDirectory, sets: Sequence[EvalSet], asked: Sequence[Settings], origin: Origin
+) -> list[tuple[EvalSet, Settings]]:
+    """The sets without a result: those that a stopped run of the same command has finished are kept, and said.
+
+    Raises UserError where there is a result of other settings.
+    """
+    left = []
+    for one, settings in zip(sets, asked, strict=True):
+        found = next((result for result in results.evals(one.name) if result.step == origin.step), None)
+        if found is None:
+            left.append((one, settings))
+            continue
+        now = json.loads(json.dumps(settings))
+        if changed := [key for key, value in now.items() if found.summary.get(key) != value]:
+            raise UserError(
+                f"{results.path} has a result of {one.name} at step {origin.step} with another {', '.join(changed)}: "
+                "choose another --out, or remove it"
+            )
+        make_console().print(f"kept: {score_line(one.name, found.summary)}")
+        (results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl").unlink(missing_ok=True)
+    barrier()  # nobody writes before everybody has looked
+    return left
+
+
 def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None:
-    """The folder may be new, empty, or one of earlier results that has none of these."""
+    """The folder may be new, empty, or one of results that lacks one of these: a stopped run leaves such a one."""
     if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is neither an empty folder nor one of results; choose another --out")
-    for one in sets:
-        if any(result.step == origin.step for result in RunDirectory(out).evals(one.name)):
-            raise UserError(
-                f"{out} has a result of {one.name} at step {origin.step} already: choose another --out, or remove it"
-            )
+    there = [any(result.step == origin.step for result in RunDirectory(out).evals(one.name)) for one in sets]
+    if all(there):
+        names = ", ".join(one.name for one in sets)
+        raise UserError(
+            f"{out} has a result of {names} at step {origin.step} already: choose another --out, or remove it"
+        )
 
 
 @contextmanager

@@ -15,24 +15,29 @@ from typing import Any
 
 from vlm_rl.answers import Grader
 from vlm_rl.errors import UserError
+from vlm_rl.published_prompts import PUBLISHED_PROMPTS, eval_template
 from vlm_rl.runs import write_atomically
 from vlm_rl.scoring.items import Answer, Question
 from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
-from vlm_rl.scoring.score import judge_all, row_record, summarise_rows
+from vlm_rl.scoring.score import judge_all, matched, row_record, summarise_rows
 from vlm_rl.scoring.tables import answers_in, read_rows, trial_of
-from vlm_rl.templates import TEMPLATES
+from vlm_rl.templates import TEMPLATES, Template
 
 
 def score_files(options: argparse.Namespace) -> dict[str, Any]:
     """Score the files, print the table, write the JSON. Raises UserError for what cannot be scored."""
     benchmark = _benchmark(options.benchmark)
-    if options.template not in TEMPLATES:
-        raise UserError(f"--template is {options.template!r}; known: {', '.join(TEMPLATES)}")
+    template = _template(options)
     annotations = options.annotations or (options.responses if benchmark.carries else None)
     if annotations is None:
         raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
     questions = read_questions(benchmark, _files(annotations))
     answers = read_answers(benchmark, _files(options.responses))
+    answers, left_out = matched(benchmark, questions, answers)
+    if options.mode == "strict" and all(not answer.text and answer.published is not None for answer in answers):
+        raise UserError(
+            f"{options.responses[0]}: holds verdicts and no answers: only --mode official can sum them up"
+        )
     with Grader() as grader:
         rows = judge_all(
             benchmark,
@@ -40,10 +45,15 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
             answers,
             mode=options.mode,
             grader=grader,
-            template=TEMPLATES[options.template],
+            template=template,
         )
     summary = summarise_rows(
-        benchmark, rows, mode=options.mode, num_questions=len(questions), template=options.template
+        benchmark,
+        rows,
+        mode=options.mode,
+        num_questions=len(questions),
+        template=template.name,
+        left_out=left_out,
     )
     summary |= {
         "annotations": [path.name for path in _files(annotations)],
@@ -86,6 +96,7 @@ def describe(summary: dict[str, Any]) -> str:
         *(f"  {name}: {_cell(value)}" for name, value in summary["scores"].items()),
         f"  n {summary['n']} questions, {summary['num_responses']} responses (k {summary['k']}), "
         f"{summary['missing']} annotated without a response",
+        *_oddities(summary),
         f"  with a box {summary['box_share']:.1%}, empty {summary['empty_share']:.1%}, truncated {truncated}, "
         f"no answer {summary['no_answer']}, timeouts {summary['timeouts']}, errors {summary['errors']}",
     ]
@@ -103,6 +114,20 @@ def describe(summary: dict[str, Any]) -> str:
         if 1 < len(table) <= 40:
             lines += [f"  by {facet}", *(f"    {value or '-'}: {_cell(cell)}" for value, cell in table.items())]
     return "\n".join(lines)
+
+
+def _oddities(summary: dict[str, Any]) -> list[str]:
+    """What the files hold beyond one response per question; nothing for most."""
+    lines = []
+    if summary["k_min"] != summary["k"]:
+        lines.append(
+            f"  between {summary['k_min']} and {summary['k']} responses a question: repeated ids are samples"
+        )
+    if left_out := summary["left_out"]:
+        lines.append(f"  left out: {len(left_out)} ids that no annotated question with a gold has{_few(left_out)}")
+    if summary["published_verdicts"]:
+        lines.append(f"  {summary['published_verdicts']} verdicts are the file's own: it holds no answers there")
+    return lines
 
 
 def _cell(value: Any) -> str:
@@ -126,6 +151,22 @@ def _benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         raise UserError(f"--benchmark is {name!r}; known: {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name]
+
+
+def _template(options: argparse.Namespace) -> Template:
+    """The named one; else that of our own records, which stands beside them; else plain: the final box anywhere.
+
+    Thus `eval` and `score` agree on the same records, and a foreign response is not asked for tags it never heard of.
+    """
+    name = options.template
+    if name is None:
+        beside = options.responses[0].with_suffix(".json")
+        is_ours = options.responses[0].suffix == ".parquet" and beside.is_file()
+        name = json.loads(beside.read_text(encoding="utf-8")).get("template") if is_ours else None
+    found = eval_template(name or "plain")
+    if found is None:
+        raise UserError(f"--template is {name!r}; known: {', '.join([*TEMPLATES, *PUBLISHED_PROMPTS])}")
+    return found[0]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

@@ -44,6 +44,9 @@ def read_question(row: Mapping[str, Any], where: str) -> Question:
 
 
 def judge(question: Question, answer: Answer) -> Judgement:
+    if answer.published is not None and not answer.text and answer.extraction is None:
+        verdict = "correct" if answer.published else "wrong"
+        return Judgement(verdict, None, "the file holds this verdict, and no answer", "published verdict")
     short = answer.extraction if answer.extraction is not None else short_answer(answer.text)
     if question.answer_type == "float":
         value, gold = _number(short), _number(question.gold)

@@ -51,9 +51,9 @@ def judge_logicvista(question: Question, answer: Answer) -> Judgement:
 def read_mathverse(row: Mapping[str, Any], where: str) -> Question:
     gold = str(required(row, "answer", where)).strip()
     is_choice = row.get("question_type") == "multi-choice"
-    meta = row.get("metadata") or {}
+    meta = row.get("metadata") or row.get("category") or {}
     return Question(
-        id=text_field(row, "sample_index", where),
+        id=text_field(row, "sample_index" if "sample_index" in row else "problem_id", where),
         gold=gold if is_choice else unwrapped(gold),
         answer_type="choice" if is_choice else type_of_gold(gold),
         choices=options_in(str(row.get("question_for_eval") or row.get("question") or "")) if is_choice else (),
@@ -69,8 +69,9 @@ def read_mathverse(row: Mapping[str, Any], where: str) -> Question:
 
 def judge_mathverse(question: Question, answer: Answer) -> Judgement | str:
     """A verdict for a letter; for everything else the extracted text, which the grader compares."""
+    text = answer.text if answer.extraction is None else answer.extraction
     if question.answer_type != "choice":
-        return final_answer(answer.text)
-    letters = final_letters(answer.text)
+        return final_answer(text)
+    letters = final_letters(text)
     right = letters == (question.gold,)
     return Judgement("correct" if right else "wrong", ", ".join(letters), f"names {letters} for {question.gold}")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlm_rl.scoring.arithmetic import Value, value_of
+from vlm_rl.scoring.arithmetic import is_beyond, value_of
 from vlm_rl.scoring.fields import required, text_field, type_of_gold
 from vlm_rl.scoring.items import Answer, Judgement, Question
 
@@ -30,7 +30,7 @@ _DRESSING: tuple[tuple[str, str], ...] = (
 )
 _PERCENT: tuple[tuple[str, str], ...] = (("\\%", ""), (" .", " 0."), ("{.", "{0."))
 _BRACED_LETTERS = tuple((form.format(letter), letter) for form in ("({})", "{{{}}}") for letter in "abcde")
-_MAY_DIFFER = re.compile(r"\\(boxed|log|binom|begin|[lg]eq?)\b|\d\s*\\frac|[<>]")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 
 def read_question(row: Mapping[str, Any], where: str) -> Question:
@@ -62,7 +62,7 @@ def _doubt(golds: list[str], found: str) -> str:
     """Why the authors' symbolic reader may see another value than ours; "" in the plain cases."""
     if any(found.strip().lower() == gold.strip().lower() for gold in golds):
         return ""
-    odd = [text for text in (found, *golds) if _MAY_DIFFER.search(text)]
+    odd = [text for text in (found, *golds) if is_beyond(text)]
     has_digit = re.search(r"\d", found) is not None
     return f"may differ: the value of {odd[0]!r:.60} depends on the reader" if odd and has_digit else ""
 
@@ -111,15 +111,39 @@ def _bare(text: str) -> str:
         text = text.replace(old, new)
     if text.startswith("."):
         text = f"0{text}"
+    if text.count("\\approx") == 1:  # one that the removals above have put together
+        text = text.split("\\approx")[1]
     if "sqrt" in text:
-        text = re.sub(r"\\sqrt(?=[^{])(.)", r"\\sqrt{\1}", text)
-        text = re.sub(r"\\frac(?!\{)(.)([^{])", r"\\frac{\1}{\2}", text)
+        text = _braced_fractions(_braced_roots(text).replace(" ", ""))
     text = text.replace(" ", "")
     if text == "0.5":
         return r"\frac{1}{2}"
-    if match := re.fullmatch(r"(0|-?[1-9]\d*)/(0|-?[1-9]\d*)", text):
-        return rf"\frac{{{match[1]}}}{{{match[2]}}}"
-    return text
+    top, slash, bottom = text.partition("/")
+    is_fraction = slash and _WHOLE.fullmatch(top) and _WHOLE.fullmatch(bottom)
+    return rf"\frac{{{top}}}{{{bottom}}}" if is_fraction else text
+
+
+def _braced_roots(text: str) -> str:
+    r"""\sqrt3 as \sqrt{3}: the first character behind each root, whatever it is."""
+    first, *parts = text.split("\\sqrt")
+    return first + "".join(
+        rf"\sqrt{part}" if not part or part[0] == "{" else rf"\sqrt{{{part[0]}}}{part[1:]}" for part in parts
+    )
+
+
+def _braced_fractions(text: str) -> str:
+    r"""\frac12 as \frac{1}{2}; the text as it is if a fraction has less than two characters behind it."""
+    first, *parts = text.split("\\frac")
+    found = first
+    for part in parts:
+        if part.startswith("{"):
+            found += rf"\frac{part}"
+        elif len(part) < 2:
+            return text
+        else:
+            bottom = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
+            found += rf"\frac{{{part[0]}}}{bottom}"
+    return found
 
 
 def is_equal(gold: str, found: str) -> bool:
@@ -133,11 +157,11 @@ def is_equal(gold: str, found: str) -> bool:
     if gold == found:
         return True
     values = value_of(gold), value_of(found)
-    return None not in values and _rounded(values[0]) == _rounded(values[1])
+    return values[0] is not None and values[1] is not None and round(values[0], 2) == round(values[1], 2)
 
 
 def _evaluated_tuple(text: str) -> str:
-    """`(2*3,1/2)` as `(6,0.5)`; the text itself if it is no tuple or a part has no value."""
+    """`(2*3,1/2)` as `(6,0.5)`, `(6/2,1)` as `(3.0,1)`; the text itself if it is no tuple or a part has no value."""
     parts = text[1:-1].split(",")
     if len(parts) < 2 or (text[0], text[-1]) not in (("(", ")"), ("[", "]")):
         return text
@@ -149,16 +173,8 @@ def _evaluated_tuple(text: str) -> str:
         value = value_of(part)
         if value is None:
             return text
-        shown.append(str(_rounded(value)))
+        shown.append(str(round(value, 2)))
     return f"{text[0]}{','.join(shown)}{text[-1]}"
-
-
-def _rounded(value: Value | None) -> float | int:
-    """To two digits as Python rounds; whole exact numbers stay whole, because texts are compared."""
-    assert value is not None
-    if not isinstance(value, float) and value.denominator == 1:
-        return value.numerator
-    return round(float(value), 2)
 
 
 def _is_float(text: str) -> bool:

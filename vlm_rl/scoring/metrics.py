@@ -69,12 +69,14 @@ def health(rows: Sequence[Row]) -> dict[str, Any]:
         "n": len(samples),
         "num_responses": len(rows),
         "k": max(samples, default=0),
+        "k_min": min(samples, default=0),
         "box_share": sum(row.has_box for row in rows) / len(rows) if rows else None,
         "truncated_share": sum(stop == "length" for stop in stops) / len(stops) if stops else None,
         "empty_share": sum(not row.answer.text.strip() for row in rows) / len(rows) if rows else None,
         "no_answer": verdicts.count("no_answer"),
         "timeouts": verdicts.count("timeout"),
         "errors": verdicts.count("error"),
+        "published_verdicts": sum(row.judgement.note == "published verdict" for row in rows),
         "free_points": sum(row.judgement.note == "free point" for row in rows),
     }
 

@@ -39,7 +39,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "mathverse",
             lettered.read_mathverse,
             lettered.judge_mathverse,
-            ("sample_index", "_key", "id"),
+            ("sample_index", "problem_id", "_key", "id"),
             carries=True,
         ),
         Benchmark(

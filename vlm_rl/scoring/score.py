@@ -17,6 +17,21 @@ from vlm_rl.scoring.registry import Benchmark
 from vlm_rl.templates import TEMPLATES, Template, boxes
 
 
+def matched(
+    benchmark: Benchmark, questions: Sequence[Question], answers: Sequence[Answer]
+) -> tuple[list[Answer], list[str]]:
+    """The answers that belong to a question, and the ids of the others. Raises UserError where none belongs."""
+    known = {question.id for question in questions}
+    kept = [answer for answer in answers if answer.id in known]
+    if not kept:
+        raise UserError(
+            f"none of the {len(answers)} responses belongs to one of the {len(known)} annotated questions of "
+            f"{benchmark.name}: the responses' ids begin {', '.join(answer.id for answer in answers[:3])}, "
+            f"the annotations' {', '.join(question.id for question in questions[:3])}: do the files fit each other?"
+        )
+    return kept, sorted({answer.id for answer in answers if answer.id not in known})
+
+
 def judge_all(
     benchmark: Benchmark,
     questions: Sequence[Question],
@@ -26,14 +41,8 @@ def judge_all(
     grader: Grader,
     template: Template,
 ) -> list[Row]:
-    """The answers in their order, each with its question and verdict. Raises UserError for an unknown id."""
+    """The answers in their order, each with its question and verdict; all of them belong to one (see `matched`)."""
     known = {question.id: question for question in questions}
-    unknown = [answer.id for answer in answers if answer.id not in known]
-    if unknown:
-        raise UserError(
-            f"{len(unknown)} of {len(answers)} responses belong to no annotated question of {benchmark.name}, "
-            f"first {unknown[0]!r}; annotated are e.g. {', '.join(list(known)[:3])}: do the files fit each other?"
-        )
     pairs = [(known[answer.id], answer) for answer in answers]
     if mode == "official":
         opinions = [benchmark.judge(question, answer) for question, answer in pairs]
@@ -66,9 +75,15 @@ def _grade(pairs: Sequence[tuple[Question, str]], grader: Grader, template: Temp
 
 
 def summarise_rows(
-    benchmark: Benchmark, rows: Sequence[Row], *, mode: Mode, num_questions: int, template: str
+    benchmark: Benchmark,
+    rows: Sequence[Row],
+    *,
+    mode: Mode,
+    num_questions: int,
+    template: str,
+    left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Everything that is reported about judged rows, as plain JSON."""
+    """Everything that is reported about judged rows, as plain JSON; `left_out`: ids that no question has."""
     official = mode == "official"
     shipped = sum(row.answer.extraction is not None for row in rows) if official else 0
     emulated = official and benchmark.emulated and shipped < len(rows)
@@ -81,6 +96,7 @@ def summarise_rows(
         "headline": benchmark.headline,
         "num_questions": num_questions,
         "missing": num_questions - len({row.question.id for row in rows}),
+        "left_out": list(left_out),
         "shipped_extractions": shipped,
         **health(rows),
         "scores": scores(benchmark.name, rows),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from vlm_rl.scoring.items import Answer
 Fields = dict[str, Any]
 
 TEXTS = ("response", "model_response", "prediction", "output", "completion", "model_answer", "short answer", "answer")
-_VERDICTS = ("correct", "true_false", "result", "hit", "joker")
+_VERDICTS = ("correct", "true_false", "result", "hit", "joker", "judgement")
+_RIGHT, _WRONG = ("correct", "true", "1"), ("fail", "false", "wrong", "incorrect", "0")
 _TRIAL = re.compile(r"(?:trial|variant|split|sample_variant)[_ -]?(\d+)", re.IGNORECASE)
+_VARIANT = re.compile(r"(?i)(?:sample[_ ])?variant[_ -]?(\d+)")
+_WRAPPERS = ("data", "results", "rows", "annotations", "responses", "predictions", "outputs")
 
 
 def read_rows(path: Path) -> list[tuple[str, Fields]]:
@@ -45,14 +48,40 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Fields]]:
         rows = pq.read_table(path, columns=[name for name in present if name != "image"]).to_pylist()
         yield from _numbered(rows)
     elif path.suffix in (".csv", ".tsv"):
+        csv.field_size_limit(2**27)  # a response may be long
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _numbered(list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")))
-    elif path.suffix == ".jsonl":
-        lines = path.read_text(encoding="utf-8").split("\n")
-        yield from _numbered([json.loads(line) for line in lines if line.strip()])
+            rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+        yield from _one_per_variant(_numbered(rows))
     else:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = _parsed(path.read_text(encoding="utf-8-sig"), as_lines=path.suffix == ".jsonl")
+        if isinstance(tree, dict) and len(tree) == 1 and next(iter(tree)) in _WRAPPERS:
+            tree = next(iter(tree.values()))
         yield from _keyed(tree) if isinstance(tree, dict) else _numbered(tree)
+
+
+def _parsed(text: str, *, as_lines: bool) -> Any:
+    """JSON or JSON Lines, as the file's name says, else the other way round. Raises ValueError, the first way's."""
+    first, second = (_parsed_lines, json.loads) if as_lines else (json.loads, _parsed_lines)
+    try:
+        tree = first(text)
+        if as_lines and len(tree) == 1 and isinstance(tree[0], list):  # a list of rows on one line
+            return tree[0]
+        return tree
+    except ValueError as error:
+        try:
+            return second(text)
+        except ValueError:
+            raise error from None
+
+
+def _parsed_lines(text: str) -> list[Any]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"line {number} is no JSON: {error}") from None
+    return rows
 
 
 def _numbered(rows: Any) -> Iterator[tuple[str, Fields]]:
@@ -64,10 +93,29 @@ def _numbered(rows: Any) -> Iterator[tuple[str, Fields]]:
         yield f"row {number}", {"_number": str(number), **row}
 
 
+def _one_per_variant(rows: Iterable[tuple[str, Fields]]) -> Iterator[tuple[str, Fields]]:
+    """DynaMath's wide table (Question ID, Variant 1, ...) as a row per variant; other rows as they are.
+
+    Its authors publish verdicts in it, not answers: such a cell becomes the row's verdict.
+    """
+    for where, row in rows:
+        cells = {match[1]: row[name] for name in row if (match := _VARIANT.fullmatch(str(name).strip()))}
+        if not cells:
+            yield where, row
+            continue
+        name = next((row[key] for key in ("Question ID", "question_id", "id", "ID") if row.get(key)), None)
+        if name is None:
+            raise ValueError(f"{where} has variants and no 'Question ID': {sorted(map(str, row))[:12]}")
+        for variant, cell in cells.items():
+            is_verdict = str(cell).strip().lower() in ("correct", "fail")
+            text = {"response": "", "result": cell.strip()} if is_verdict else {"response": cell}
+            yield f"{where} variant {variant}", {"_key": str(name).strip().lstrip("Qq"), "trial": variant, **text}
+
+
 def _keyed(tree: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
     """Rows of an object by id; a value may be the text alone, several rows, or rows by step."""
     for key, value in tree.items():
-        if isinstance(value, list) and all(isinstance(row, dict) for row in value):
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             yield from ((f"row {key!r}", {"_key": key, **row}) for row in value)
         elif isinstance(value, dict) and value and all(isinstance(row, dict) for row in value.values()):
             yield from ((f"row {key!r} {step!r}", {"ID": key, "key": step, **row}) for step, row in value.items())
@@ -112,8 +160,15 @@ def _identity(row: Fields, ids: Sequence[str], where: str) -> str:
     for template in ids:
         names = re.findall(r"\{(\w+)\}", template) or [template]
         if all(row.get(name) not in (None, "") for name in names):
-            return template.format(**row) if "{" in template else str(row[template])
+            if "{" in template:
+                return template.format(**{name: _plain(row[name]) for name in names})
+            return _plain(row[template])
     raise UserError(f"{where}: no id: wanted one of {', '.join(ids)}; the row has {sorted(row)[:12]}")
+
+
+def _plain(value: Any) -> str:
+    """An id as people write it: 7, 7.0 and " 7 " are one."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 def _texts(row: Fields, texts: Sequence[str], where: str) -> list[Any]:
@@ -121,6 +176,8 @@ def _texts(row: Fields, texts: Sequence[str], where: str) -> list[Any]:
         if name in row:
             value = row[name]
             return value if isinstance(value, list) else [value]
+    if row.get("extraction") is not None:  # the rule starts from it
+        return [""]
     raise UserError(f"{where}: no response: wanted one of {', '.join(texts)}; the row has {sorted(row)[:12]}")
 
 
@@ -133,7 +190,7 @@ def _answer(row: Fields, name: str, text: Any, sample: int) -> Answer:
         text="" if text is None else str(text),
         sample=sample,
         extraction=str(extraction) if extraction is not None else None,
-        published=_published(row) if "problem_id" not in row else None,
+        published=_published(row),
         length=row.get("length"),
         stop_reason=row.get("stop_reason"),
     )
@@ -141,9 +198,7 @@ def _answer(row: Fields, name: str, text: Any, sample: int) -> Answer:
 
 def _published(row: Fields) -> bool | None:
     for name in _VERDICTS:
-        value = row.get(name)
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in ("correct", "true", "fail", "false", "wrong"):
-            return value.lower() in ("correct", "true")
+        shown = str(row.get(name)).strip().lower()
+        if shown in _RIGHT or shown in _WRONG:
+            return shown in _RIGHT
     return None

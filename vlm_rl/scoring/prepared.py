@@ -1,0 +1,96 @@
+"""Prepared problems as a benchmark's questions: an evaluation is scored as its benchmark defines it.
+
+`questions_of(problems)` is None for sets that are no benchmark's. Answers to the questions are records of an
+evaluation, so that the published rule (`official`) and the benchmark's own metrics work on them as on saved files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm_rl.answers import Grader
+from vlm_rl.scoring.items import Answer, Judgement, Mode, Question, Row
+from vlm_rl.scoring.metrics import facet_tables, scores
+from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
+from vlm_rl.scoring.score import judge_all
+from vlm_rl.templates import Template
+from vlm_rl.types import Problem
+
+Record = Mapping[str, Any]
+_FACETS = ("level", "skills", "version", "subfield", "key", "kind")  # of a problem's meta
+
+
+def benchmark_of(problems: Sequence[Problem]) -> Benchmark | None:
+    """The benchmark that all of the problems come from, if it is a known one."""
+    sources = {problem.source for problem in problems}
+    return BENCHMARKS.get(sources.pop()) if len(sources) == 1 else None
+
+
+def rule_of(problems: Sequence[Problem], mode: Mode) -> str:
+    """strict, official, or emulated: the published rule with rules in the place of its judge model."""
+    benchmark = benchmark_of(problems)
+    return "emulated" if mode == "official" and benchmark is not None and benchmark.emulated else mode
+
+
+def question_of(problem: Problem) -> Question:
+    """The annotated row behind a prepared problem; MathVista's gold becomes its option's text again."""
+    meta = problem.meta
+    gold, kind = problem.answer, problem.answer_type
+    if problem.source == "mathvista" and kind == "choice":
+        gold = problem.choices[ord(gold) - ord("A")]
+    if problem.source == "mathvista" and meta.get("answer_type") == "list":
+        kind = "list"
+    group = meta.get("seed", meta.get("problem", ""))
+    part = meta.get("variant", str(meta.get("key", "")).rpartition("_")[2])
+    facets = {name: _values(meta[name]) for name in _FACETS if meta.get(name) not in (None, "", [])}
+    if problem.category:
+        facets = {"category": (problem.category,), **facets}
+    known = {name: meta[name] for name in ("precision", "tolerance", "unit") if meta.get(name) is not None}
+    others = tuple(meta.get("alternative_golds") or ())
+    return Question(
+        problem.id, gold, kind, problem.choices, known, facets, problem=str(group), part=str(part), other_golds=others
+    )
+
+
+def _values(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+
+
+def official_judgements(
+    problems: Sequence[Problem], texts: Sequence[Sequence[str]], *, grader: Grader, template: Template
+) -> list[list[Judgement]]:
+    """Per problem the published rule's opinion on each of its responses. The problems are one benchmark's."""
+    benchmark = benchmark_of(problems)
+    assert benchmark is not None
+    answers = [
+        Answer(problem.id, text, sample)
+        for problem, group in zip(problems, texts, strict=True)
+        for sample, text in enumerate(group)
+    ]
+    questions = [question_of(problem) for problem in problems]
+    rows = iter(judge_all(benchmark, questions, answers, mode="official", grader=grader, template=template))
+    return [[next(rows).judgement for _ in group] for group in texts]
+
+
+def benchmark_scores(problems: Sequence[Problem], records: Sequence[Record]) -> dict[str, Any]:
+    """{benchmark, headline, scores, by}: what the benchmark reports of these verdicts; {} for other sets."""
+    benchmark = benchmark_of(problems)
+    if benchmark is None:
+        return {}
+    questions = {problem.id: question_of(problem) for problem in problems}
+    rows = [
+        Row(
+            questions[record["problem_id"]],
+            Answer(record["problem_id"], record["response"], record["sample_index"]),
+            Judgement(record["verdict"], record["extracted"], record["reason"]),
+            has_box=record["has_box"],
+        )
+        for record in records
+    ]
+    return {
+        "benchmark": benchmark.name,
+        "headline": benchmark.headline,
+        "scores": scores(benchmark.name, rows),
+        "by": facet_tables(rows),
+    }
