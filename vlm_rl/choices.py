@@ -21,8 +21,8 @@ _AFFIRMED = r"(?: is (?:correct|right|the (?:(?:correct|right|best|final) )?(?:a
 _LETTER = re.compile(rf"{_INTRODUCTION}?[(\[<]?([A-Za-z])[)\]>.:,!]*{_AFFIRMED}")
 _LETTER_AND_TEXT = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Z])(?:[)\].:,]+ ?| - | )(.+)")
 _TEXT_AND_LETTER = re.compile(r"(.+?) ?[(\[]([A-Z])[)\]]")
-_ONE = r"[(\[]?[A-Z][)\].]?"
-_LETTER_LIST = re.compile(rf"{_ONE}(?:(?: ?(?:[,;/+]|\\?&|,? ?and(?![A-Za-z])) ?| |(?=\()){_ONE})+", re.IGNORECASE)
+_SEPARATOR = re.compile(r"[,;/+&\s\\]+|(?<=\))(?=\()")
+_ONE = re.compile(r"[(\[]?([A-Za-z])[)\].]?")
 _LABELLED = re.compile(r"\(?([A-Z])[).:] ?(.+)", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
@@ -61,9 +61,9 @@ def _letter_list(text: str) -> frozenset[str]:
     text = re.sub(f"^{_INTRODUCTION}", "", outer[1] if outer else text)
     if re.fullmatch(r"[A-Z]{2,9}\.?", text) and len(set(text)) == len(text):
         return frozenset(text) - {"."}
-    if _LETTER_LIST.fullmatch(text):
-        return frozenset(word.upper() for word in re.findall("[A-Za-z]+", text) if len(word) == 1)
-    return frozenset()
+    words = [word for word in _SEPARATOR.split(text.strip()) if word and word != "and"]
+    letters = [match[1].upper() for word in words if (match := _ONE.fullmatch(word))]
+    return frozenset(letters) if 1 < len(letters) == len(words) else frozenset()
 
 
 def _gold_options(gold: str, choices: Sequence[str]) -> frozenset[int] | None:
