@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from vlm_rl import cli
 from vlm_rl.answers import Grader, GradeTask, extract
+from vlm_rl.polynomial import parse_closed_form
 from vlm_rl.templates import TEMPLATES
 
 HERE = Path(__file__).resolve().parent
@@ -39,7 +40,7 @@ def grader() -> Iterator[Grader]:
 
 def test_the_corpus_covers_every_class_and_is_half_refusals() -> None:
     verdicts = Counter(case["verdict"] for case in CASES)
-    assert len(CASES) >= 240
+    assert len(CASES) >= 800
     assert len(CASES) - verdicts["correct"] >= len(CASES) / 2
     assert len({case["class"] for case in CASES}) >= 24
     assert all(case["why"] for case in CASES)
@@ -240,6 +241,75 @@ PIECES = [
     "\u200b",
     "｛",
 ]
+
+
+LURES = [
+    *(
+        "{1\\over",
+        r"\text{",
+        r"\frac{",
+        r"\sqrt",
+        "½",
+        "=",
+        "=x",
+        "a=b=",
+        "x=",
+        "A and ",
+        "Option ",
+        "word ",
+        "^1",
+        ":",
+        "1:",
+    ),
+    *(
+        "1,",
+        "1'",
+        "1.",
+        "(1,2)",
+        "]0,1[",
+        "&#52;",
+        "<b>",
+        "*",
+        "{,}",
+        r"\approx 1",
+        r"\dot1",
+        "is ",
+        " to ",
+        "one ",
+        "m/",
+    ),
+]
+
+
+@pytest.mark.timeout(120)  # each takes milliseconds; one that runs away takes hours
+@pytest.mark.parametrize("lure", LURES)
+def test_no_repeated_lure_runs_away(lure: str) -> None:
+    """The longest answer that is looked at, before the symbolic judge, which is not asked here."""
+    from vlm_rl.answers import _grade
+
+    answer = (lure * 8000)[:7990]
+    for gold, kind, choices in (("x=2", "expression", ()), ("3:4", "list", ()), ("B", "choice", ("4 cm", "5 cm"))):
+        task = GradeTask(rf"\boxed{{{answer}}} \boxed{{5}}", gold, kind, PLAIN, choices)  # type: ignore[arg-type]
+        grade = _grade(task, {}, {})
+        assert grade is None or (grade.path != "fault" and not grade.correct)
+
+
+def test_one_response_asks_for_a_bounded_number_of_comparisons() -> None:
+    from vlm_rl.answers import MAX_ASKED, _grade
+
+    for size, verdict in ((6, None), (7, "error")):  # 36 and 49 pairs
+        gold, answer = (rf"\{{{','.join(rf'{name} {n}x' for n in range(size))}\}}" for name in (r"\sin", r"\cos"))
+        wanted: dict[Any, None] = {}
+        grade = _grade(GradeTask(rf"\boxed{{{answer}}}", gold, "expression", PLAIN), {}, wanted)
+        assert (grade.verdict if grade else None) == verdict
+        assert len(wanted) == min(size * size, MAX_ASKED)
+
+
+def test_a_closed_form_has_a_bounded_cost() -> None:
+    root = r"(\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11})^{100}"
+    assert parse_closed_form(root.replace("100", "10")) is not None
+    for text in ("+".join([root] * 16), "+".join(["(a+1)^{59}"] * 90), "*".join(["(a+b+c+d+1)^{2}"] * 60)):
+        assert parse_closed_form(text) is None
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=30).map("".join))

@@ -11,6 +11,7 @@ never a silent "wrong". Training, evaluation and demo all use this class.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vlm_rl.choices import judge_choice
 from vlm_rl.equality import Ask, Comparison, Job
 from vlm_rl.mathtext import canonical, clean
-from vlm_rl.prefilter import Undecided, refuse_long
+from vlm_rl.prefilter import Undecided, refuse_long, refused
 from vlm_rl.symbolic import Outcome, SymbolicJudge
 from vlm_rl.templates import TEMPLATES, Template, boxes
 from vlm_rl.unicode_text import fold
@@ -28,11 +29,14 @@ from vlm_rl.verdicts import AnswerType, Grade
 if TYPE_CHECKING:
     from vlm_rl.types import Problem  # imports torch, which grading does not need
 
-GRADER_VERSION = "2"  # of the policy: another version may give another verdict
+GRADER_VERSION = "3"  # of the policy: another version may give another verdict
 MAX_BOXES = 8  # different texts among one response's boxes
+MAX_ASKED = 40  # symbolic comparisons for one response
 _MAX_ROUNDS = 4
+_TAG = re.compile(r"< {0,2}(/?) {0,2}(think|answer) {0,2}>", re.IGNORECASE)
 _WHY = {  # a refusal in words, by the rule that decided
     "text": "another text",
+    "ratio": "another ratio",
     "number": "another number",
     "closed_form": "another value, exactly",
     "math_verify": "not the same for math-verify",
@@ -138,7 +142,7 @@ def task_of(problem: Problem, response: str, template: Template) -> GradeTask:
 
 def extract(response: str, template: Template) -> tuple[list[str], str]:
     """(texts of the boxes that count, why there are none): the last box is the answer if all are equal."""
-    region = template.answer_region(fold(response))
+    region = template.answer_region(_TAG.sub(lambda tag: f"<{tag[1]}{tag[2].lower()}>", fold(response)))
     if region is None:
         return [], "no answer region: the reasoning block, or the answer block after it, is missing or not closed"
     found = boxes(region)
@@ -150,8 +154,12 @@ def extract(response: str, template: Template) -> tuple[list[str], str]:
 
 def _grade(task: GradeTask, known: Mapping[Job, Outcome], wanted: dict[Job, None]) -> Grade | None:
     """The grade, or None after adding to `wanted` what has to be decided first."""
+    asked: set[Job] = set()
 
     def ask(job: Job) -> Any:
+        asked.add(job)
+        if len(asked) > MAX_ASKED:
+            raise refused(f"more than {MAX_ASKED} symbolic comparisons")
         if job not in known:
             wanted[job] = None
             return None

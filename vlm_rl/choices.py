@@ -9,26 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vlm_rl.equality import Ask, Comparison
+from vlm_rl.equality import Ask, Comparison, without_introduction
 from vlm_rl.mathtext import canonical, clean, enclosed
 
 # "The correct answer is", "Option", and the same in Chinese; what they introduce follows.
 _INTRODUCTION = (
-    r"(?:(?:(?i:the )?(?i:correct |right |final |best )?(?i:options?|choices?|answers?)(?i: is| are)?"
-    r"|(?:正确)?(?:答案|选项)[是为]?|选) ?:? ?)"
+    r"(?:(?:(?i:the )?(?i:correct |right |final |best )?(?i:options?|choices?|answers?|ans\.?|letters?)(?i: is| are)?"
+    r"|(?i:réponse|antwort|respuesta|risposta|ответ)|(?:正确)?(?:答案|选项)[是为]?|选) ?:? ?)"
 )
-_LETTER = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Za-z])[)\].:,]*")
+_AFFIRMED = r"(?: is (?:correct|right|the (?:(?:correct|right|best|final) )?(?:answer|option|choice)))?"
+_LETTER = re.compile(rf"{_INTRODUCTION}?[(\[<]?([A-Za-z])[)\]>.:,!]*{_AFFIRMED}")
 _LETTER_AND_TEXT = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Z])(?:[)\].:,]+ ?| - | )(.+)")
-_LETTER_LIST = re.compile(r"[(\[]?[A-Z][)\]]?(?:(?: ?[,;&/] ?| ?,? and | )[(\[]?[A-Z][)\]]?)+")
+_TEXT_AND_LETTER = re.compile(r"(.+?) ?[(\[]([A-Z])[)\]]")
+_SEPARATOR = re.compile(r"[,;/+&\s\\]+|(?<=\))(?=\()")
+_ONE = re.compile(r"[(\[]?([A-Za-z])[)\].]?")
+_LABELLED = re.compile(r"\(?([A-Z])[).:] ?(.+)", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
 def judge_choice(gold: str, answer: str, choices: Sequence[str], ask: Ask) -> tuple[bool | None, str]:
     """(verdict, path): None while the judge has not spoken. Without choices any letter A-Z may be named."""
-    gold_text, answer_text = clean(gold), clean(answer)
-    several = _letter_list(gold_text)
+    choices = _unlabelled(choices)
+    gold_text, answer_text = clean(gold), without_introduction(clean(answer))
+    several = frozenset() if _same_text(gold_text, choices) else _letter_list(gold_text)
     if several:
-        return _letter_list(answer_text, joined=True) == several, "choice_letters"
+        return _letter_list(answer_text) == several, "choice_letters"
     wanted = _gold_options(gold_text, choices)
     if wanted is None and not choices:
         comparison = Comparison("expression", ask)
@@ -43,13 +48,22 @@ def judge_choice(gold: str, answer: str, choices: Sequence[str], ask: Ask) -> tu
     return bool(named) and named <= wanted, path
 
 
-def _letter_list(text: str, *, joined: bool = False) -> frozenset[str]:
-    """The letters of `A, C` or `B and D`; with `joined` also of `AC`. Empty if it is nothing like that."""
+def _unlabelled(choices: Sequence[str]) -> Sequence[str]:
+    """The options' texts without "(A)", "(B)", ... in front, if all of them have it."""
+    found = [_LABELLED.fullmatch(choice.strip()) for choice in choices]
+    texts = [match[2] for index, match in enumerate(found) if match and ord(match[1]) - ord("A") == index]
+    return texts if len(texts) == len(choices) else choices
+
+
+def _letter_list(text: str) -> frozenset[str]:
+    """The letters of `A, C`, `B and D` or `AC`. Empty if it is nothing like that."""
     outer = enclosed(text)
-    text = re.sub(f"^{_INTRODUCTION}", "", outer[1] if outer else text).rstrip(".)")
-    if _LETTER_LIST.fullmatch(text) or (joined and re.fullmatch(r"[A-Z]{2,9}", text)):
-        return frozenset(re.findall(r"(?<![a-z])[A-Z]", text))
-    return frozenset()
+    text = re.sub(f"^{_INTRODUCTION}", "", outer[1] if outer else text)
+    if re.fullmatch(r"[A-Z]{2,9}\.?", text) and len(set(text)) == len(text):
+        return frozenset(text) - {"."}
+    words = [word for word in _SEPARATOR.split(text.strip()) if word and word != "and"]
+    letters = [match[1].upper() for word in words if (match := _ONE.fullmatch(word))]
+    return frozenset(letters) if 1 < len(letters) == len(words) else frozenset()
 
 
 def _gold_options(gold: str, choices: Sequence[str]) -> frozenset[int] | None:
@@ -71,10 +85,11 @@ def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[froze
         return (frozenset() if conflict else frozenset({letter})), "choice_letter"
     if texts:
         return texts, "choice_text"
-    if match := _LETTER_AND_TEXT.fullmatch(answer):
-        letter = _index(match, choices)
-        if letter is not None and choices:
-            same = _same_value(choices[letter], match.group(2), ask)
+    for pattern, text_group in ((_LETTER_AND_TEXT, 2), (_TEXT_AND_LETTER, 1)):
+        match = pattern.fullmatch(answer)
+        letter = _index(match, choices, group=3 - text_group)
+        if match is not None and letter is not None and choices:
+            same = _same_value(choices[letter], _unbracketed(match[text_group]), ask)
             if same is not False:
                 return (frozenset({letter}) if same else None), "choice_letter"
     return _by_value(answer, choices, ask), "choice_value"
@@ -91,10 +106,15 @@ def _by_value(text: str, choices: Sequence[str], ask: Ask) -> frozenset[int] | N
     return named if one else frozenset()
 
 
-def _index(match: re.Match[str] | None, choices: Sequence[str]) -> int | None:
+def _unbracketed(text: str) -> str:
+    outer = enclosed(text)
+    return outer[1] if outer and outer[::2] == ("(", ")") else text
+
+
+def _index(match: re.Match[str] | None, choices: Sequence[str], *, group: int = 1) -> int | None:
     if match is None:
         return None
-    index = ord(match.group(1).upper()) - ord("A")
+    index = ord(match.group(group).upper()) - ord("A")
     return index if index < (len(choices) or 26) else None
 
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from vlm_rl.mathtext import canonical, enclosed, split_top
+from vlm_rl.number_words import parse_words
 from vlm_rl.rational import parse_rational
 from vlm_rl.units import quantity
 from vlm_rl.verdicts import AnswerType
@@ -23,6 +24,7 @@ Kind = Literal["set", "tuple", "bracket", "interval", "bare"]
 _COMMAS = frozenset(",;")
 _SIGNED = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _WORDS_AS_COMMAS = re.compile(r" ?,? (?:and|or) |\\(?:lor|vee|land|wedge)(?![A-Za-z])")
+_NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")
 _BUILDER = re.compile(r"\\mid|[|:]")
 
 
@@ -67,7 +69,7 @@ def in_order(gold: Collection, answer: Collection, answer_type: AnswerType) -> b
         return False if answer.kind in ("set", "bare") else None
     if gold.kind == "bare":
         if answer.kind == "bare":
-            return not any_order
+            return not (any_order or _names(gold) == _names(answer) != set())
         if any_order:
             return False if answer.kind in ("set", "bracket") else None
         return True if answer.kind == "tuple" else None
@@ -77,6 +79,12 @@ def in_order(gold: Collection, answer: Collection, answer_type: AnswerType) -> b
         return True if answer.kind == "interval" and gold.ends == answer.ends else None
     listed = gold.kind == "tuple" or any_order or len(gold.items) != 2
     return True if answer.kind == "bare" and listed else None
+
+
+def _names(listed: Collection) -> set[str]:
+    """The names in `x=2, y=3`; none unless every item has one of its own."""
+    names = {match.group() for item in listed.items if (match := _NAME.match(item))}
+    return names if len(names) == len(listed.items) else set()
 
 
 def unmatched(golds: list[str], answers: list[str]) -> tuple[list[str], list[str]]:
@@ -107,9 +115,10 @@ def item_key(item: str) -> str:
 
 
 def as_rational(text: str) -> Fraction | None:
-    """`parse_rational`, of what stands inside one pair of parentheses too."""
+    """`parse_rational`, of what stands inside one pair of parentheses too, and of numbers in words."""
     inner = enclosed(text)
-    return parse_rational(inner[1] if inner and inner[::2] == ("(", ")") else text)
+    number = parse_rational(inner[1] if inner and inner[::2] == ("(", ")") else text)
+    return parse_words(text) if number is None else number
 
 
 def _enclosed(outer: tuple[str, str, str], answer_type: AnswerType) -> Collection | None:

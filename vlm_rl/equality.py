@@ -1,6 +1,6 @@
 r"""When two answers are equal: exact paths first, the symbolic judge for what is left.
 
-The policy, in the order of the rules: the same text; words; labels and equations; inequalities and
+The policy, in the order of the rules: the same text; words; labels and equations; ratios; inequalities and
 intervals; sets, tuples, lists and unions item by item; numbers as exact rationals with percent signs
 and units; exact closed forms (roots, \pi, polynomials); only then the symbolic judge. If both sides are
 rational, or carry units, or are closed forms, the verdict here is final.
@@ -18,32 +18,33 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from vlm_rl.collection import Collection, as_rational, bare_items, collection, in_order, pair_off, unmatched
+from vlm_rl.collection import Collection, as_rational, collection, in_order, pair_off, unmatched
+from vlm_rl.equations import EQUALS, is_list, label, members_agree, ratio, same_curve, same_label, same_ratio
+from vlm_rl.margins import Margin, margin_of, same_number
 from vlm_rl.mathtext import canonical, clean, is_prose, matrix, split_top
-from vlm_rl.polynomial import ClosedForm, parse_closed_form
+from vlm_rl.polynomial import parse_closed_form
 from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refuse_long, refused
-from vlm_rl.rational import TooLargeError, parse_rational
+from vlm_rl.rational import TooLargeError, is_date, parse_rational
 from vlm_rl.relations import as_intervals, has_relation
-from vlm_rl.units import Quantity, Unit, parse_unit, quantity
+from vlm_rl.units import Unit, parse_unit, quantity
 from vlm_rl.verdicts import AnswerType
 
 Job = tuple[str, ...]
 Ask = Callable[[Job], Any]  # the decided value, or None while unknown; raises Undecided
 
-_EQUALS, _UNION = frozenset("="), frozenset(["\\cup"])
-_LABEL = re.compile(
-    r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
-    r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
+_UNION, _ABOUT = frozenset(["\\cup"]), frozenset(["\\approx"])
+_INTRODUCTION = re.compile(
+    r"(?:(?:the|our|so|thus|hence|therefore),? ){0,2}(?:correct |final |right )?"
+    r"(?:answer|result|value|solution|ans\.?)(?: is|:| equals)[: ]*|答案[是为:]+ ?",
+    re.IGNORECASE,
 )
-_DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
 _MEMBER = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")
 _POINT = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")
 _SET_IN_WORDS = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _NUMBER_BASE = re.compile(r"\(?[0-9A-F)] ?\)? ?_ ?\{([^{}]*)\}")
 _GUESS = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
-_NO_PROOF = frozenset(["i", "e"])  # i^2 = -1, so forms that differ in i may be equal
-_ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
+_DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class Comparison:
         """Whether two raw answer texts are equal; None while the judge has not spoken."""
         refuse_long(answer)
         try:
-            return self._same(clean(gold), clean(answer), top=True)
+            return self._same(clean(gold), without_introduction(clean(answer)), top=True)
         except TooLargeError as error:
             raise refused(str(error)) from None
         except RecursionError:
@@ -72,12 +73,16 @@ class Comparison:
             return self._decide("text", value=True)
         if (self.answer_type == "text" or is_prose(gold)) and _words(gold) == _words(answer):
             return self._decide("text", value=True)
+        if is_date(gold):
+            return self._decide("text", value=False)
         if _APPROXIMATE.search(answer) and not _APPROXIMATE.search(gold):
-            return self._decide("approximate", value=False)
+            return self._approximation(gold, answer)
         if "=" in gold or "=" in answer:
             done, verdict = self._equations(gold, answer)
             if done:
                 return verdict
+        if self.answer_type != "text" and (ratio(gold) or ratio(answer)):
+            return self._ratios(gold, answer)
         if has_relation(gold) or has_relation(answer):
             done, verdict = self._relations(gold, answer)
             if done:
@@ -95,29 +100,48 @@ class Comparison:
     # -- labels and equations ------------------------------------------------------------------
 
     def _equations(self, gold: str, answer: str) -> tuple[bool, bool | None]:
-        golds, answers = split_top(gold, _EQUALS), split_top(answer, _EQUALS)
-        if (len(golds) == 1 and len(answers) == 1) or _is_list(golds) or _is_list(answers):
+        golds, answers = split_top(gold, EQUALS), split_top(answer, EQUALS)
+        if (len(golds) == 1 and len(answers) == 1) or is_list(golds) or is_list(answers):
             return False, None
-        gold_label, answer_label = _label(golds), _label(answers)
+        gold_label, answer_label = label(golds), label(answers)
         if len(golds) == 1:
             values = answers[1:] if answer_label else answers
-            if len(answers) > 1 and not _agree(values, all_numbers=not answer_label):
+            if len(answers) > 1 and not members_agree(values, all_numbers=not answer_label):
                 return True, self._decide("equation", value=False)
             return True, self._same(gold, values[-1])
         if len(answers) == 1:
             value = self._same(golds[-1], answer) if gold_label else False
             return True, value if gold_label else self._decide("equation", value=False)
-        if gold_label and answer_label and _agree(answers[1:], all_numbers=False):
-            same_label = canonical(gold_label) == canonical(answer_label)
-            both_described = all(_DESCRIPTION.fullmatch(label) for label in (gold_label, answer_label))
-            described = both_described and len(gold_label) > 1 and as_rational(quantity(golds[-1]).body) is not None
-            if same_label or described:
-                return True, self._same(golds[-1], answers[-1])
-        if len(golds) == len(answers) == 2:
-            sides = [_difference(*pair) for pair in (golds, answers)]
-            if sides[0] and sides[1] and sides[0].proportional(sides[1]):
-                return True, self._decide("closed_form", value=True)
+        labelled = gold_label and answer_label and members_agree(answers[1:], all_numbers=False)
+        if labelled and same_label(golds, answers):
+            return True, self._same(golds[-1], answers[-1])
+        if len(golds) == len(answers) == 2 and same_curve(golds, answers):
+            return True, self._decide("closed_form", value=True)
         return True, self._symbolic(gold, answer)
+
+    def _ratios(self, gold: str, answer: str) -> bool | None:
+        golds, answers = ratio(gold) or [gold], ratio(answer) or [answer]
+        if len(golds) == len(answers):
+            return self._decide("ratio", value=same_ratio(golds, answers))
+        if max(len(golds), len(answers)) > 2:
+            return self._decide("ratio", value=False)
+        one, other = (rf"\frac{{{side[0]}}}{{{side[1]}}}" if len(side) == 2 else side[0] for side in (golds, answers))
+        return self._same(one, other)
+
+    def _approximation(self, gold: str, answer: str) -> bool | None:
+        r"""`5\sqrt{2} \approx 7.07` is one answer in two spellings, if the second is the first rounded."""
+        parts = split_top(answer, _ABOUT)
+        digits = _DECIMAL.fullmatch(quantity(parts[-1]).body)
+        if len(parts) != 2 or not parts[0] or digits is None:
+            return self._decide("approximate", value=False)
+        exact = self._decimal(quantity(split_top(parts[0], EQUALS)[-1]).body)
+        if exact is None:
+            return self._decide("approximate", value=None)
+        places = Margin(places=len(digits[1] or ""))
+        if isinstance(exact, str) or not places.allows(exact, Fraction(digits[0])):
+            return self._decide("approximate", value=False)
+        first = self._same(gold, parts[0])
+        return first if first is not False else self._same(gold, parts[1])
 
     # -- inequalities --------------------------------------------------------------------------
 
@@ -199,11 +223,14 @@ class Comparison:
             return self._decide("unit", value=False)
         wanted, had = as_rational(want.body), as_rational(have.body)
         if wanted is not None and had is not None:
-            return self._decide("number", value=self._numbers(want, have, wanted, had))
+            return self._decide("number", value=same_number(want, have, wanted, had, self._margin))
         if is_prose(want.body) or is_prose(have.body):
             return self._decide("text", value=_words(want.body) == _words(have.body))
-        if wanted is not None and self._margin() is not None:
-            return self._rounded(want, have, wanted)
+        if wanted is not None and self._margin:
+            value = self._decimal(have.body)
+            if isinstance(value, Fraction):
+                value = same_number(want, have, wanted, value, self._margin)
+            return self._decide("rounded", value=None if value is None else value is True)
         if want.percent == have.percent:
             return self._expressions(want.body, have.body)
         one = rf"\frac{{{want.body}}}{{100}}" if want.percent else want.body
@@ -214,53 +241,33 @@ class Comparison:
         stated = self.meta.get("unit")
         return parse_unit(clean(str(stated))) if stated else None
 
-    def _numbers(self, want: Quantity, have: Quantity, wanted: Fraction, had: Fraction) -> bool:
-        if want.percent == have.percent:
-            return self._close(wanted, had)
-        if want.percent:  # 50% is 0.5, not 50
-            return self._close(wanted / 100, had)
-        # A bare 50 may have asked for a percentage; a bare 0.5 is a share, so 0.5% is something else.
-        return self._close(wanted, had / 100) or (abs(wanted) > 1 and self._close(wanted, had))
+    @property
+    def _margin(self) -> Margin:
+        return margin_of(self.meta)
 
-    def _margin(self) -> tuple[str, Any] | None:
-        for name in ("tolerance", "precision"):
-            if self.meta.get(name) is not None:
-                return name, self.meta[name]
-        return None
-
-    def _close(self, gold: Fraction, answer: Fraction) -> bool:
-        """Equal, or equal after the rounding (MathVista) or within the margin (DynaMath) the problem states."""
-        if gold == answer:
-            return True
-        match self._margin():
-            case ("tolerance", margin):
-                return abs(gold - answer) <= Fraction(str(margin))
-            case ("precision", digits):
-                return _round(gold, int(digits)) == _round(answer, int(digits))
-        return False
-
-    def _rounded(self, want: Quantity, have: Quantity, wanted: Fraction) -> bool | None:
-        """A gold with a stated precision against an exact answer such as 5\\sqrt{3}: compare its value."""
-        refuse_explosive(have.body)
-        decimal = self.ask(("value", have.body))
+    def _decimal(self, text: str) -> Fraction | str | None:
+        """The value of a number such as 5\\sqrt{3}; "" if it is none, None while the judge has not spoken."""
+        exact = as_rational(text)
+        if exact is not None:
+            return exact
+        refuse_explosive(text)
+        decimal = self.ask(("value", text))
         if decimal is None:
-            return self._decide("rounded", value=None)
-        had = parse_rational(decimal)
-        if had is None:
-            return self._decide("rounded", value=False)
-        return self._decide("rounded", value=self._numbers(want, have, wanted, had))
+            return None
+        value = parse_rational(decimal)
+        return "" if value is None else value
 
     # -- the rest ------------------------------------------------------------------------------
 
     def _expressions(self, gold: str, answer: str) -> bool | None:
         left, right = parse_closed_form(gold), parse_closed_form(answer)
         if left is not None and right is not None:
-            same = left.equals(right)
-            if same or not _NO_PROOF & (left.symbols | right.symbols):
-                return self._decide("closed_form", value=same)
+            return self._decide("closed_form", value=left.equals(right))
         return self._symbolic(gold, answer)
 
     def _symbolic(self, gold: str, answer: str) -> bool | None:
+        if self.answer_type == "text":
+            return self._decide("text", value=False)  # a clock's 6:30 is no quotient
         if _NUMBER_BASE.findall(gold) != _NUMBER_BASE.findall(answer):
             return self._decide("number_base", value=False)  # math-verify overlooks the subscript of 12_{3}
         if "'" in answer and "'" not in gold:
@@ -269,38 +276,12 @@ class Comparison:
         return self._decide("math_verify", value=self.ask(("equal", gold, answer)))
 
 
+def without_introduction(text: str) -> str:
+    """`clean` text without "The answer is" in front."""
+    return _INTRODUCTION.sub("", text, count=1) if _INTRODUCTION.match(text) else text
+
+
 def _words(text: str) -> str:
-    return re.sub(r"[\s\"'.!-]+", " ", text).strip().casefold()
-
-
-def _is_list(parts: list[str]) -> bool:
-    """Whether an "=" stands in a list, such as `x=1, x=2`, and not in an equation."""
-    return any(len(split_top(part, frozenset(",;"))) > 1 for part in parts) or (
-        len(parts) > 2
-        and all(len(bare_items(part)) > 1 for part in parts[1:-1])
-        and len(_ASSIGNED.findall("=".join(parts))) > 1
-    )
-
-
-def _label(parts: list[str]) -> str | None:
-    return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) else None
-
-
-def _agree(values: list[str], *, all_numbers: bool) -> bool:
-    """Members of a chain a = b = c may not name two different numbers."""
-    numbers = [as_rational(quantity(value).body) for value in values]
-    if None in numbers and (all_numbers or (numbers[-1] is None and len(set(numbers)) > 1)):
-        return False
-    return len({number for number in numbers if number is not None}) <= 1
-
-
-def _difference(left: str, right: str) -> ClosedForm | None:
-    one, other = parse_closed_form(left), parse_closed_form(right)
-    return None if one is None or other is None else one + -1 * other
-
-
-def _round(number: Fraction, digits: int) -> Fraction:
-    """Half away from zero, exactly."""
-    scaled = abs(number) * 10**digits + Fraction(1, 2)
-    rounded = Fraction(scaled.numerator // scaled.denominator, 10**digits)
-    return rounded if number >= 0 else -rounded
+    text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
+    text = re.sub(r"[\s\\\"'.!-]+", " ", text).strip().casefold()
+    return re.sub(r"(?<=[0-9]) (?=[a-z])", "", text)  # 6:30 pm

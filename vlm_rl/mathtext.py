@@ -7,28 +7,38 @@ r"""Text forms of an answer: one spelling for many notations, top-level splittin
 from __future__ import annotations
 
 import re
+from html import unescape
 
 from vlm_rl.unicode_text import to_latex
 
+_FONTS = r"text(?:rm|bf|it|sf|tt|sc|up|normal)?|math(?:rm|bf|it|sf|tt|cal|normal)|boldsymbol|bm"
 _TEXT = re.compile(
-    r"\\(?:text(?:rm|bf|it|sf|tt|sc|up|normal)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|mbox|hbox"
-    r"|boldsymbol|bm|unit|si|underline|emph)\s*"
+    rf"\\(?:{_FONTS}|operatorname\*?|[mhf]box|framebox|ensuremath|unit|si|underline|emph)\s*"
     r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
+_PUNCTUATION = re.compile(r"(?<![_^])(?:\\(?:text|math(?:ord|punct|bin|rel))\s*)?\{\s*([-+,:.])\s*\}")  # 1{,}0
+_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#x[0-9A-Fa-f]{1,6}|[A-Za-z]{2,8});")
+_HTML = re.compile(r"<(b|i|u|em|strong|p|span)>([^<>]*)</\1>")
+_GREEK = r"\\(?:pi|alpha|beta|gamma|theta|lambda|mu|phi|omega)(?![A-Za-z])"
+_ARGUMENT = rf"([0-9A-Za-z]|{_GREEK})"  # of \frac without braces
+_FUNCTIONS = r"arc(?:sin|cos|tan)|sin|cos|tan|cot|csc|ln|log|exp"
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\s+", " "),
         (r"\\boxed ?(?=\{)", ""),
         (r"(?<!\\)\\\$", r" \\dollar "),
-        (r"\$|(?<!\\)\\[()\[\]](?![A-Za-z])", " "),
+        (r"\$|(?<!\\)\\[()\[\]]", " "),
         (
-            r"\\(?:(?:display|text|script)style|rm|bf|it|sf|tt|cal|normalsize|[lL]arge|LARGE|[hH]uge|small)(?![A-Za-z])",
+            r"\\(?:(?:display|text|script)style|rm|bf|it|sf|tt|cal|normalsize|[lL]arge|LARGE|[hH]uge|small"
+            rf"|{_FONTS})(?![A-Za-z])",
             " ",
         ),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z])|enspace(?![A-Za-z]))|~", " "),
         (r"\\(?:SI|qty)\{([^{}]*)\}\{([^{}]*)\}", r"\1 \2"),
+        (r"\\(?:(?:text)?color|colorbox|[hv]?phantom|[hv]space\*?|label|tag) ?\{[^{}]*\}", ""),
+        (r"\\(?:begin|end) ?\{(?:align(?:ed|at)?|gathered|split|equation|math)\*?\}", " "),
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*(?:\.(?![0-9]))?", ""),
         (r"\\(?:[dtc]|s|nice)frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
@@ -46,9 +56,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\[lr]vert(?![A-Za-z])", "|"),
+        (r"\\backslash(?![A-Za-z])", r"\\setminus "),
+        (r"\\textdollar(?![A-Za-z])", r"\\dollar "),
         (r"\\\\ ?\[ ?[0-9.]+ ?(?:pt|em|ex|mm|cm)\]", r"\\\\"),
         (r"\\%", "%"),
-        (r"\{\s*,\s*\}", ","),
         (r"(?<=[0-9A-Za-z])\{\s*\}(?!\{)", " "),
         (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])|\\(?:text)?degree(?![A-Za-z])", r"^\\circ "),
         (r"(?<=[0-9)}])\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))", r"^\\circ "),
@@ -58,36 +69,66 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\*\*", ""),
         (r"(?<=[0-9]) ?(?:[xX*] ?|\\times\s*)(?=\{?10\}? ?\^)", r"\\times "),
         (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+        (r"^ *(?i:the |all |set of ){0,3}(?i:reals|real numbers)[ .]*$", r"\\mathbb{R}"),
+        (r"^ *(?i:the )?(?i:empty set)[ .]*$", r"\\emptyset "),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![A-Za-z\\])(?i:infinity)(?![A-Za-z])", r"\\infty "),
+        (rf"(?<![A-Za-z\\])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
+        (r"\.([0-9]*)\\dot ?\{?([0-9])\}?([0-9]*)\\dot ?\{?([0-9])\}?", r".\1\\overline{\2\3\4}"),
+        (r"([0-9]\.[0-9]*) ?\\(?:bar|dot|overline) ?(?:\{ ?([0-9]+) ?\}|([0-9]))", r"\1\\overline{\2\3}"),
+        (r"([0-9]\.[0-9]*)\(([0-9]+)\)", r"\1\\overline{\2}"),  # 0.1(6) is 0.1666...
+        (r"\\(vec|hat|bar|overline) +([0-9A-Za-z])", r"\\\1{\2}"),
         (r"(?:\\|(?<![A-Za-z\\]))sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\^\s*(-?[0-9]+|[A-Za-z])", r"^{\1}"),
+        (r"\^\s*(-?[0-9]*\.[0-9]+|-?[0-9]+|[A-Za-z])", r"^{\1}"),
         (r"_\s*([0-9A-Za-z])", r"_{\1}"),
-        (r"\\(frac|binom)(?![A-Za-z])\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\\1{\2}{\3}"),
-        (r"\\(frac|binom)(?![A-Za-z])\s*([0-9A-Za-z])\s*\{", r"\\\1{\2}{"),
-        (r"(\\(?:frac|binom)\s*\{[^{}]*\})\s*([0-9])", r"\1{\2}"),
+        (rf"\\(frac|binom)(?![A-Za-z])\s*{_ARGUMENT}\s*{_ARGUMENT}", r"\\\1{\2}{\3}"),
+        (rf"\\(frac|binom)(?![A-Za-z])\s*{_ARGUMENT}\s*\{{", r"\\\1{\2}{"),
+        (rf"(\\(?:frac|binom)\s*\{{[^{{}}]*\}})\s*([0-9]|{_GREEK})", r"\1{\2}"),
         (r"\\(frac|binom|sqrt)\s+(?=[{\[])", r"\\\1"),
         (r"(\\frac\s*\{[^{}]*\})\s+(?=\{)", r"\1"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
-        (r"\\sqrt\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"\\sqrt\s*(\[[0-9A-Za-z]\])?\s*([0-9]+|[A-Za-z])", r"\\sqrt\1{\2}"),
         (r"(?<![0-9A-Za-z])sq\. ?(?=[a-z])", "sq "),
-        (r"(?<=[0-9 ])\{ ?([A-Za-z]{1,5}) ?\}$", r" \1"),
+        (r"(?<=[0-9 ])\{ *([A-Za-z]{1,5}) *\}$", r" \1"),
+        (r"(?<![0-9A-Za-z_{}])\(?([0-9]+)\)? ?_\{ ?10 ?\}", r"\1"),  # base ten
         (r"\(([0-9A-F]+)\) ?_(?=\{)", r"\1_"),
         (r"\s+", " "),
         (r" (?=\^)", ""),
     )
 )
 _OPEN, _CLOSE = frozenset(["(", "[", "{", "\\{"]), frozenset([")", "]", "}", "\\}"])
+_QUOTED = re.compile(r"^([`*_'\"]{1,3})([^`*_'\"]*)\1$")
+_ENDS = r"([^][(),;]*[0-9A-Za-z][^][(),;]*[,;][^][(),;]*[0-9A-Za-z][^][(),;]*)"
+_REVERSED_END = re.compile(r"^\]|\[$|\[ ?\\cup|\\cup ?\]")
+_REVERSED = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (rf"\]{_ENDS}\[", r"(\1)"),
+        (rf"\]{_ENDS}\]", r"(\1]"),
+        (rf"\[{_ENDS}\[", r"[\1)"),
+    )
+)
 _PIECE = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 
 
 def clean(text: str) -> str:
     r"""One spelling for what looks the same: no math delimiters, spacing macros, \left or \text."""
-    text = to_latex(text)
+    text = to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
+    text = _PUNCTUATION.sub(r"\1", text)
     for _ in range(3):
         text = _TEXT.sub(r" \1 ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return degrees_in_functions(_strip(text))
+    return degrees_in_functions(_round_ends(_strip(text)))
+
+
+def _round_ends(text: str) -> str:
+    """`]0,1[`, as open ends are written in some countries, as `(0,1)`."""
+    if not _REVERSED_END.search(text):
+        return text
+    for pattern, replacement in _REVERSED:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def _strip(text: str) -> str:
@@ -96,7 +137,7 @@ def _strip(text: str) -> str:
         text = text.strip()
         if text.endswith((".", ",", ";", ":", "\\\\")) and not text.endswith(".."):
             text = text[: -2 if text.endswith("\\\\") else -1]
-        text = text.lstrip(":")
+        text = _QUOTED.sub(r"\2", text.lstrip(":="))
         if _is_one_group(text):
             text = text[1:-1]
         if text == before:

@@ -2,8 +2,9 @@ r"""Exact closed forms out of LaTeX: quotients of polynomials in letters, \pi an
 
 Two such expressions are equal exactly if their cross products are: \sqrt{p} is reduced by its square, and
 what is left is an integral domain, so `1/\sqrt{3}` and `\sqrt{3}/3`, `(x-1)(x+1)` and `x^2-1` need no
-symbolic library. `parse_closed_form` returns None for anything else, hostile text included: every
-intermediate result is bounded in terms, exponents and digits.
+symbolic library. An i may be any letter or the imaginary unit: equality in either reading counts.
+`parse_closed_form` returns None for anything else, hostile text included: every intermediate result is
+bounded in terms, exponents and digits, and all of them together in work.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MAX_EXPONENT = 100
 MAX_RADICAND = 10**8
 MAX_LENGTH = 1_000
 MAX_COEFFICIENT_BITS = 4_000
+MAX_TERMS_IN_ALL = 10_000  # summed over every intermediate result of one text
 
 _TOKEN = re.compile(
     rf" *(?:(?P<number>{NUMBER})|(?P<word>\\(?:frac|binom|cdot|times|div|sqrt|pi)(?![A-Za-z]))"
@@ -65,7 +67,8 @@ class ClosedForm:
         return self * ClosedForm(other.below, other.above)
 
     def equals(self, other: ClosedForm) -> bool:
-        return _product(self.above, other.below) == _product(other.above, self.below)
+        left, right = _product(self.above, other.below), _product(other.above, self.below)
+        return left == right or _imaginary(left) == _imaginary(right)
 
     def proportional(self, other: ClosedForm) -> bool:
         """Whether one is a rational multiple, not 0, of the other: `2x-y+3` and `y-2x-3`."""
@@ -87,6 +90,7 @@ class ClosedForm:
         return None
 
 
+@lru_cache(maxsize=256)
 def parse_closed_form(text: str) -> ClosedForm | None:
     """The exact value of `clean` text, or None if it is not such an expression or grows too large."""
     if len(text) > MAX_LENGTH or _LETTERS.search(text) or _CALL.search(text):
@@ -102,7 +106,14 @@ class _Parser(Parser):
         return super().starts_factor(token) or token in ("\\sqrt", "\\pi") or _is_symbol(token)
 
     def bounded(self, value: Any) -> Any:
-        return value  # sums and products check themselves
+        self.spend(value, 1)
+        return value  # sums and products check their own size
+
+    def spend(self, value: Any, times: int) -> None:
+        form = _lift(value)
+        self.work += times * (len(form.above) + len(form.below))
+        if self.work > MAX_TERMS_IN_ALL:
+            raise TooLargeError(f"more than {MAX_TERMS_IN_ALL} terms on the way")
 
     def power(self, depth: int) -> Any:
         value = self.primary(depth)
@@ -113,6 +124,7 @@ class _Parser(Parser):
             self.take()
             exponent = self.group(depth) if self.next in ("{", "(") else self.signed(deeper(depth))
             value = _power(_lift(value), _rational(exponent))
+            self.spend(value, int(abs(_rational(exponent))))
         return value
 
     def primary(self, depth: int) -> Any:
@@ -150,6 +162,17 @@ def _sum(left: Polynomial, right: Polynomial) -> Polynomial:
     for monomial, coefficient in right.items():
         total[monomial] = total.get(monomial, Fraction(0)) + coefficient
     return _checked(total)
+
+
+def _imaginary(terms: Polynomial) -> Polynomial:
+    """The same with i^2 = -1."""
+    total: dict[Monomial, Fraction] = {}
+    for monomial, coefficient in terms.items():
+        exponent = dict(monomial).get("i", 0)
+        rest = tuple(factor for factor in monomial if factor[0] != "i" or exponent % 2)
+        rest = tuple((name, 1 if name == "i" else power) for name, power in rest)
+        total[rest] = total.get(rest, Fraction(0)) + coefficient * (-1) ** (exponent // 2)
+    return {monomial: coefficient for monomial, coefficient in total.items() if coefficient}
 
 
 def _product(left: Polynomial, right: Polynomial) -> Polynomial:
@@ -210,9 +233,11 @@ def _power(base: ClosedForm, exponent: Fraction) -> ClosedForm:
 
 @lru_cache(maxsize=1024)
 def _root(number: Fraction) -> ClosedForm:
-    r"""\sqrt{a/b} = \sqrt{ab} / b, with every prime of ab under a root of its own."""
+    r"""\sqrt{a/b} = \sqrt{ab} / b, with every prime of ab under a root of its own; \sqrt{-1} is i."""
+    if number < 0:
+        return ClosedForm({(("i", 1),): Fraction(1)}) * _root(-number)
     radicand = number.numerator * number.denominator
-    if radicand < 0 or radicand > MAX_RADICAND:
+    if radicand > MAX_RADICAND:
         raise NotReadableError
     outside, primes = Fraction(1, number.denominator), []
     divisor = 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 MAX_BITS = 100_000
@@ -19,9 +20,11 @@ MAX_DIGITS = 4_000
 MAX_FACTORIAL = 5_000
 MAX_DEPTH = 60
 
+_DATE = re.compile(r" *(?:[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}) *")
 NUMBER = (
     r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?(?![0-9,])"  # 1,234.5
     r"|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]*)?(?![0-9])(?! ?/)"  # 1 234.5, which is also 1\,234.5
+    r"|[0-9]{1,3}(?:(?:'[0-9]{3})+(?![0-9'])|(?:\.[0-9]{3}){2,}(?![0-9.]))"  # 1'234, 1.234.567
     r"|[0-9]*\.[0-9]*\\overline ?\{[0-9]+\}"  # 0.1\overline{6}
     r"|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![0-9.]))?"
 )
@@ -41,10 +44,17 @@ class NotReadableError(Exception):
 
 def parse_rational(text: str) -> Fraction | None:
     """The exact value of `text`, or None if it is not a rational number. Raises TooLargeError."""
+    if is_date(text):
+        return None
     try:
         return Parser(tokens(text)).whole()
     except (NotReadableError, ZeroDivisionError):
         return None
+
+
+def is_date(text: str) -> bool:
+    """Whether this is 2021-03-05 or 3/5/2021, which is neither a difference nor a quotient."""
+    return _DATE.fullmatch(text) is not None
 
 
 def tokens(text: str, pattern: re.Pattern[str] = _TOKEN) -> list[str]:
@@ -188,7 +198,9 @@ def deeper(depth: int) -> int:
 
 
 def _literal(token: str) -> Fraction:
-    token = token.replace(",", "").replace(" ", "")
+    token = token.replace(",", "").replace(" ", "").replace("'", "")
+    if token.count(".") > 1:
+        token = token.replace(".", "")
     if len(token) > MAX_DIGITS:
         raise TooLargeError(f"a number of more than {MAX_DIGITS} digits")
     if "\\overline" in token:
@@ -215,6 +227,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** int(exponent)
 
 
+@lru_cache(maxsize=64)
 def factorial(value: Fraction) -> Fraction:
     if value.denominator != 1 or value < 0:
         raise NotReadableError
@@ -223,6 +236,7 @@ def factorial(value: Fraction) -> Fraction:
     return Fraction(math.factorial(int(value)))
 
 
+@lru_cache(maxsize=64)
 def binomial(above: Fraction, below: Fraction) -> Fraction:
     if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
         raise NotReadableError

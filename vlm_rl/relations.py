@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from vlm_rl.mathtext import clean, enclosed, split_top
 
 _SIGN = re.compile(r"(?P<sign><|>|\\(?:le|ge)(?![A-Za-z]))")
+_UNEQUAL = re.compile(r"(?P<variable>[A-Za-z](?:_\{[A-Za-z0-9]\})?) ?\\ne(?![A-Za-z])(?P<bound>[^,;=<>]+)")
+_WITHOUT = re.compile(r"\\mathbb\{R\} ?(?:\\setminus ?|- ?)\\\{(?P<bound>[^,;{}]+)\\\}")
 _BUILDER = re.compile(r"^([A-Za-z])(?: ?\\in ?\\mathbb\{R\})? ?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z])) ?(.*)$")
 _MEMBER = re.compile(r"^([a-z]) ?\\in(?![A-Za-z]) ?")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?|\\(?:alpha|beta|theta|lambda|phi)")
@@ -28,16 +30,23 @@ class Intervals:
 
 
 def has_relation(text: str) -> bool:
-    """Whether `clean` text holds <, >, \\le or \\ge."""
-    return _SIGN.search(text) is not None
+    """Whether `clean` text holds <, >, \\le, \\ge or `x \\ne`, or is `\\mathbb{R}\\setminus\\{2\\}`."""
+    patterns = _SIGN.search(text), _UNEQUAL.search(text), _WITHOUT.fullmatch(text)
+    return any(found is not None for found in patterns)
 
 
 def as_intervals(text: str) -> Intervals | None:
     """The set that `clean` text describes by inequalities in one variable, or by intervals; None if neither."""
     text = _MEMBER.sub("", text)
+    if match := _UNEQUAL.fullmatch(text) or _WITHOUT.fullmatch(text):
+        bound = match["bound"].strip()
+        parts = (f"(-\\infty,{bound})", f"({bound},\\infty)")
+        return Intervals(parts, match.groupdict().get("variable") or "") if _is_bound(bound) else None
+    if text == "\\mathbb{R}":
+        return Intervals(("(-\\infty,\\infty)",))
     if (outer := enclosed(text)) is not None and outer[0] == "\\{":
         builder = _BUILDER.match(outer[1])
-        inner = _inequalities(builder.group(2)) if builder else None
+        inner = as_intervals(builder.group(2)) if builder else None
         return inner if inner and builder and inner.variable == builder.group(1) else None
     if has_relation(text):
         return _inequalities(text)

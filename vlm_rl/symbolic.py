@@ -25,7 +25,8 @@ Outcome = tuple[
     Literal["ok", "timeout", "error"], Any
 ]  # ("ok", verdict or decimal text) | ("timeout" | "error", sentence)
 
-_KEPT_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH")  # where the interpreter finds its libraries; nothing else
+# Empty but for this: where the interpreter was built against libraries of its own, it does not start without it.
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
 _START_SECONDS = 300.0
 _BATCH = 64  # jobs sent at a time: what a dying server can lose
 
@@ -36,13 +37,18 @@ class SymbolicJudge:
     def __init__(
         self, *, workers: int, timeout: float, memory_bytes: int = 2 << 30, jobs_per_worker: int = 50
     ) -> None:
-        """`timeout` is the CPU seconds of one job; its wall clock may run twenty times as long."""
-        self.options = {
+        """`timeout` is the CPU seconds of one job. Its wall clock may run 120 times as long and a minute.
+
+        A job that computes is always ended by its CPU clock, even with a 1/100 share of a core; the wall
+        clock is for one that waits for something.
+        """
+        self.options: dict[str, Any] = {
             "workers": workers,
             "cpu_seconds": timeout,
-            "wall_seconds": 20 * timeout + 10,
+            "wall_seconds": 120 * timeout + 60,
             "memory_bytes": memory_bytes,
             "jobs_per_worker": jobs_per_worker,
+            "path": [folder for folder in sys.path if folder],  # instead of PYTHONPATH
         }
         self._server: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -75,7 +81,7 @@ class SymbolicJudge:
         for _ in range(2):
             try:
                 self._send(json.dumps(jobs).encode() + b"\n")
-                reply = self._receive(rounds * self.options["wall_seconds"] + 60)
+                reply = self._receive(rounds * 20 * self.options["cpu_seconds"] + self.options["wall_seconds"])
             except OSError:
                 reply = None
             if isinstance(reply, list) and len(reply) == len(jobs):

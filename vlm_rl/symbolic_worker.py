@@ -1,6 +1,6 @@
 r"""The symbolic comparison server: a separate program that reads questions and prints verdicts.
 
-    python -P symbolic_worker.py '{"workers": 2, "cpu_seconds": 5.0, ...}'
+    python -P symbolic_worker.py '{"workers": 2, "cpu_seconds": 5.0, "path": [...], ...}'
 
 It is started by `vlm_rl.symbolic` with a clean environment and knows neither torch nor the rest of
 the package. Each line of stdin is a JSON list of jobs, answered by one line on stdout, a list of
@@ -29,6 +29,11 @@ from typing import Any, BinaryIO
 Outcome = tuple[str, Any]  # ("ok", bool or str or None) | ("timeout" | "error", sentence)
 
 _DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])|(?<![0-9.])([0-9]+)\.(?![0-9.])")
+# The grammar reads \sin x \cdot y as the sine of the product.
+_ARGUMENT = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log)(?:\^\{[0-9]\})?) ?([A-Za-z]|\\(?:theta|alpha|beta|phi))"
+    r"(?= ?\\(?:cdot|times))"
+)
 _PRIMES = (17, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83)
 _WARM_UP = (
     r"\frac{x+1}{2}", r"2\sqrt{3}", r"\frac{5}{10}x^{2}y", r"(1,2)", r"[0, \infty)", r"\{1,2\}", "y=2x+3",
@@ -169,7 +174,7 @@ def _parse(text: str, *, is_real: bool) -> Any:
     )
     try:
         return latex2sympy(
-            _DECIMAL.sub(_as_fraction, text),
+            _DECIMAL.sub(_as_fraction, _ARGUMENT.sub(r"\1(\2)", text)),
             is_real=is_real,
             convert_degrees=False,
             normalization_config=config,
@@ -221,8 +226,10 @@ def main() -> None:
     # Libraries may print: keep the answers' channel for ourselves.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    options = json.loads(sys.argv[1])
+    sys.path[:] = options["path"]
     try:
-        serve(json.loads(sys.argv[1]), answers)
+        serve(options, answers)
     except ImportError as error:
         _write(answers, f"cannot import {error.name}")
 

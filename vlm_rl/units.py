@@ -19,7 +19,9 @@ _UNIT_NAMES = {
     "day": "day", "week": "week", "month": "month", "year": "year yr",
     "L": "L liter litre", "mL": "mL ml milliliter millilitre", "cc": "cc", "gal": "gal gallon",
     "N": "N newton", "J": "J joule", "W": "W watt", "V": "V volt", "A": "A amp ampere", "K": "K kelvin",
-    "C": "coulomb", "F": "farad", "T": "tesla", "Hz": "Hz hertz", "kHz": "kHz", "MHz": "MHz", "GHz": "GHz",
+    "C": "C coulomb", "F": "F farad", "T": "T tesla", "H": "H henry", "Wb": "Wb weber", "nF": "nF", "pF": "pF",
+    "mH": "mH", "kV": "kV", "mW": "mW", "dB": "dB decibel", "hp": "hp", "AU": "AU", "rpm": "rpm", "kB": "kB",
+    "MB": "MB", "GB": "GB", "Hz": "Hz hertz", "kHz": "kHz", "MHz": "MHz", "GHz": "GHz",
     "Pa": "Pa pascal", "kPa": "kPa", "MPa": "MPa", "atm": "atm", "kJ": "kJ", "kW": "kW", "MW": "MW", "kWh": "kWh",
     "kN": "kN", "mV": "mV", "mA": "mA", "eV": "eV", "cal": "cal calorie", "kcal": "kcal", "mol": "mol mole",
     "degree": "degree deg", "rad": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro eur",
@@ -47,9 +49,12 @@ _DEGREE_TAIL = re.compile(
 )
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes, or feet: not the bare number
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
-_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥])(?![A-Za-z]) ?")
+_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
+_MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
+_BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
-_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen"}
+_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent"}
+_COINS |= {"USD": "dollar", "EUR": "euro", "GBP": "pound sterling"}
 
 Unit = Mapping[str, int]
 
@@ -75,6 +80,11 @@ def quantity(text: str) -> Quantity:
         return Quantity(text[: match.start()].strip(), {match.group("primes"): 1})
     if match := _MONEY_HEAD.search(text):
         return Quantity(match.group("sign") + text[match.end() :].strip(), {_COINS[match.group("coin")]: 1})
+    if match := _MONEY_TAIL.search(text):
+        return Quantity(text[: match.start()].strip(), {_COINS[match.group("coin")]: 1})
+    if match := _BRACKETS.search(text):
+        unit = parse_unit(match[1] or match[2], number_before=False)
+        return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
     if match := _FRACTION_TAIL.search(text):
         unit = parse_unit(f"{match.group(1)}/{match.group(2)}", number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
