@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
 from data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
-from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
+from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
 from data_prep.tables import find_tables, read_tables
 from data_prep.training_sources import pass_rate
 from vlm_rl.config import Section, parse_tree, read_tree
@@ -98,7 +98,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     elif kind == "choice":
         choices = parse_choices(question)
     refs = _pictures(row.get(columns.images) if columns.images else None, store)
-    identity = row.get(columns.id) if columns.id else _digest(question, gold, refs)
+    identity = id_of(row, columns.id) if columns.id else _digest(question, gold, refs)
     problem = Problem(
         id=f"{mapping.source}-{identity}",
         question=question,
