@@ -18,10 +18,9 @@ def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
     A folder with very many small tables (MATH as published) is one entry over all of them.
     """
     if source == "generic":
-        from data_prep.generic import load_mapping
+        from data_prep.generic import data_path, load_mapping
 
-        mapping = load_mapping(path)
-        return [_entry(path, path.parent), *describe_inputs("", path.parent / mapping.path)]
+        return [_entry(path, path.parent), *describe_inputs("", data_path(path, load_mapping(path)))]
     if path.is_file():
         beside = [path.parent / name for name in ARCHIVES if (path.parent / name).is_file()]
         return [_entry(file, path.parent) for file in (path, *beside)]
