@@ -156,7 +156,7 @@ def make_virl(folder: Path, rows: int) -> Path:
         width, height = (int(np.clip(rng.lognormal(np.log(side), 0.55), 60, 2400)) for side in (520, 400))
         image = photograph(width, height, rng) if is_photo else diagram(width, height, rng)
         file = folder / "pool" / f"{number}.{'jpg' if is_photo else 'png'}"
-        image.save(file, **({"quality": 88} if is_photo else {}))
+        image.save(file, quality=88)  # PNG has none
         pool.append(file)
     golds = ["A", "B", "C", "D", r"\frac{3}{4}", r"17^\circ", "2.5", r"2\sqrt{3}", "5 cm"]
     table = []
@@ -185,9 +185,9 @@ def photograph(width: int, height: int, rng: np.random.Generator) -> Image.Image
     """Colours at several scales with grain: compresses like a photograph."""
     sizes = (4, 16, 64)
     layers = [Image.fromarray(rng.integers(0, 256, (n, n, 3), dtype=np.uint8)).resize((width, height)) for n in sizes]
-    mixed = sum(
-        np.asarray(layer, dtype=np.float32) * share for layer, share in zip(layers, (0.5, 0.3, 0.2), strict=True)
-    )
+    mixed = np.zeros((height, width, 3))
+    for layer, share in zip(layers, (0.5, 0.3, 0.2), strict=True):
+        mixed += np.asarray(layer, dtype=np.float32) * share
     return Image.fromarray(np.clip(mixed + rng.normal(0, 4, mixed.shape), 0, 255).astype(np.uint8))
 
 

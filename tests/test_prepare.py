@@ -107,6 +107,22 @@ def test_a_model_with_other_patches_has_another_grid() -> None:
     assert (picture.width, picture.height) == (96, 96)
 
 
+def test_real_pictures_have_no_false_twins_and_know_their_copies() -> None:
+    files = [f for name in ("logicvista", "mathvision") for f in sorted((shared_data() / name / "images").iterdir())]
+    chosen = {}
+    for file in files[:: len(files) // 20]:
+        picture = fitted(file.read_bytes(), test_only=True)
+        chosen[picture.original_sha256] = (int(picture.phash, 16), decode_image(picture.data, where=file.name))
+    assert len(chosen) >= 18
+    hashes = [phash for phash, _ in chosen.values()]
+    assert min((a ^ b).bit_count() for i, a in enumerate(hashes) for b in hashes[:i]) > NEAR_BITS
+    for phash, image in list(chosen.values())[::3]:
+        for factor, quality in ((0.5, 85), (0.93, 60), (1.0, 60), (1.3, 85)):
+            size = max(28, int(image.width * factor)), max(28, int(image.height * factor))
+            copy = fitted(encoded(image.resize(size), "JPEG", quality=quality))
+            assert (phash ^ int(copy.phash, 16)).bit_count() <= NEAR_BITS, (factor, quality)
+
+
 @pytest.mark.parametrize("size", [(300, 200), (999, 700)])
 def test_the_perceptual_hash_survives_sizes_and_formats(size) -> None:
     image = noise(600, 400, seed=1)
@@ -433,7 +449,21 @@ def test_a_longer_text_is_a_taller_picture_and_a_formula_is_no_source() -> None:
     # A fraction is taller than its line of text; an environment is beyond mathtext and shown as its source.
     line, fraction = typeset("x", max_pixels=10**6), typeset(r"$\dfrac{\frac{a}{b}}{\frac{c}{d}}$", max_pixels=10**6)
     assert fraction.height > line.height
-    assert typeset(r"$\begin{cases} x & y \\ z & w \end{cases}$", max_pixels=10**6).height > 0
+    # The words of a source wrap: two short lines, not one that is cut; and words inside a formula keep their spaces.
+    source = r"$\begin{cases} " + "x & y " * 9 + r"\end{cases}$"
+    assert (
+        typeset(source, max_pixels=10**6).height > typeset(source.replace("x & y " * 9, ""), max_pixels=10**6).height
+    )
+    together, apart = (_ink_width(typeset(text, max_pixels=10**6)) for text in ("$xandy$", r"$x\quad\text{ and }y$"))
+    assert apart > together + 20
+    assert typeset(r"A \$5 note, $x^2$", max_pixels=10**6) == typeset(r"A \$5 note, \(x^2\)", max_pixels=10**6)
+    display = typeset(r"\begin{equation*} x^2 \end{equation*}", max_pixels=10**6)
+    assert display == typeset("$$x^2$$", max_pixels=10**6)
+
+
+def _ink_width(image: Image.Image) -> int:
+    columns = np.flatnonzero((np.asarray(image.convert("L")) < 128).any(axis=0))
+    return int(columns[-1] - columns[0])
 
 
 # -- the real samples ------------------------------------------------------------------------------
