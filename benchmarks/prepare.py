@@ -4,19 +4,23 @@
     python benchmarks/prepare.py --rows 2000 --dapo-rows 100000
 
 Pictures are diagrams (PNG) and photographs (JPEG) of sizes spread like those of school problems; a file
-of the first set is one of a few hundred different ones under a name of its own. The first table takes
-the path apart, stage by stage in one process; then the whole path runs with worker processes.
+of the first set is one of two hundred different ones under a name of its own. The first table takes
+the path apart, stage by stage; then the whole path runs with worker processes. Memory is read while it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import os
 import shutil
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +33,7 @@ from data_prep.filters import cached
 from data_prep.image_files import ImageFile
 from data_prep.options import Options
 from data_prep.pictures import perceptual_hash, prepare_picture
-from data_prep.prepare import prepare
-from data_prep.prepared_set import SetWriter, schema, to_row
+from data_prep.prepared_set import SetWriter, read_manifest, schema, sha256, to_row
 from data_prep.smoke import VIRL_COLUMNS
 from data_prep.toy import tokenizer_texts
 from vlm_rl.answers import Grader
@@ -40,7 +43,7 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.tiny import build_tiny_model
 from vlm_rl.types import Problem
 
-POOL = 400  # different pictures
+POOL = 200  # different pictures
 TEXT = (
     "the triangle circle radius length angle find value number students total price hours square chart shows "
     "what is how many of in with and between figure point line area perimeter sum difference percent each"
@@ -78,23 +81,20 @@ def with_pictures(folder: Path, rows: int, workers: int, model: Path) -> None:
     size = sum(file.stat().st_size for file in files) / len(files)
     print(f"\n{rows:,} rows with a picture each, {size / 1e3:.0f} kB on average")
     builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
-    decode_ms = stages(files, folder, builder)
-    with Grader() as grader, Memory() as memory:
-        start, before = time.perf_counter(), cpu_seconds()
-        report = prepare(
-            "virl39k", source, folder / "set", Options(strict=True), workers=workers,
-            count_tokens=builder.count_unexpanded,
-            gold_check=grader.verifies_itself, counted_with={"tokenizer": "tiny", "template": "think_answer"},
-        )  # fmt: skip
-        seconds, used = time.perf_counter() - start, cpu_seconds() - before
-    assert report.kept == rows, report
-    print(f"whole path, {workers} workers: {rows / seconds:.0f} rows/s ({seconds:.0f} s)")
-    print(f"CPU seconds here {used:.0f}; decoding alone would take {rows * decode_ms / 1e3:.0f} on one core")
-    print(f"memory of all processes: {memory.summary()}")
+    decode = stages(files, folder, builder)
+    usage = Usage.of("virl39k", source, folder / "set", "--strict", "--tokenizer", model, "--workers", workers)
+    kept = read_manifest(folder / "set")["kept"]
+    assert kept == rows, kept
+    print(f"\nwhole path, {workers} workers: {rows / usage.seconds:.0f} rows/s ({usage.seconds:.0f} s on the clock)")
+    print(
+        f"{usage.cpu_seconds:.0f} CPU seconds: {rows / usage.cpu_seconds:.0f} rows per CPU second, "
+        f"{usage.cpu_seconds / rows / decode:.1f} times the pure decoding"
+    )
+    print(f"memory of all processes: {usage.memory()}")
 
 
 def stages(files: list[Path], folder: Path, builder: PromptBuilder) -> float:
-    """Print rows/s of each stage on one core; returns milliseconds of decoding."""
+    """Print rows per CPU second of each stage; returns the CPU seconds of decoding one picture."""
     grid, arrow_schema = Options().grid, schema()
     data = [file.read_bytes() for file in files]
     decoded = [decode(one, where="x") for one in data]
@@ -108,36 +108,41 @@ def stages(files: list[Path], folder: Path, builder: PromptBuilder) -> float:
     def write() -> None:
         with SetWriter(folder / "stage.parquet", arrow_schema) as writer:
             writer.add_rows(rows)
+        sha256(folder / "stage.parquet")
 
     with Grader() as grader:
         check = cached(grader.verifies_itself)
         grader.verifies_itself(problems[0])
         work: dict[str, Callable[[], object]] = {
             "read": lambda: [file.read_bytes() for file in files],
-            "decode": lambda: [decode(one, where="x") for one in data],
+            "decode": lambda: [Image.open(io.BytesIO(one)).load() for one in data],
+            "check": lambda: [decode(one, where="x") for one in data],
             "resize": lambda: [fit_to_grid(one.image, **limits) for one in decoded],
             "encode": lambda: [encode(image) for encode, image in zip(encoders, fitted, strict=True)],
-            "hash": lambda: [
-                (hashlib.sha256(d).digest(), perceptual_hash(f)) for d, f in zip(data, fitted, strict=True)
-            ],
-            "gold": lambda: [check(one) for one in problems],
+            "hash": lambda: [(digest(d), perceptual_hash(f)) for d, f in zip(data, fitted, strict=True)],
+            "gold": lambda: [check(one) for one in problems],  # without the judges: other processes, once per gold
             "tokenise": lambda: [builder.count_unexpanded(one) for one in problems],
             "write": write,
         }
-        times = {name: timed(run) / len(files) for name, run in work.items()}
+        times = {name: cpu_time_of(run) / len(files) for name, run in work.items()}
+    times["check"] -= times["decode"]  # limits, orientation, RGB, a copy without metadata
     total = sum(times.values())
-    print("stage      rows/s   ms/row   share      (one core)")
+    print("stage     rows per CPU second   ms/row   share")
     for name, seconds in [*times.items(), ("all", total)]:
-        print(f"{name:<9}{1 / seconds:>8.0f}{1e3 * seconds:>9.2f}{100 * seconds / total:>7.0f} %")
+        print(f"{name:<9}{1 / max(seconds, 1e-9):>20.0f}{1e3 * seconds:>9.2f}{100 * seconds / total:>6.0f} %")
     most = max(times, key=times.__getitem__)
     print(f"all is {total / times['decode']:.1f} times the pure decoding; the most goes to {most}")
-    return 1e3 * times["decode"]
+    return times["decode"]
 
 
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def cpu_time_of(run: Callable[[], object]) -> float:
+    before = time.process_time()
     run()
-    return time.perf_counter() - start
+    return time.process_time() - before
 
 
 def make_virl(folder: Path, rows: int) -> Path:
@@ -151,7 +156,7 @@ def make_virl(folder: Path, rows: int) -> Path:
         width, height = (int(np.clip(rng.lognormal(np.log(side), 0.55), 60, 2400)) for side in (520, 400))
         image = photograph(width, height, rng) if is_photo else diagram(width, height, rng)
         file = folder / "pool" / f"{number}.{'jpg' if is_photo else 'png'}"
-        image.save(file, **({"quality": 88} if is_photo else {}))
+        image.save(file, quality=88)  # PNG has none
         pool.append(file)
     golds = ["A", "B", "C", "D", r"\frac{3}{4}", r"17^\circ", "2.5", r"2\sqrt{3}", "5 cm"]
     table = []
@@ -180,9 +185,9 @@ def photograph(width: int, height: int, rng: np.random.Generator) -> Image.Image
     """Colours at several scales with grain: compresses like a photograph."""
     sizes = (4, 16, 64)
     layers = [Image.fromarray(rng.integers(0, 256, (n, n, 3), dtype=np.uint8)).resize((width, height)) for n in sizes]
-    mixed = sum(
-        np.asarray(layer, dtype=np.float32) * share for layer, share in zip(layers, (0.5, 0.3, 0.2), strict=True)
-    )
+    mixed = np.zeros((height, width, 3))
+    for layer, share in zip(layers, (0.5, 0.3, 0.2), strict=True):
+        mixed += np.asarray(layer, dtype=np.float32) * share
     return Image.fromarray(np.clip(mixed + rng.normal(0, 4, mixed.shape), 0, 255).astype(np.uint8))
 
 
@@ -219,12 +224,11 @@ def text(folder: Path, rows: int) -> None:
     problems = max(rows // 100, 1)
     file = make_dapo(folder / "dapo.parquet", rows, problems)
     print(f"\n{rows:,} rows of text, {problems:,} different problems, {file.stat().st_size / 1e6:.0f} MB")
-    with Memory() as memory:
-        start = time.perf_counter()
-        report = prepare("dapo", file, folder / "dapo-set")
-        seconds = time.perf_counter() - start
-    assert report.rows_in == rows and report.kept == problems, report
-    print(f"prepared in {seconds:.1f} s ({rows / seconds:,.0f} rows/s); memory: {memory.summary()}")
+    usage = Usage.of("dapo", file, folder / "dapo-set")
+    facts = read_manifest(folder / "dapo-set")
+    assert (facts["rows_in"], facts["kept"]) == (rows, problems), facts
+    print(f"prepared in {usage.seconds:.1f} s on the clock, {usage.cpu_seconds:.1f} CPU seconds")
+    print(f"memory of all processes: {usage.memory()}")
 
 
 def make_dapo(file: Path, rows: int, problems: int) -> Path:
@@ -246,50 +250,55 @@ def make_dapo(file: Path, rows: int, problems: int) -> Path:
     return file
 
 
-# -- memory ----------------------------------------------------------------------------------------
+# -- memory and time -------------------------------------------------------------------------------
 
 
-class Memory:
-    """Resident memory of this process and its children, sampled while a block runs.
+@dataclass(frozen=True)
+class Usage:
+    """What one `vlm-rl prepare` took, its start and its worker processes included.
 
-    Pages that several processes share count once (proportional set size).
+    CPU time says what a machine that is shared with others would have done alone. Of memory, pages that
+    several processes share count once (proportional set size), sampled twice a second.
     """
 
-    def __enter__(self) -> Memory:
-        self.samples: list[float] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
+    seconds: float
+    cpu_seconds: float
+    samples_mb: list[float]
 
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        me = psutil.Process()
-        while not self._done.wait(0.5):
-            total = 0
-            for process in [me, *me.children(recursive=True)]:
+    @classmethod
+    def of(cls, source: str, path: Path, out: Path, *options: object) -> Usage:
+        """Run the command; an error ends the benchmark."""
+        command = ["prepare", source, "--source", path, "--out", out, *options]
+        start, before, samples = time.perf_counter(), ended_cpu_seconds(), []
+        with psutil.Popen([sys.executable, "-m", "vlm_rl.cli", *map(str, command)], stdout=subprocess.DEVNULL) as run:
+            while True:
                 try:
-                    total += process.memory_full_info().pss
-                except psutil.Error:  # it has just ended
-                    continue
-            self.samples.append(total / 1e6)
+                    code = run.wait(timeout=0.5)
+                    break
+                except psutil.TimeoutExpired:
+                    samples.append(memory_mb([run, *run.children(recursive=True)]))
+        if code:
+            raise SystemExit(f"vlm-rl {' '.join(map(str, command))} failed")
+        return cls(time.perf_counter() - start, ended_cpu_seconds() - before, samples)
 
-    def summary(self) -> str:
-        if not self.samples:
-            return "the run was too short to sample"
-        quarters = [max(part) for part in np.array_split(self.samples, 4) if len(part)]
-        return (
-            f"at most {max(self.samples):.0f} MB; by quarter of the run {', '.join(f'{q:.0f}' for q in quarters)} MB"
-        )
+    def memory(self) -> str:
+        parts = [max(part) for part in np.array_split(self.samples_mb, 8) if len(part)]
+        most = max(self.samples_mb)
+        return f"at most {most:.0f} MB; in each eighth of the run {', '.join(f'{part:.0f}' for part in parts)} MB"
 
 
-def cpu_seconds() -> float:
-    """Of this process and its finished children."""
+def memory_mb(processes: list[psutil.Process]) -> float:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):  # it has just ended
+            total += process.memory_full_info().pss
+    return total / 1e6
+
+
+def ended_cpu_seconds() -> float:
+    """Of the children that have ended, and of theirs."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.children_user + times.children_system
 
 
 if __name__ == "__main__":

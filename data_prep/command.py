@@ -103,6 +103,11 @@ def run(arguments: argparse.Namespace) -> None:
     reused = f"; {report.shards_reused} shards were finished already" if report.shards_reused else ""
     print(f"{arguments.out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
     print(f"{arguments.out / 'report.html'} shows it")
+    if missing := report.dropped.get("image_missing"):
+        print(
+            f"{missing} rows name pictures that are not there (dropped.jsonl has examples): if the pictures are a "
+            "download of their own, put them beside the table and prepare again"
+        )
 
 
 def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, dict[str, str]]:
@@ -112,6 +117,8 @@ def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, 
 
     if template not in TEMPLATES:
         raise UserError(f"--template is {template!r}; known: {', '.join(TEMPLATES)}")
+    if not model.is_dir():
+        raise UserError(f"--tokenizer {model}: no such folder; give a model's folder on this machine")
     builder = PromptBuilder(
         model, template=TEMPLATES[template], min_pixels=options.min_pixels, max_pixels=options.max_pixels
     )

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
 from data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
-from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
+from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
 from data_prep.tables import find_tables, read_tables
 from data_prep.training_sources import pass_rate
 from vlm_rl.config import Section, parse_tree, read_tree
@@ -57,11 +57,8 @@ class GenericSet(Section):
 def read_generic(path: Path, split: str = "") -> Iterator[Row | Dropped]:
     """The rows of the table that the YAML file `path` describes."""
     mapping = load_mapping(path)
-    data = Path(mapping.path) if Path(mapping.path).is_absolute() else path.parent / mapping.path
-    if not data.exists():
-        raise UserError(f"{path}: path {mapping.path!r} does not exist (it is read relative to this file)")
     patterns = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json")
-    tables = find_tables(data, patterns)
+    tables = find_tables(data_path(path, mapping), patterns)
     store = ImageStore(tables[0].parent)
     columns = [name for name in mapping.columns.model_dump().values() if name]
     return convert_rows(_checked(read_tables(tables), columns, path), lambda row: _convert(row, mapping, store))
@@ -72,6 +69,14 @@ def load_mapping(path: Path) -> GenericSet:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: a generic source is described by a YAML file; docs/data.md shows one")
     return parse_tree(GenericSet, read_tree(path), str(path))
+
+
+def data_path(path: Path, mapping: GenericSet) -> Path:
+    """Where the data is that the YAML file `path` describes. Raises UserError if nothing is there."""
+    data = path.parent / mapping.path  # an absolute path stays as it is
+    if not data.exists():
+        raise UserError(f"{path}: path {mapping.path!r} does not exist (it is read relative to this file)")
+    return data
 
 
 def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) -> Iterator[tuple[str, Any]]:
@@ -98,7 +103,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     elif kind == "choice":
         choices = parse_choices(question)
     refs = _pictures(row.get(columns.images) if columns.images else None, store)
-    identity = row.get(columns.id) if columns.id else _digest(question, gold, refs)
+    identity = id_of(row, columns.id) if columns.id else _digest(question, gold, refs)
     problem = Problem(
         id=f"{mapping.source}-{identity}",
         question=question,

@@ -1,4 +1,4 @@
-"""Where a row's picture lies: a file beside the table, a member of a zip archive, or bytes in the table.
+"""Where a row's picture lies: a file beside the table, a member of a zip or tar archive, or bytes in the table.
 
 Readers only name pictures; the workers that decode them read the bytes. No path leaves the data set's
 folder, and an archive is read member by member: nothing of it is ever unpacked to disk.
@@ -7,16 +7,21 @@ folder, and an archive is read member by member: nothing of it is ever unpacked 
 from __future__ import annotations
 
 import stat
+import tarfile
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from data_prep.rows import RowError
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS
 
+T = TypeVar("T")
+
+ARCHIVES = ("images.zip", "images.tar")
 MAX_MEMBERS = 1_000_000  # of one archive
 MAX_RATIO = 200  # unpacked over packed size of one member; JPEG and PNG hardly shrink at all
 
@@ -77,6 +82,31 @@ class ZipMember:
 
 
 @dataclass(frozen=True, slots=True)
+class TarMember:
+    """A member of an uncompressed tar archive, named as in `ZipMember`."""
+
+    archive: Path
+    name: str
+
+    def read(self) -> bytes:
+        """Raises RowError for a member that is missing, too large or no plain file."""
+        archive, names = _open_tar(self.archive)
+        info = names.get(_member_key(self.name))
+        if info is None:
+            raise RowError("image_missing", f"there is no image {self.name!r} in {self.archive.name}")
+        if not info.isreg():  # a link would be followed to another member, or anywhere
+            raise RowError("image_outside", f"{self.name!r} in {self.archive.name} is no plain file")
+        if info.size > DEFAULT_LIMITS.max_bytes:
+            raise RowError("image_unreadable", f"{self.name!r} in {self.archive.name} has {info.size} bytes")
+        try:
+            stream = archive.extractfile(info)
+            assert stream is not None
+            return stream.read()
+        except (OSError, ValueError, tarfile.TarError, EOFError) as error:
+            raise RowError("image_unreadable", f"{self.name!r} in {self.archive.name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class ImageBytes:
     """A picture that stands in the table itself."""
 
@@ -86,20 +116,25 @@ class ImageBytes:
         return self.data
 
 
-ImageRef = ImageFile | ZipMember | ImageBytes
+ImageRef = ImageFile | ZipMember | TarMember | ImageBytes
 
 
 class ImageStore:
-    """The pictures beside a table: files below its folder, or images.zip there."""
+    """The pictures beside a table: files below its folder, or an archive there (ARCHIVES)."""
 
-    def __init__(self, root: Path, *, archive: str = "images.zip") -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.archive = root / archive if (root / archive).is_file() else None
+        self.archive = next((root / name for name in ARCHIVES if (root / name).is_file()), None)
+        packed = next((file for file in sorted(root.glob("images.t*z*")) if file.is_file()), None)
+        if packed is not None and self.archive is None and not (root / "images").is_dir():
+            raise UserError(
+                f"{packed}: a compressed tar cannot be read picture by picture; unpack it there with tar -xf"
+            )
 
     def find(self, name: str) -> ImageRef:
         """The reference of a picture that a row names; a missing file is found out when it is read."""
         if self.archive is not None and not self._is_file(name):
-            return ZipMember(self.archive, name)
+            return (ZipMember if self.archive.suffix == ".zip" else TarMember)(self.archive, name)
         return ImageFile(self.root, name)
 
     def is_empty(self) -> bool:
@@ -139,13 +174,32 @@ def _open_archive(path: Path) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInf
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
         raise UserError(f"{path}: has {len(members)} members; the limit is {MAX_MEMBERS}")
-    names: dict[str, zipfile.ZipInfo] = {}
-    for info in members:
-        parts = PurePosixPath(info.filename.replace("\\", "/")).parts
-        if ".." in parts or PurePosixPath(info.filename).is_absolute():
+    return archive, _by_key((info.filename, info) for info in members)
+
+
+@lru_cache(maxsize=4)
+def _open_tar(path: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]:
+    try:
+        archive = tarfile.open(path, "r:")  # noqa: SIM115 (stays open as long as the process)
+        members: list[tarfile.TarInfo] = []
+        for info in archive:
+            members.append(info)
+            if len(members) > MAX_MEMBERS:
+                raise UserError(f"{path}: has more than {MAX_MEMBERS} members")
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise UserError(f"{path}: cannot be read as an uncompressed tar archive: {error}") from None
+    return archive, _by_key((info.name, info) for info in members)
+
+
+def _by_key(members: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Members by the key that a row's name is looked up with."""
+    names: dict[str, T] = {}
+    for name, info in members:
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        if ".." in parts or PurePosixPath(name).is_absolute():
             continue  # never looked up: a row that wants it finds nothing
-        names.setdefault(_member_key(info.filename), info)
-    return archive, names
+        names.setdefault(_member_key(name), info)
+    return names
 
 
 def _member_key(name: str) -> str:

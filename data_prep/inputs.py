@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from data_prep.image_files import ARCHIVES
 from data_prep.prepared_set import sha256
 
 _TABLES = {".parquet", ".json", ".jsonl", ".arrow", ".yaml", ".yml"}
@@ -17,13 +18,13 @@ def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
     A folder with very many small tables (MATH as published) is one entry over all of them.
     """
     if source == "generic":
-        from data_prep.generic import load_mapping
+        from data_prep.generic import data_path, load_mapping
 
-        mapping = load_mapping(path)
-        return [_entry(path, path.parent), *describe_inputs("", path.parent / mapping.path)]
+        return [_entry(path, path.parent), *describe_inputs("", data_path(path, load_mapping(path)))]
     if path.is_file():
-        return [_entry(path, path.parent), *(_entry(file, path.parent) for file in path.parent.glob("images.zip"))]
-    files = sorted(file for file in _walk(path) if file.suffix in _TABLES or file.name == "images.zip")
+        beside = [path.parent / name for name in ARCHIVES if (path.parent / name).is_file()]
+        return [_entry(file, path.parent) for file in (path, *beside)]
+    files = sorted(file for file in _walk(path) if file.suffix in _TABLES or file.name in ARCHIVES)
     if len(files) <= 64:
         return [_entry(file, path) for file in files]
     digest = hashlib.sha256()
@@ -43,4 +44,4 @@ def _walk(folder: Path) -> list[Path]:
 
 def _entry(file: Path, root: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": file.relative_to(root).as_posix(), "bytes": file.stat().st_size}
-    return entry if file.suffix == ".zip" else {**entry, "sha256": sha256(file)}
+    return entry if file.name in ARCHIVES else {**entry, "sha256": sha256(file)}

@@ -44,6 +44,8 @@ class Options:
 
     def check(self) -> None:
         """Raises UserError for values that no preparation can have."""
+        if self.patch_size < 1:
+            raise UserError(f"--patch-size {self.patch_size}: pixels of a patch's side, 14 for Qwen2.5-VL")
         self.grid.check()
         if self.limit is not None and self.limit < 1:
             raise UserError(f"--limit {self.limit}: keep at least one row")

@@ -50,16 +50,13 @@ class Benchmarks:
 
     @classmethod
     def open(cls, paths: Sequence[Path]) -> Benchmarks:
-        """Read prepared sets. Raises UserError for a folder that is none, or was prepared by an older version."""
+        """Read prepared sets. Raises UserError as `check_prepared` does."""
         import pyarrow.parquet as pq
 
+        check_prepared(paths)
         index = cls()
         for path in paths:
-            if not (path / DATA).is_file():
-                raise UserError(f"--against {path}: not a prepared set; `vlm-rl prepare` makes one")
             with pq.ParquetFile(path / DATA) as file:
-                if "originals" not in file.schema_arrow.names:
-                    raise UserError(f"--against {path}: prepared by an older version; prepare it again")
                 for batch in file.iter_batches(columns=["id", "question", "meta", "originals"]):
                     for row in batch.to_pylist():
                         text = json.loads(row["meta"]).get("typeset_text") or row["question"]
@@ -100,6 +97,17 @@ class Benchmarks:
             if distance[nearest] <= NEAR_BITS:
                 return self._owners[nearest]
         return None
+
+
+def check_prepared(paths: Sequence[Path]) -> None:
+    """Raises UserError for a folder that is no prepared set, or was prepared by an older version."""
+    import pyarrow.parquet as pq
+
+    for path in paths:
+        if not (path / DATA).is_file():
+            raise UserError(f"--against {path}: not a prepared set; `vlm-rl prepare` makes one")
+        if "originals" not in pq.read_schema(path / DATA).names:
+            raise UserError(f"--against {path}: prepared by an older version; prepare it again")
 
 
 def overlaps(

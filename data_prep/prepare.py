@@ -22,6 +22,7 @@ from data_prep.assemble import Assembly, assemble
 from data_prep.filters import cached, count_or_none, screen_row
 from data_prep.inputs import describe_inputs
 from data_prep.options import GoldCheck, Options, TokenCount
+from data_prep.overlap import check_prepared
 from data_prep.prepared_set import DATA, FORMAT, SetWriter, schema, to_row, write_manifest
 from data_prep.rows import Dropped, Row, RowError
 from data_prep.shards import Screened, ShardRecord, ShardTask, make_shards
@@ -71,11 +72,14 @@ def prepare(
     when no row is left.
     """
     if source not in SOURCES:
-        raise UserError(f"no data source {source!r}; known: {', '.join(SOURCES)}")
+        raise UserError(f"no data source {source!r}; known: {', '.join(SOURCES)}, mix")
     path, out = Path(path), Path(out)
     if not path.exists():
         raise UserError(f"{path}: does not exist; give the folder or file of {source} on this machine")
     options.check()
+    if workers < 1:
+        raise UserError(f"--workers {workers}: need at least one")
+    check_prepared(options.against)
     if options.max_prompt_tokens is not None and count_tokens is None:
         raise UserError("--max-prompt-tokens needs a tokenizer to count with; name a model folder with --tokenizer")
     inputs = {"source": source, "revision": revision, "files": describe_inputs(source, path)}
@@ -96,7 +100,8 @@ def prepare(
         _make(stream, rows, workers=workers)
         assembly = assemble([space.stem(number) for number in range(stream.num_shards)], space.build, options)
         if assembly.kept == 0:
-            raise HopelessError(f"{out}: no row is left to write; dropped: {dict(assembly.dropped)}")
+            first = "".join(f"; {example['where']}: {example['detail']}" for example in assembly.examples[:1])
+            raise HopelessError(f"{out}: no row is left to write; dropped: {dict(assembly.dropped)}{first}")
         report = _report(source, options, assembly, stream)
         _write_facts(space.build, report, assembly, plan)
         space.publish()

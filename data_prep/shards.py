@@ -134,7 +134,7 @@ def _finish(item: Screened, task: ShardTask) -> tuple[Kept, dict[str, Any]]:
         test_only=problem.test_only,
         sha256s=[picture.original_sha256 for picture in pictures],
         phashes=[picture.phash for picture in pictures],
-        notes=[key for key in (*flags, "prompt_too_long", "alternative_golds") if problem.meta.get(key)],
+        notes=[key for key in (*flags, "prompt_too_long", "alternatives") if problem.meta.get(key)],
         resized=sum(not picture.is_kept for picture in pictures),
     )
     problem = replace(problem, images=tuple(picture.data for picture in pictures))

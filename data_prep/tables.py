@@ -29,7 +29,12 @@ def find_tables(path: Path, patterns: Sequence[str]) -> list[Path]:
             raise UserError(f"{path}: no {patterns[0]} there; there are {names}, name one of them")
         if found:
             return found
-    raise UserError(f"{path}: no {patterns[0]} there")
+    raise UserError(f"{path}: no {patterns[0]} there, {_contents(path)}; docs/data.md shows where each file belongs")
+
+
+def _contents(folder: Path) -> str:
+    names = sorted(item.name + "/" * item.is_dir() for item in folder.iterdir())
+    return f"only {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else "the folder is empty"
 
 
 def read_tables(tables: Iterable[Path], columns: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -70,13 +70,13 @@ def _plain_gold(row: Fields) -> tuple[str, dict[str, Any]]:
 
 
 def _minerva_gold(row: Fields) -> tuple[str, dict[str, Any]]:
-    """`answer`, or the solution's last box; a list holds alternatives, of which the first is the gold."""
+    """`answer`, or the solution's last box; a list holds alternatives, any of which the grader takes."""
     answer = row.get("answer")
     if isinstance(answer, list):
-        golds = [gold_of(item) for item in answer]
+        golds = list(dict.fromkeys(gold_of(item) for item in answer))
         if not golds:
             raise RowError("answer_missing", "the list of answers is empty")
-        return golds[0], {"alternative_golds": golds[1:]} if golds[1:] else {}
+        return golds[0], {"alternatives": golds[1:]} if golds[1:] else {}
     return gold_of(answer if answer is not None else last_box(text_of(row, "solution"))), {}
 
 

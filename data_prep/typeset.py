@@ -26,13 +26,14 @@ LINE_GAP = 10
 _DPI = 100
 
 _FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$((?:\\.|[^$\\])+?)\$", re.S
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)\$", re.S
 )  # display, display, inline, inline
 _ENVIRONMENT = re.compile(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.S)
+_EQUATION = re.compile(r"\\(?:begin|end)\{equation\*?\}")  # the same as $$
 _REWRITES = (
     (re.compile(r"\\[dt]frac"), r"\\frac"),
-    (re.compile(r"\\(?:text|textbf|textit|mbox|textrm)\s*\{([^{}]*)\}"), r"\\mathrm{\1}"),
-    (re.compile(r"\\(?:displaystyle|limits|nolimits|,|;|:|!|quad|qquad|hfill)(?![a-zA-Z])"), " "),
+    (re.compile(r"\\(?:text|textbf|textit|mbox|textrm)\s*\{([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"\\(?:displaystyle|limits|nolimits|!|hfill)(?![a-zA-Z])"), " "),
     (re.compile(r"\\(?:le|leqslant)(?![a-zA-Z])"), r"\\leq"),
     (re.compile(r"\\(?:ge|geqslant)(?![a-zA-Z])"), r"\\geq"),
     (re.compile(r"\\ne(?![a-zA-Z])"), r"\\neq"),
@@ -68,7 +69,7 @@ def typeset(text: str, *, max_pixels: int) -> Image.Image:
     Raises RowError if the font lacks a character, or if the text is too long to stay readable.
     """
     lines: list[list[_Piece]] = []
-    for paragraph in _paragraphs(text):
+    for paragraph in _paragraphs(_EQUATION.sub("$$", text)):
         lines += _wrap(list(_pieces(paragraph)), WIDTH - 2 * MARGIN)
     image = _draw(lines, WIDTH)
     if image.width * image.height > max_pixels:
@@ -91,7 +92,7 @@ def _pieces(paragraph: str) -> Iterator[_Piece]:
         yield from _words(before, glue=_starts_glued(before, position))
         source = next(group for group in match.groups() if group is not None)
         glued = match.start() > 0 and not paragraph[match.start() - 1].isspace()
-        yield _formula(source.strip(), glue=glued, alone=match[1] is not None or match[2] is not None)
+        yield from _formula(source.strip(), glue=glued, alone=match[1] is not None or match[2] is not None)
         position = match.end()
     rest = paragraph[position:]
     yield from _words(rest, glue=_starts_glued(rest, position))
@@ -119,7 +120,8 @@ def _word(word: str, size: int, *, mono: bool = False, glue: bool = False) -> _P
     return _Piece(np.asarray(canvas), ascent, glue=glue)
 
 
-def _formula(source: str, *, glue: bool, alone: bool) -> _Piece:
+def _formula(source: str, *, glue: bool, alone: bool) -> list[_Piece]:
+    """The formula as one piece, or the words of its source."""
     clean = source
     for pattern, replacement in _REWRITES:
         clean = pattern.sub(replacement, clean)
@@ -130,9 +132,10 @@ def _formula(source: str, *, glue: bool, alone: bool) -> _Piece:
         ink = np.asarray(parsed.image)
         if ink.size == 0:
             raise ValueError("an empty formula")
-        return _Piece(ink.astype(np.uint8), round(ink.shape[0] - parsed.depth), glue=glue, alone=alone)
+        return [_Piece(ink.astype(np.uint8), round(ink.shape[0] - parsed.depth), glue=glue, alone=alone)]
     except (ValueError, RuntimeError, KeyError, IndexError, TypeError, RecursionError):  # beyond mathtext
-        return _word(" ".join(source.split()), FONT_SIZE - 3, mono=True, glue=glue)
+        words = source.split()
+        return [_word(word, FONT_SIZE - 3, mono=True, glue=glue and index == 0) for index, word in enumerate(words)]
 
 
 def _wrap(pieces: Sequence[_Piece], width: int) -> list[list[_Piece]]:

@@ -441,7 +441,19 @@ def test_mistakes_of_the_caller(tmp_path):
     with pytest.raises(UserError, match="already exists"):
         prepare("virl39k", folder, folder)
     empty = write_virl(tmp_path / "empty", [{"answer": ""}], {})
-    with pytest.raises(UserError, match="no row is left"):
+    wrong = tmp_path / "wrong"
+    (wrong / "virl").mkdir(parents=True)
+    for options, message in (
+        (Options(patch_size=0), "--patch-size 0"),
+        (Options(against=(empty,)), "--against .*not a prepared set"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare("virl39k", empty, tmp_path / "out", options)
+    with pytest.raises(UserError, match="--workers 0"):
+        prepare("virl39k", folder, tmp_path / "out", workers=0)
+    with pytest.raises(UserError, match=r"no 39Krelease\.parquet there, only virl/; docs/data\.md"):
+        prepare("virl39k", wrong, tmp_path / "out")
+    with pytest.raises(UserError, match=r"no row is left to write; .*parquet row 0: the answer is missing"):
         prepare("virl39k", empty, tmp_path / "out")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):

@@ -170,6 +170,9 @@ def test_mistakes_in_a_mapping_name_the_key(tmp_path) -> None:
     file.write_text(json.dumps({"path": "raw", "source": "x", "columns": {"question": "prompt", "anwser": "gold"}}))
     with pytest.raises(UserError, match=r"unknown key columns\.anwser.*answer"):
         prepare("generic", file, tmp_path / "out")
+    file.write_text(json.dumps({"path": "row", "source": "x", "columns": {"question": "prompt", "answer": "gold"}}))
+    with pytest.raises(UserError, match=r"set\.yaml: path 'row' does not exist"):
+        prepare("generic", file, tmp_path / "out")
     with pytest.raises(UserError, match="described by a YAML file"):
         prepare("generic", tmp_path / "raw", tmp_path / "out")
 

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from PIL import Image
 
 import data_prep.shards
 from data_prep.filters import NEAR_BITS, normalised
-from data_prep.image_files import ImageBytes, ZipMember
+from data_prep.image_files import ImageBytes
 from data_prep.options import Options
 from data_prep.pictures import Grid, perceptual_hash, prepare_picture
 from data_prep.prepare import prepare
@@ -109,6 +107,22 @@ def test_a_model_with_other_patches_has_another_grid() -> None:
     assert (picture.width, picture.height) == (96, 96)
 
 
+def test_real_pictures_have_no_false_twins_and_know_their_copies() -> None:
+    files = [f for name in ("logicvista", "mathvision") for f in sorted((shared_data() / name / "images").iterdir())]
+    chosen = {}
+    for file in files[:: len(files) // 20]:
+        picture = fitted(file.read_bytes(), test_only=True)
+        chosen[picture.original_sha256] = (int(picture.phash, 16), decode_image(picture.data, where=file.name))
+    assert len(chosen) >= 18
+    hashes = [phash for phash, _ in chosen.values()]
+    assert min((a ^ b).bit_count() for i, a in enumerate(hashes) for b in hashes[:i]) > NEAR_BITS
+    for phash, image in list(chosen.values())[::3]:
+        for factor, quality in ((0.5, 85), (0.93, 60), (1.0, 60), (1.3, 85)):
+            size = max(28, int(image.width * factor)), max(28, int(image.height * factor))
+            copy = fitted(encoded(image.resize(size), "JPEG", quality=quality))
+            assert (phash ^ int(copy.phash, 16)).bit_count() <= NEAR_BITS, (factor, quality)
+
+
 @pytest.mark.parametrize("size", [(300, 200), (999, 700)])
 def test_the_perceptual_hash_survives_sizes_and_formats(size) -> None:
     image = noise(600, 400, seed=1)
@@ -116,121 +130,6 @@ def test_the_perceptual_hash_survives_sizes_and_formats(size) -> None:
     near = (int(perceptual_hash(image), 16) ^ int(perceptual_hash(other), 16)).bit_count()
     far = (int(perceptual_hash(image), 16) ^ int(perceptual_hash(noise(600, 400, seed=2)), 16)).bit_count()
     assert near <= NEAR_BITS < far
-
-
-# Archives
-
-
-def make_zip(path: Path, members: dict[str, bytes], *, link: str = "") -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-        if link:
-            info = zipfile.ZipInfo(link)
-            info.external_attr = 0o120777 << 16
-            archive.writestr(info, "/etc/passwd")
-    return path
-
-
-@pytest.mark.parametrize("name", ["images/a.png", "a.png"])
-def test_pictures_are_read_out_of_the_archive(tmp_path, name) -> None:
-    folder = write_virl(tmp_path / "virl", [{"question": "<image>", "image": ["images/a.png"]}], {})
-    make_zip(folder / "images.zip", {name: encode_png(noise(84, 84))})
-    assert prepare("virl39k", folder, tmp_path / "out").kept == 1
-    assert not any((folder / "images").iterdir())  # nothing was unpacked
-
-
-def test_archives_that_attack_cost_their_rows_only(tmp_path) -> None:
-    names = ["good.png", "../evil.png", "/abs.png", "link.png", "bomb.png", "none.png"]
-    rows = [{"question": f"<image>{name}", "image": [f"images/{name}"]} for name in names]
-    folder = write_virl(tmp_path / "virl", rows, {})
-    members = {
-        "images/good.png": encode_png(noise(84, 84)),
-        "../evil.png": encode_png(noise(84, 84)),
-        "images/../../evil.png": encode_png(noise(84, 84)),
-        "/abs.png": encode_png(noise(84, 84)),
-        "images/bomb.png": b"\x89PNG\r\n\x1a\n" + bytes(30_000_000),
-    }
-    make_zip(folder / "images.zip", members, link="images/link.png")
-    before = sorted(path.name for path in tmp_path.rglob("*"))
-    report = prepare("virl39k", folder, tmp_path / "out")
-    assert report.kept == 1 and report.rows_in == 6
-    assert report.dropped == {"image_missing": 3, "image_outside": 1, "image_unreadable": 1}
-    after = sorted(path.name for path in tmp_path.rglob("*"))
-    assert Counter(after) - Counter(before) == Counter(
-        ["out", "data.parquet", "manifest.json", "dropped.jsonl", "report.html"]
-    )
-
-
-def test_a_file_that_is_no_archive(tmp_path) -> None:
-    (tmp_path / "images.zip").write_bytes(b"PK no")
-    with pytest.raises(UserError, match="cannot be read as a zip archive"):
-        ZipMember(tmp_path / "images.zip", "a.png").read()
-
-
-# -- good rows do not notice bad ones --------------------------------------------------------------
-
-
-def bad_pictures() -> dict[str, bytes]:
-    good = encode_png(noise(84, 84))
-    animated = encoded(noise(84, 84), "WEBP", save_all=True, append_images=[noise(84, 84, seed=3)])
-    return {
-        "cut.png": good[: len(good) // 2],
-        "cut.jpg": encoded(noise(400, 400), "JPEG")[:3000],
-        "empty.png": b"",
-        "text.png": b"only text",
-        "animated.webp": animated,
-        "one.png": encode_png(Image.new("RGB", (1, 1))),
-        "strip.png": encode_png(Image.new("RGB", (1, 5000))),
-        "bomb.png": encoded(Image.new("1", (20_000, 20_000)), "PNG"),
-    }
-
-
-def mixed_rows() -> tuple[list[dict], list[dict], dict[str, bytes]]:
-    """(good rows, the same with bad ones between them, pictures)."""
-    pictures = {f"{n}.{kind}": encoded(noise(90 + n, 80, seed=n), {"jpg": "JPEG"}.get(kind, "PNG"))
-                for n in range(40) for kind in (["jpg", "png"][n % 2],)}  # fmt: skip
-    good = [{"question": f"<image>Good {name}?", "image": [f"images/{name}"], "qid": name} for name in pictures]
-    bad: list[dict] = [{"question": f"<image>{name}", "image": [f"images/{name}"]} for name in bad_pictures()]
-    bad += [
-        {"question": "<image>", "image": ["images/none.png"]},
-        {"answer": None},
-        {"answer": ""},
-        {"question": "<image><image> two for one", "image": ["images/0.jpg"]},
-        {"question": "<image> none"},
-        {"question": "say <|image_pad|>"},
-    ]
-    between: list[dict] = []
-    for index, row in enumerate(good):
-        between += [row, {**bad[index % len(bad)], "qid": f"bad-{index}"}]
-    return good, between, {**pictures, **bad_pictures()}
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_good_rows_are_byte_equal_with_and_without_bad_ones(tmp_path, monkeypatch, workers) -> None:
-    monkeypatch.setattr("data_prep.prepare.SHARD_ROWS", 16)
-    good, between, pictures = mixed_rows()
-    clean = write_virl(tmp_path / "clean", good, pictures)
-    dirty = write_virl(tmp_path / "dirty", between, pictures)
-    prepare("virl39k", clean, tmp_path / "a", Options(strict=True))
-    report = prepare("virl39k", dirty, tmp_path / "b", workers=workers)
-    assert (tmp_path / "a/data.parquet").read_bytes() == (tmp_path / "b/data.parquet").read_bytes()
-    assert report.kept == 40 and report.rows_in == 80 == report.kept + sum(report.dropped.values())
-    assert set(report.dropped) == {
-        "image_unreadable", "image_missing", "answer_missing", "marker_mismatch", "control_token",
-    }  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "b/dropped.jsonl").read_text().splitlines()]
-    assert len(lines) == 40 and all(line["where"].startswith("39Krelease.parquet row ") for line in lines)
-    assert {int(line["where"].split()[-1]) % 2 for line in lines} == {1}  # every bad row is an odd one
-
-
-@pytest.mark.parametrize("name", sorted(bad_pictures()))
-def test_strict_names_the_file_the_row_and_the_picture(tmp_path, name) -> None:
-    rows = [{}, {"question": "<image>", "image": [f"images/{name}"]}]
-    folder = write_virl(tmp_path / "virl", rows, bad_pictures())
-    with pytest.raises(UserError, match=r"^39Krelease\.parquet row 1: image 0: "):
-        prepare("virl39k", folder, tmp_path / "out", Options(strict=True))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["virl"]
 
 
 # -- shards, workers, a kill -----------------------------------------------------------------------
@@ -550,7 +449,21 @@ def test_a_longer_text_is_a_taller_picture_and_a_formula_is_no_source() -> None:
     # A fraction is taller than its line of text; an environment is beyond mathtext and shown as its source.
     line, fraction = typeset("x", max_pixels=10**6), typeset(r"$\dfrac{\frac{a}{b}}{\frac{c}{d}}$", max_pixels=10**6)
     assert fraction.height > line.height
-    assert typeset(r"$\begin{cases} x & y \\ z & w \end{cases}$", max_pixels=10**6).height > 0
+    # The words of a source wrap: two short lines, not one that is cut; and words inside a formula keep their spaces.
+    source = r"$\begin{cases} " + "x & y " * 9 + r"\end{cases}$"
+    assert (
+        typeset(source, max_pixels=10**6).height > typeset(source.replace("x & y " * 9, ""), max_pixels=10**6).height
+    )
+    together, apart = (_ink_width(typeset(text, max_pixels=10**6)) for text in ("$xandy$", r"$x\quad\text{ and }y$"))
+    assert apart > together + 20
+    assert typeset(r"A \$5 note, $x^2$", max_pixels=10**6) == typeset(r"A \$5 note, \(x^2\)", max_pixels=10**6)
+    display = typeset(r"\begin{equation*} x^2 \end{equation*}", max_pixels=10**6)
+    assert display == typeset("$$x^2$$", max_pixels=10**6)
+
+
+def _ink_width(image: Image.Image) -> int:
+    columns = np.flatnonzero((np.asarray(image.convert("L")) < 128).any(axis=0))
+    return int(columns[-1] - columns[0])
 
 
 # -- the real samples ------------------------------------------------------------------------------

@@ -452,6 +452,25 @@ def test_text_benchmarks(tmp_path, source, row, expected, kind) -> None:
     assert (problem.id, problem.answer, problem.category) == expected and problem.test_only
 
 
+def test_any_of_minervas_alternative_golds_is_right(tmp_path) -> None:
+    from vlm_rl.answers import Grader
+    from vlm_rl.data import load_set
+    from vlm_rl.templates import TEMPLATES
+
+    rows = [{"problem": "P", "answer": ["0.01\n", "0.02\n", "0.01"], "idx": 4}, {"problem": "Q", "answer": ["3"]}]
+    report = prepare("minerva", lines(tmp_path / "minerva.jsonl", rows), tmp_path / "out")
+    first, second = load_set(tmp_path / "out")
+    assert (first.answer, first.meta["alternatives"], report.notes["alternatives"]) == ("0.01", ["0.02"], 1)
+    assert "alternatives" not in second.meta
+    template = TEMPLATES["think_answer"]
+    with Grader() as grader:
+        right = [
+            grader.grade_problem(first, template.wrap("So.", text), template).correct
+            for text in ("0.01", "0.02", "0.03")
+        ]
+    assert right == [True, True, False]
+
+
 def test_olympiadbench_several_answers_units_tolerance_context_and_pictures(tmp_path) -> None:
     base = {
         "id": 1,

@@ -12,6 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -79,7 +80,9 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
         is_plain = image.mode == "RGB" and not metadata and not getattr(image, "text", None)
         upright = _guarded(lambda: _to_rgb(_upright(image)), where)
     # A new image of the pixels alone: no EXIF, text chunks or profile travel on.
-    return Decoded(Image.frombytes("RGB", upright.size, upright.tobytes()), kind, is_plain)
+    bare = Image.new("RGB", upright.size)
+    bare.paste(upright)
+    return Decoded(bare, kind, is_plain)
 
 
 def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> Image.Image:
@@ -183,10 +186,9 @@ def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # unreadable EXIF says nothing about orientation; the pixels are sound
-        return image
+    with suppress(Exception):  # unreadable EXIF says nothing about orientation; the pixels are sound
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -197,4 +199,4 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
