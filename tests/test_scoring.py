@@ -325,6 +325,9 @@ def test_dynamath_worst_case_by_hand() -> None:
     found = metrics.scores("dynamath", rows)
     assert found["average"]["score"] == 0.75 and found["worst_case"]["score"] == 0.5
     assert found["reasoning_robustness"] == pytest.approx(2 / 3) and found["num_variants"] == [2]
+    # With several samples a variant counts for the worst case only if all of them are right.
+    rows += [row("1-v2", False, problem="1", part="2", sample=1)]
+    assert metrics.scores("dynamath", rows)["worst_case"]["score"] == 0
 
 
 @pytest.mark.parametrize(
