@@ -20,7 +20,8 @@ def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
     if source == "generic":
         from data_prep.generic import data_path, load_mapping
 
-        return [_entry(path, path.parent), *describe_inputs("", data_path(path, load_mapping(path)))]
+        data = data_path(path, load_mapping(path))
+        return [_entry(path, path.parent), *describe_inputs("", data)]
     if path.is_file():
         beside = [path.parent / name for name in ARCHIVES if (path.parent / name).is_file()]
         return [_entry(file, path.parent) for file in (path, *beside)]
