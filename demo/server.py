@@ -22,9 +22,11 @@ from fastapi import FastAPI
 from gradio.themes import Base
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from demo.app import build_app
+from demo.pictures import MAX_BYTES, PICTURE_PATH
 from vlm_rl.cards import stylesheet
 from vlm_rl.errors import UserError
 
@@ -42,9 +44,10 @@ _HEADERS = {
 _READ = re.compile(
     r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
     r"|/gradio_api/(info/?|app_id/?|startup-events|queue/data|heartbeat/\w+)"
+    rf"|{PICTURE_PATH}/[\w-]+"
 )
-_WRITE = re.compile(r"/gradio_api/(queue/join|cancel|reset)/?")
-_MAX_BODY = 64 * 1024  # bytes; the page posts a few short strings
+_WRITE = re.compile(rf"/gradio_api/(queue/join|cancel|reset)/?|{PICTURE_PATH}")
+_MAX_BODY = 64 * 1024  # bytes; the page posts a few short strings, and a picture to a route of its own
 
 
 class Guard:
@@ -87,7 +90,8 @@ class Guard:
         routes = {"GET": _READ, "HEAD": _READ, "POST": _WRITE}.get(scope["method"])
         if routes is None or ".." in scope["path"] or not routes.fullmatch(scope["path"]):
             return 404, "not found"
-        if scope["method"] == "POST" and not _small(headers.get("content-length")):
+        most = MAX_BYTES if scope["path"] == PICTURE_PATH else _MAX_BODY
+        if scope["method"] == "POST" and not _small(headers.get("content-length"), most):
             return 413, "too large"
         return None
 
@@ -112,15 +116,20 @@ def host_allowed(host: str, *, open_wider: bool) -> bool:
     return True
 
 
-def _small(length: str | None) -> bool:
-    return length is not None and length.isdecimal() and int(length) <= _MAX_BODY
+def _small(length: str | None, most: int) -> bool:
+    return length is not None and length.isdecimal() and int(length) <= most
 
 
 def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
     """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
+    return guarded(build_app(runs), open_wider=open_wider)
+
+
+def guarded(page: gr.Blocks, *, routes: Sequence[Route] = (), open_wider: bool = False) -> ASGIApp:
+    """A page with its style, and routes of our own beside gradio's, behind the guard."""
     inner: Any = gr.mount_gradio_app(
-        FastAPI(openapi_url=None),
-        build_app(runs),
+        FastAPI(openapi_url=None, routes=list(routes)),
+        page,
         path="/",
         theme=Base(
             primary_hue="blue",
@@ -128,7 +137,7 @@ def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
             font=["system-ui", "sans-serif"],  # plain names: no font is fetched
             font_mono=["ui-monospace", "monospace"],
         ),
-        css=stylesheet("cards") + stylesheet("demo"),
+        css=stylesheet("cards") + stylesheet("demo") + stylesheet("live"),
         footer_links=[],
         run_history=False,
         show_error=False,
