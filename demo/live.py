@@ -24,7 +24,7 @@ from demo.backends import CheckpointBackend, Engine, Shelf, find_checkpoints, lo
 from demo.desk import MAX_COLUMNS, Desk, Limits
 from demo.endpoints import Endpoint, EndpointBackend
 from demo.live_html import error_html, note_html, view_html
-from demo.pictures import Pictures
+from demo.uploads import Pictures
 from demo.replies import Backend, Question, Settings
 from vlm_rl.errors import UserError
 from vlm_rl.images import decode_image
@@ -156,11 +156,10 @@ def build_live(
                 stop = gr.Button("Stop", elem_id="live-stop", interactive=False, min_width=120)
     columns = gr.HTML(note_html(_HOW), elem_id="live-columns")
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-    example.input(partial(_choose, live), example, [picture, question, gold], **quiet)
-    ask.click(
-        partial(_ask, live, color_of), [picture, question, asked, seed, heat, most], [columns, ask, stop], **quiet
-    )
-    stop.click(partial(_stop, live), None, None, **quiet)
+    on = _Handlers(live, color_of)
+    example.input(on.choose, example, [picture, question, gold], **quiet)
+    ask.click(on.ask, [picture, question, asked, seed, heat, most], [columns, ask, stop], **quiet)
+    stop.click(on.stop, None, None, **quiet)
 
 
 def _picture() -> gr.HTML:
@@ -174,43 +173,42 @@ def _picture() -> gr.HTML:
     )
 
 
-def _choose(live: Live, index: int | None) -> tuple[str, str, str]:
-    """(picture's token, question, the right answer in words) of an example."""
-    if index is None or not 0 <= index < len(live.examples):
-        return "", "", ""
-    example = live.examples[index]
-    return f"example-{index:04d}", example.question, note_html(f"right answer: {example.gold}")
+class _Handlers:
+    """What the panel's events do. Methods, since gradio gives the request to what has a signature of its own."""
 
+    def __init__(self, live: Live, color_of: Callable[[str], str]) -> None:
+        self._live, self._color_of = live, color_of
 
-def _ask(
-    live: Live,
-    color_of: Callable[[str], str],
-    token: Any,
-    text: Any,
-    names: Any,
-    seed: Any,
-    temperature: Any,
-    most: Any,
-    request: gr.Request,
-) -> Iterator[tuple[Any, Any, Any]]:
-    """(columns, ask button, stop button) while the answers grow."""
-    busy, free = _buttons(asking=True), _buttons(asking=False)
-    try:
-        settings = _settings(seed, temperature, most)
-        image = live.pictures.get(token) if isinstance(token, str) and token else None
-        views = live.desk.ask(
-            str(request.session_hash), list(names or ()), Question(str(text or ""), image), settings
-        )
-        with closing(views):
-            shown = ""
-            for view in views:
-                page = view_html(view, settings, color_of=color_of)
-                if page != shown:
-                    yield page, *(free if view.is_over else busy)
-                shown = page
-        yield gr.skip(), *free
-    except UserError as error:
-        yield error_html(str(error)), *free
+    def choose(self, index: int | None) -> tuple[str, str, str]:
+        """(picture's token, question, the right answer in words) of an example."""
+        if index is None or not 0 <= index < len(self._live.examples):
+            return "", "", ""
+        example = self._live.examples[index]
+        return f"example-{index:04d}", example.question, note_html(f"right answer: {example.gold}")
+
+    def ask(
+        self, token: Any, text: Any, names: Any, seed: Any, temperature: Any, most: Any, request: gr.Request
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        """(columns, ask button, stop button) while the answers grow."""
+        busy, free = _buttons(asking=True), _buttons(asking=False)
+        try:
+            settings = _settings(seed, temperature, most)
+            image = self._live.pictures.get(token) if isinstance(token, str) and token else None
+            question = Question(str(text or ""), image)
+            views = self._live.desk.ask(str(request.session_hash), list(names or ()), question, settings)
+            with closing(views):
+                shown = ""
+                for view in views:
+                    page = view_html(view, settings, color_of=self._color_of)
+                    if page != shown:
+                        yield page, *(free if view.is_over else busy)
+                    shown = page
+            yield gr.skip(), *free
+        except UserError as error:
+            yield error_html(str(error)), *free
+
+    def stop(self, request: gr.Request) -> None:
+        self._live.desk.cancel(str(request.session_hash))
 
 
 def _buttons(*, asking: bool) -> tuple[Any, Any]:
@@ -224,7 +222,3 @@ def _settings(seed: Any, temperature: Any, most: Any) -> Settings:
         return Settings(seed=int(seed), temperature=float(temperature), max_tokens=int(most))
     except (TypeError, ValueError, OverflowError):
         raise UserError("seed, temperature and the most tokens must be numbers") from None
-
-
-def _stop(live: Live, request: gr.Request) -> None:
-    live.desk.cancel(str(request.session_hash))

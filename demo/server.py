@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from demo.app import build_app
-from demo.pictures import MAX_BYTES, PICTURE_PATH
+from demo.uploads import MAX_BYTES, PICTURE_PATH
 from vlm_rl.cards import stylesheet
 from vlm_rl.errors import UserError
 
