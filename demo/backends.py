@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import OrderedDict
@@ -43,7 +42,12 @@ class Loaded:
     sampler: Any  # Sampler
 
     def close(self) -> None:
+        """Give the memory back."""
+        import torch
+
         self.sampler.close()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
 
 
 def find_checkpoints(runs: Mapping[str, RunDirectory]) -> list[Checkpoint]:
@@ -162,14 +166,8 @@ class Shelf:
         return len(self._busy) < self._most
 
     def _drop_oldest(self) -> None:
-        import torch
-
         _, loaded = self._idle.popitem(last=False)
         loaded.close()
-        del loaded
-        gc.collect()
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
 
 
 class CheckpointBackend:

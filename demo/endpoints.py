@@ -197,7 +197,7 @@ class EndpointBackend:
         """False where the server refuses the request as such; `reading.refusal` says how."""
         async with client.stream("POST", f"{self._endpoint.url}/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                reading.refusal = f"the server answered {answer.status_code}: {await _beginning(answer)}"
+                reading.refusal = f"the server answered {answer.status_code}: {_said(await _beginning(answer))}"
                 if answer.status_code in (400, 422):
                     return False
                 raise EndpointError(reading.refusal)
@@ -247,7 +247,7 @@ class _Reading:
     def add(self, event: Mapping[str, Any]) -> None:
         """One event of the stream. Raises EndpointError for an error in it, and beyond the limits."""
         if event.get("error"):
-            raise EndpointError(f"the server reports: {_short(json.dumps(event['error']))}")
+            raise EndpointError(f"the server reports: {_short(_said(json.dumps({'error': event['error']})))}")
         self._usage = _usage(event.get("usage")) or self._usage
         for choice in (event.get("choices") or [])[:1]:
             delta = choice.get("delta") or {}
@@ -346,6 +346,15 @@ async def _beginning(answer: httpx.Response, *, characters: int = 300) -> str:
         if len(data) > 4 * characters:
             break
     return _short(data.decode("utf-8", errors="replace"), characters)
+
+
+def _said(text: str) -> str:
+    """The message inside an error of the protocol, or the text as it is."""
+    try:
+        error = json.loads(text)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, TypeError, KeyError):
+        return text
 
 
 def _short(text: str, characters: int = 300) -> str:

@@ -24,8 +24,8 @@ from demo.backends import CheckpointBackend, Engine, Shelf, find_checkpoints, lo
 from demo.desk import MAX_COLUMNS, Desk, Limits
 from demo.endpoints import Endpoint, EndpointBackend
 from demo.live_html import error_html, note_html, view_html
-from demo.uploads import Pictures
 from demo.replies import Backend, Question, Settings
+from demo.uploads import Pictures
 from vlm_rl.errors import UserError
 from vlm_rl.images import decode_image
 from vlm_rl.runs import RunDirectory

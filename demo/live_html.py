@@ -12,8 +12,8 @@ _PHASES = {"waiting": "waiting", "loading": "loading", "writing": "writing …",
 _STOPS = {"": "", "stop": "✓ finished", "length": "cut at the limit", "cancelled": "stopped by you"}
 _COUNTERS = {
     "tokenizer": "",
-    "server": " by the server's count",
-    "estimate": " estimated: one for each piece that came",
+    "server": ", the server says",
+    "estimate": ", estimated: one a piece",
 }
 
 
@@ -29,9 +29,20 @@ def view_html(view: View, settings: Settings, *, color_of: Callable[[str], str])
 
 def column_html(name: str, reply: Reply, *, longest: int, color: str) -> str:
     """One model's card; `longest` is the most tokens of any column, for the bars' common scale."""
+    note = f"<p class='live-note {reply.phase}'>{escape(reply.note)}</p>" if reply.note else ""
+    has_nothing = reply.phase == "failed" and not reply.text
+    return (
+        f"<article class='card sample live-card {reply.phase}' style='--accent:{escape(color)}'>"
+        f"<div class='head'><span class='title'>{escape(name)}</span>{_chip(reply)}</div>"
+        f"{'' if has_nothing else _counts(reply, longest=longest)}{note}"
+        f"{'' if has_nothing else _texts(reply)}</article>"
+    )
+
+
+def _texts(reply: Reply) -> str:
+    """Reasoning and answer; while they grow their ends stay in sight."""
     reasoning, answer = split_growing(reply.text, is_over=reply.is_over)
     tail = "" if reply.is_over else " tail"
-    note = f"<p class='live-note {reply.phase}'>{escape(reply.note)}</p>" if reply.note else ""
     thought = (
         "<p class='quiet'>no reasoning block</p>"
         if reasoning is None and (answer or reply.is_over)
@@ -39,11 +50,8 @@ def column_html(name: str, reply: Reply, *, longest: int, color: str) -> str:
     )
     said = escape(answer) or ("<span class='quiet'>nothing after the reasoning</span>" if reply.is_over else "&nbsp;")
     return (
-        f"<article class='card sample live {reply.phase}' style='--accent:{escape(color)}'>"
-        f"<div class='head'><span class='title'>{escape(name)}</span>{_chip(reply)}</div>"
-        f"{_counts(reply, longest=longest)}{note}"
         f"<p class='label'>reasoning</p>{thought}<p class='label'>answer</p>"
-        f"<div class='text answer{tail}' tabindex='0'><div>{said}</div></div></article>"
+        f"<div class='text answer{tail}' tabindex='0'><div>{said}</div></div>"
     )
 
 
@@ -90,5 +98,6 @@ def _counts(reply: Reply, *, longest: int) -> str:
     bars = "".join(f"<i class='{kind}' style='width:{100 * count / longest:.2f}%'></i>" for kind, count in parts)
     return (
         f"<p class='live-counts'><b>{about}{reply.tokens:,}</b> token{'' if reply.tokens == 1 else 's'}"
-        f"<span class='quiet'>{_COUNTERS[reply.counted_by]} · {words}</span></p><div class='live-bar'>{bars}</div>"
+        f"<span class='quiet'>{_COUNTERS[reply.counted_by]}</span></p>"
+        f"<p class='quiet'>{words}</p><div class='live-bar'>{bars}</div>"
     )

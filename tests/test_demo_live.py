@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +36,9 @@ from demo.desk import Conversation, Desk, Limits, View
 from demo.endpoints import Endpoint, EndpointBackend, Timeouts, parse_endpoints
 from demo.live import build_live, open_live, read_examples
 from demo.live_html import view_html
-from demo.uploads import MAX_BYTES, Pictures
 from demo.replies import IsCancelled, Question, Replies, Reply, Settings, count_reasoning, split_growing
 from demo.server import guarded
+from demo.uploads import MAX_BYTES, Pictures
 from vlm_rl.errors import UserError
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.runs import RunDirectory
@@ -169,6 +170,14 @@ def test_the_shelf_drops_what_was_not_used_for_longest(tmp_path):
         assert none is None and shelf.num_loaded == 2, "a borrowed one is its borrower's alone"
     shelf.close()
     assert shelf.num_loaded == 0
+
+
+def test_a_dropped_checkpoint_is_out_of_memory(tiny_model):
+    one = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
+    weight = weakref.ref(next(iter(one.sampler._model.parameters())))
+    assert weight() is not None
+    one.close()
+    assert weight() is None
 
 
 def test_a_checkpoint_that_does_not_load_gives_its_place_back(tmp_path):
@@ -658,18 +667,22 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         fill(tab, tokens=40, temperature=1.0, seed=5)
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert tab.locator(".live .title").all_inner_texts() == ["step 0", "step 1", "step 2"]
-        phases = [one.get_attribute("class").split()[-1] for one in tab.locator("article.live").all()]
+        assert tab.locator(".live-card .title").all_inner_texts() == ["step 0", "step 1", "step 2"]
+        phases = [one.get_attribute("class").split()[-1] for one in tab.locator("article.live-card").all()]
         assert phases == ["ended", "ended", "failed"]
         assert "seed 5 · temperature 1 · at most 40 tokens" in tab.inner_text(".live-status")
-        assert "step 2" not in tab.inner_text(".live.failed .live-note") and tab.inner_text(".live.failed .live-note")
-        counts = [int(text) for text in tab.locator(".live.ended .live-counts b").all_inner_texts()]
+        assert "step 2" not in tab.inner_text(".live-card.failed .live-note") and tab.inner_text(
+            ".live-card.failed .live-note"
+        )
+        counts = [int(text) for text in tab.locator(".live-card.ended .live-counts b").all_inner_texts()]
         assert len(counts) == 2 and all(0 < count <= 40 for count in counts)
-        texts = [one.inner_text() for one in tab.locator(".live.ended").all()]
+        texts = [one.inner_text() for one in tab.locator(".live-card.ended").all()]
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:not(:text-is('done'))")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert [one.inner_text() for one in tab.locator(".live.ended").all()] == texts, "the same seed, the same text"
+        assert [one.inner_text() for one in tab.locator(".live-card.ended").all()] == texts, (
+            "the same seed, the same text"
+        )
         assert all(request.startswith(page.url) for request in visit.requests)
         assert visit.failures == [] and tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -683,18 +696,18 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         choose(tab, "endless", "step 0")
         fill(tab, tokens=4000, temperature=1.0)
         tab.click("#live-ask")
-        tab.wait_for_function("document.querySelectorAll('.live.writing').length == 2")
+        tab.wait_for_function("document.querySelectorAll('.live-card.writing').length == 2")
         tab.wait_for_function("Number(document.querySelector('.live-counts b').innerText.replace(/\\D/g, '')) > 20")
         assert tab.is_disabled("#live-ask")
         tab.click("#live-stop")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert tab.locator(".live .chip").all_inner_texts() == ["stopped by you"] * 2
+        assert tab.locator(".live-card .chip").all_inner_texts() == ["stopped by you"] * 2
         assert "≈" in tab.locator(".live-counts").first.inner_text(), "an estimate is called one"
         wait_for(lambda: page.desk.num_asking == 0)
         assert tab.is_enabled("#live-ask") and tab.is_disabled("#live-stop")
         server.ended.clear()
         tab.click("#live-ask")
-        tab.wait_for_function("document.querySelectorAll('.live.writing').length == 2")
+        tab.wait_for_function("document.querySelectorAll('.live-card.writing').length == 2")
         assert page.desk.num_asking == 1
     assert server.ended.wait(60), "the page is gone: the server's stream was broken off"
     wait_for(lambda: page.desk.num_asking == 0, seconds=60)
@@ -723,7 +736,7 @@ def test_hostile_uploads_are_refused_in_words_and_a_good_one_is_shown(page, tmp_
         fill(tab, tokens=8)
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert tab.locator(".live .chip").first.inner_text() == "✓ finished"
+        assert tab.locator(".live-card .chip").first.inner_text() == "✓ finished"
         tab.click(".live-clear")
         tab.wait_for_selector("#live-picture .live-hint:not([hidden])")
         assert tab.evaluate("window.pwned") is None and visit.failures == []
