@@ -9,29 +9,34 @@ attack) and, where a browser sends an origin, come from the page itself.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from gradio.themes import Base
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from demo.app import build_app
-from vlm_rl.cards import stylesheet
+from demo.app import build_page
+from demo.export import MEDIA_TYPES, export
+from demo.library import Library
+from demo.scene import Scenes
+from demo.theme import stylesheet_of_app
+from demo.view import MAX_QUERY, View
 from vlm_rl.errors import UserError
 
 # gradio's page has inline scripts and styles, and its HTML component compiles its template with eval
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'; manifest-src 'self'; "
+    "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; manifest-src 'self'; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 )
 _HEADERS = {
@@ -41,6 +46,7 @@ _HEADERS = {
 }
 _READ = re.compile(
     r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
+    rf"|/export/({'|'.join(map(re.escape, MEDIA_TYPES))})"
     r"|/gradio_api/(info/?|app_id/?|startup-events|queue/data|heartbeat/\w+)"
 )
 _WRITE = re.compile(r"/gradio_api/(queue/join|cancel|reset)/?")
@@ -116,11 +122,17 @@ def _small(length: str | None) -> bool:
     return length is not None and length.isdecimal() and int(length) <= _MAX_BODY
 
 
-def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
+def make_server(
+    folders: Sequence[Path], *, open_wider: bool = False, live: Callable[[Library], None] | None = None
+) -> ASGIApp:
     """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
+    library = Library(folders)
+    outer = FastAPI(openapi_url=None)
+    _add_exports(outer, Scenes(library))
     inner: Any = gr.mount_gradio_app(
-        FastAPI(openapi_url=None),
-        build_app(runs),
+        outer,
+        build_page(library, live=live),
         path="/",
         theme=Base(
             primary_hue="blue",
@@ -128,7 +140,7 @@ def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
             font=["system-ui", "sans-serif"],  # plain names: no font is fetched
             font_mono=["ui-monospace", "monospace"],
         ),
-        css=stylesheet("cards") + stylesheet("demo"),
+        css=stylesheet_of_app(),
         footer_links=[],
         run_history=False,
         show_error=False,
@@ -141,7 +153,23 @@ def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
     return Guard(inner, open_wider=open_wider)
 
 
-def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, open_wider: bool = False) -> None:
+def _add_exports(app: FastAPI, scenes: Scenes) -> None:
+    """Files of a view, made when they are asked for: nothing is written to disk, nothing on disk is served."""
+
+    @app.get("/export/{name}")
+    def take(name: str, request: Request) -> Response:
+        query = str(request.url.query)
+        if len(query) > MAX_QUERY:
+            return PlainTextResponse("the address is too long", status_code=414)
+        try:
+            content = export(scenes.of(View.parse(query)), name)
+        except UserError as error:
+            return PlainTextResponse(str(error), status_code=422)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type=MEDIA_TYPES[name], headers=headers)
+
+
+def launch(folders: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, open_wider: bool = False) -> None:
     """Serve the page until interrupted.
 
     Raises UserError if `host` is not this machine's loopback and `open_wider` does not say so, if
@@ -149,7 +177,7 @@ def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, o
     """
     if host not in ("127.0.0.1", "localhost", "::1") and not open_wider:
         raise UserError(f"--host {host} lets other machines in; say so with --open-wider if that is meant")
-    app = make_server(runs, open_wider=open_wider)
+    app = make_server(folders, open_wider=open_wider)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
