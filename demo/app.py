@@ -16,15 +16,14 @@ from typing import Any
 
 import gradio as gr
 
-from demo.length_charts import lengths_html
 from demo.library import Library
-from demo.panels import failure_html, header_html, notes_html, problem_panel, take_html
+from demo.panels import failure_html, header_html, lengths_panel, notes_html, problem_panel, take_html
 from demo.scene import Scene, Scenes
 from demo.summary import count_html, summary_html
 from demo.table import DIFFICULTIES
 from demo.theme import katex_files, script
 from demo.training import shown_runs, training_html
-from demo.view import CHANGES, FLAGS, MAX_OTHERS, PARTS, SORTS, TABS, UNFILTERED, View
+from demo.view import CHANGES, FLAGS, MAX_OTHERS, TABS, UNFILTERED, View
 from vlm_rl.errors import UserError
 
 _REFRESH_SECONDS = 5.0
@@ -32,7 +31,7 @@ _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"
 # what a control sets in the view, in the order in which they stand on the page
 _KEYS = (
     "benchmark", "base", "others", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text",
-    "focus", "sort", "part", "runs",
+    "focus", "runs",
 )  # fmt: skip
 _TEXTS = ("low", "high", "text")  # never written back while somebody types in them
 
@@ -100,26 +99,24 @@ def _body(
     panels["notes"] = gr.HTML()
     panels["summary"] = gr.HTML(elem_id="summary")
     with gr.Accordion("Filters", open=False, elem_id="filters"), gr.Row(elem_classes="filters"):
-        dropdown("change", "Verdict against the baseline")
+        dropdown("change", "Against the baseline")
         dropdown("verdict", "Verdict")
         dropdown("flags", "Marked as", multiselect=True)
         dropdown("category", "Category", multiselect=True)
-        dropdown("difficulty", "Right before training", multiselect=True)
+        dropdown("difficulty", "Difficulty", multiselect=True)
         controls["low"] = gr.Textbox(label="Tokens, from", min_width=90, max_length=9, elem_id="control-low")
         controls["high"] = gr.Textbox(label="Tokens, to", min_width=90, max_length=9, elem_id="control-high")
         controls["text"] = gr.Textbox(label="Text contains", min_width=150, max_length=200, elem_id="control-text")
         dropdown("focus", "Looked for in")
-        clear = gr.Button("Take back", min_width=90, elem_id="clear")
+        clear = gr.Button("Clear filters", min_width=110, elem_id="clear")
     panels["count"] = gr.HTML(elem_id="count")
     with gr.Tabs(selected=view.tab, elem_id="panels") as tabs:
         with gr.Tab(TABS["problems"], id="problems"):
-            dropdown("sort", "Order", scale=0, elem_classes="narrow")
             panels["problems"] = gr.HTML(elem_id="problem")
         with gr.Tab(TABS["lengths"], id="lengths"):
-            dropdown("part", "Tokens of", scale=0, elem_classes="narrow")
             panels["lengths"] = gr.HTML(elem_id="lengths")
         with gr.Tab(TABS["training"], id="training"):
-            dropdown("runs", "Runs", multiselect=True, max_choices=6)
+            dropdown("runs", "Runs; without a choice, those of the checkpoints above", multiselect=True)
             panels["training"] = gr.HTML(elem_id="training")
         if live is not None:
             with gr.Tab(TABS["live"], id="live"):
@@ -148,8 +145,6 @@ def _choices(scene: Scene) -> dict[str, list[tuple[str, str]]]:
         "category": [(name or "none", name) for name in sorted({str(one) for one in scene.table.category_P})],
         "difficulty": known,
         "focus": [("any of them", ""), *[(one.label, one.key) for one in scene.table.checkpoints]],
-        "sort": _named(SORTS),
-        "part": _named(PARTS),
         "runs": [(f"{run.name} ({run.algorithm})", run.name) for run in library.runs.values()],
     }
 
@@ -273,7 +268,7 @@ def _panels_of(scene: Scene, parts: Parts) -> list[Any]:
     tab = scene.view.tab
     drawn = {"notes": notes_html(scene), "summary": summary_html(scene), "count": count_html(scene)}
     if tab == "lengths":
-        drawn["lengths"] = lengths_html(scene)
+        drawn["lengths"] = lengths_panel(scene)
     elif tab == "training":
         drawn["training"] = training_html(scene.library, scene.view, scene.run_slots())
     elif tab == "take":

@@ -62,7 +62,7 @@ def _samples(scene: Scene, index: int) -> pa.Table:
     place = {int(table.row_CP[index][p]): (order, int(p)) for order, p in enumerate(scene.order.tolist())}
     rows = [row for row, own in enumerate(responses.problem_R.tolist()) if own in place]
     spots = [place[int(responses.problem_R[row])] for row in rows]
-    stored = responses.result.rows([*_STORED, "response"]).take(pa.array(rows, pa.int64()))
+    stored = responses.rows([*_STORED, "response"]).take(pa.array(rows, pa.int64()))
     counter = checkpoint.counter
     split = None if counter is None else responses.split_R(counter, checkpoint.prefill).reasoning_R[rows]
     own = [p for _, p in spots]

@@ -123,9 +123,9 @@ def ecdf_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
     frame = Frame((0, top * 1.06), (0, 1.02))
     body = [svg.axes(frame, x_title=_tokens(scene), y_ticks=[0, 0.25, 0.5, 0.75, 1], y_text=percent)]
     body.append(svg.rule(frame.left, frame.y(0.5), frame.width - frame.right, frame.y(0.5), "half"))
-    for slot, one in zip(scene.colors, lengths, strict=True):
+    for index, (slot, one) in enumerate(zip(scene.colors, lengths, strict=True)):
         if len(one):
-            body.append(svg.group(slot, svg.steps(frame, *ecdf(one))))
+            body.append(svg.group(slot, svg.steps(frame, *ecdf(one), kind=f"line dash{index}")))
     if scene.problem_id is not None and not scene.view.part:
         for index, (slot, one) in enumerate(zip(scene.colors, lengths, strict=True)):
             here = scene.table.length_CP[index, scene.order[scene.position]]
@@ -136,7 +136,10 @@ def ecdf_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
 
 
 def histogram_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
-    """Overlaid bars on common bins; the lower bar of a bin lies in front, so that each can be clicked."""
+    """Overlaid bars on common bins, each a little to the right of the one before, so that equal ones can be told apart.
+
+    The lower bar of a bin lies in front: each can be clicked.
+    """
     edges = bin_edges(lengths)
     shares = [histogram(one, edges) for one in lengths]
     top = max(float(one.max(initial=0)) for one in shares) or 1
@@ -151,7 +154,9 @@ def histogram_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
                 tip = f"{scene.labels[index]}: {percent(share)} have {low}–{high} tokens"
                 x, y = frame.x(edges[place]), frame.y(share)
                 width = frame.x(edges[place + 1]) - x
-                mark = svg.bar(x + 0.5, y, width - 1, frame.floor - y, tip=tip, go=urlencode(go))
+                shift = min(3.0, 0.4 * width / max(1, len(shares) - 1)) if len(shares) > 1 else 0
+                whole = width - 2 - shift * (len(shares) - 1)
+                mark = svg.bar(x + 1 + shift * index, y, whole, frame.floor - y, tip=tip, go=urlencode(go))
                 body.append(svg.group(scene.colors[index], mark))
     return svg.drawing(frame, "".join(body), "Histogram of response lengths")
 
@@ -163,10 +168,10 @@ def verdict_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
         right = scene.table.checkpoints[index].responses.correct_R[scene.table.inside(index, scene.keep_P)]
         rows += [(index, True, spread(one[right])), (index, False, spread(one[~right]))]
     top = max((one.p90 for _, _, one in rows if one.num), default=1)
-    frame = Frame((0, max(top, 1) * 1.06), (0, 1), height=34 + 46 * len(lengths) + 40, left=12, top=4)
+    frame = Frame((0, max(top, 1) * 1.06), (0, 1), height=14 + 54 * len(lengths) + 40, left=12, top=4)
     body = [svg.axes(frame, x_title=_tokens(scene), y_ticks=[])]
     for index, right, one in rows:
-        y = frame.top + 46 * index + (24 if right else 38)
+        y = frame.top + 54 * index + (27 if right else 42)
         if right:
             body.append(svg.words(frame.left, y - 12, scene.labels[index], kind="row"))
         go = {"verdict": "correct" if right else "wrong", "focus": scene.view.keys[index], **TO_PROBLEMS}
@@ -181,11 +186,9 @@ def _quantile_bar(frame: Frame, y: float, one: Spread, *, hollow: bool, go: str)
     tip = f"{one.num:,} responses {what}: median {one.median:.0f}, p10 {one.p10:.0f}, p90 {one.p90:.0f} tokens"
     kind = "box hollow" if hollow else "box"
     x = frame.x(one.p25)
-    return (
-        svg.rule(frame.x(one.p10), y, frame.x(one.p90), y)
-        + svg.bar(x, y - 5, max(3, frame.x(one.p75) - x), 10, kind=kind, tip=tip, go=go)
-        + svg.dot(frame.x(one.median), y, radius=4, kind="median", tip=tip)
-    )
+    box = svg.bar(x, y - 5, frame.x(one.p75) - x, 10, kind=kind, tip=tip, go=go) if one.p75 > one.p25 else ""
+    median = svg.dot(frame.x(one.median), y, radius=4, kind="median", tip=tip, go=go, key=not box)
+    return svg.rule(frame.x(one.p10), y, frame.x(one.p90), y) + box + median
 
 
 # -- pairs, difficulty ---------------------------------------------------------------------------
@@ -270,19 +273,17 @@ def _difficulty_point(scene: Scene, frame: Frame, index: int, point: DifficultyP
 
 def training_figure(scene: Scene) -> str:
     """Median with the middle half as a band and p90 dashed, of the runs that the checkpoints come from."""
-    slots = scene.run_slots()
-    curves = {
-        name: curve
-        for name in slots
-        if (curve := length_curve(scene.library.runs[name].directory, scene.view.benchmark)) is not None
-        and len(curve.steps) > 1
-    }
+    curves, slots = {}, {}
+    for title, slot, names in scene.run_groups():
+        curve = length_curve([scene.library.runs[name] for name in names], scene.view.benchmark)
+        if curve is not None and len(curve.steps) > 1:
+            curves[title], slots[title] = curve, slot
     if not curves:
         return ""
     what = "training responses" if all(one.sampled for one in curves.values()) else "stored evaluations"
     cut = max(float(one.cut.max()) for one in curves.values())
     caption = (
-        f"Of all {what} of a step. Line: median, band: the middle half, dashed: p90. "
+        f"Of all {what} of a step, as a running mean. Line: median, band: the middle half, dashed: p90. "
         f"At most {percent(cut)} of a step were cut."
     )
     return figure("Length over training", training_chart(curves, slots), "lengths-training", caption)
@@ -305,12 +306,12 @@ def training_chart(curves: dict[str, LengthCurve], slots: dict[str, int]) -> str
 def mass_html(scene: Scene) -> str:
     """One map per run: which tenth of the responses, by length, the gradient listens to, over training."""
     maps = []
-    for name, slot in scene.run_slots().items():
-        run = scene.library.runs[name]
-        found = gradient_mass(run.curves())
+    for name, slot, names in scene.run_groups():
+        runs = [scene.library.runs[one] for one in names]
+        found = gradient_mass([run.curves() for run in runs])
         if found is not None:
-            title = f"{run.algorithm} · {name}" if len(scene.library.runs) > 1 else run.algorithm
-            maps.append(figure(title, mass_chart(*found, slot), f"gradient-mass-{name.replace('/', '-')}"))
+            title = f"{runs[0].algorithm} · {name}" if len(scene.library.runs) > 1 else runs[0].algorithm
+            maps.append(figure(title, mass_chart(*found, slot), f"gradient-mass-{len(maps) + 1}"))
     if not maps:
         return ""
     return (

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from demo.library import Drawn, OpenRun, drawn_of
 from demo.table import DIFFICULTIES, Table
 from vlm_rl.curves import RunCurves
 from vlm_rl.pairs import sign_test
-from vlm_rl.runs import RunDirectory
-from vlm_rl.statistics import Estimate, estimate, wilson_interval
+from vlm_rl.statistics import Estimate, estimate, running_mean, wilson_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,36 +198,56 @@ class LengthCurve:
     sampled: bool  # from every training response; else from the stored evaluations
 
 
-def length_curve(run: RunDirectory, benchmark: str) -> LengthCurve | None:
-    """From the rollouts of each step; from the evaluations where no rollouts are stored; None without either."""
-    found = [(step, run.rollouts(step, ["length", "stop_reason"])) for step in run.rollout_steps()]
+def length_curve(runs: Sequence[OpenRun], benchmark: str) -> LengthCurve | None:
+    """From the rollouts of each step, of all these runs together; from the evaluations where none are stored.
+
+    Smoothed over about a twentieth of the steps; None without either.
+    """
+    found: dict[int, list[Drawn]] = {}
+    for run in runs:
+        for step, drawn in run.rollout_lengths().items():
+            found.setdefault(step, []).append(drawn)
     sampled = bool(found)
     if not sampled:
-        found = [(one.step, one.rows(["length", "stop_reason"])) for one in run.evals(benchmark)]
+        for run in runs:
+            for one in run.directory.evals(benchmark):
+                found.setdefault(one.step, []).append(drawn_of(one.rows(["length", "stop_reason"])))
     rows = []
-    for step, table in found:
-        length = table["length"].to_numpy()
+    for step, parts in sorted(found.items()):
+        length, cut = (np.concatenate(column) for column in zip(*parts, strict=True))
         if len(length):
-            cut = (table["stop_reason"].to_numpy() == "length").mean()
-            rows.append([step, *np.quantile(length, [0.25, 0.5, 0.75, 0.9]), cut])
+            rows.append([step, *np.quantile(length, [0.25, 0.5, 0.75, 0.9]), cut.mean()])
     if not rows:
         return None
-    steps, p25, median, p75, p90, cut = np.array(rows, dtype=np.float64).T
-    return LengthCurve(steps, p25, median, p75, p90, cut, sampled)
+    steps, *values = np.array(rows, dtype=np.float64).T
+    window = len(steps) // 20 * 2 + 1 if sampled else 1
+    p25, median, p75, p90 = (running_mean(one, window) for one in values[:4])
+    return LengthCurve(steps, p25, median, p75, p90, values[4], sampled)
 
 
-def gradient_mass(curves: RunCurves, *, columns: int = 30) -> tuple[np.ndarray, np.ndarray] | None:
+def gradient_mass(runs: Sequence[RunCurves], *, columns: int = 30) -> tuple[np.ndarray, np.ndarray] | None:
     """(first step of each column, mass [10, columns]): the share of each length decile, both signs together.
 
-    Neighbouring steps are averaged to at most `columns`; None where it was not logged.
+    The mean over the runs that logged it, over the steps that all of them have; neighbouring steps are averaged to at
+    most `columns`. None where no run logged it.
     """
+    tables = [found for one in runs if (found := _mass(one))]
+    if not tables:
+        return None
+    steps = sorted(set.intersection(*(set(table) for table in tables)))
+    if not steps:
+        return None
+    mass = np.mean([[table[step] for step in steps] for table in tables], axis=0).T
+    chunks = np.array_split(np.arange(len(steps)), min(columns, len(steps)))
+    first = np.array([steps[chunk[0]] for chunk in chunks])
+    return first, np.stack([mass[:, chunk].mean(axis=1) for chunk in chunks], axis=1)
+
+
+def _mass(curves: RunCurves) -> dict[float, np.ndarray]:
+    """step -> the shares of the ten deciles; empty where they were not logged."""
     names = [[f"gradient_mass/{sign}/decile_{d}" for d in range(1, 11)] for sign in ("positive", "negative")]
     if not curves.metric(names[0][0])[1].size or not curves.metric(names[1][0])[1].size:
-        return None
+        return {}
     mass = sum(np.stack([curves.metric(name)[1] for name in sign]) for sign in names)
     steps = curves.metric(names[0][0])[0]
-    known = np.isfinite(mass).all(axis=0)
-    if not known.any():
-        return None
-    chunks = np.array_split(np.flatnonzero(known), min(columns, int(known.sum())))
-    return steps[[chunk[0] for chunk in chunks]], np.stack([mass[:, chunk].mean(axis=1) for chunk in chunks], axis=1)
+    return {float(step): mass[:, i] for i, step in enumerate(steps) if np.isfinite(mass[:, i]).all()}

@@ -6,12 +6,15 @@ shown, and kept. A run that cannot be read is left out and named in `faults`; th
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import yaml
 
@@ -26,38 +29,48 @@ _DEPTH = 3  # a folder of `vlm-rl compare` holds RULE/seed-N
 _ALIVE_SECONDS = 600  # a run that wrote nothing for so long has ended or hangs
 
 
+Drawn: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens of some responses, and which were cut
+
+
+def drawn_of(table: pa.Table) -> Drawn:
+    """From the columns length and stop_reason."""
+    return table["length"].to_numpy(), table["stop_reason"].to_numpy() == "length"
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """One evaluated policy."""
 
-    key: str  # RUN@STEP, unique within its benchmark
+    key: str  # RUN@STEP, unique within its benchmark; FOLDER/*@STEP for the seeds of a comparison together
     label: str
-    run: str
-    result: EvalResult
-    folder: Path  # of the run
+    step: int
+    runs: tuple[str, ...]  # names; several where seeds are pooled
+    results: tuple[EvalResult, ...]  # one per run
+    folder: Path  # of the first run
     model: str  # the start's folder, for its tokenizer
     sets: tuple[str, ...]  # the prepared sets that the run evaluates on, for images
 
     @property
     def counter(self) -> TokenCounter | None:
         """Counts tokens as the model does; None where no tokenizer is at hand."""
-        return find_counter(self.folder, self.result.step, self.model)
+        return find_counter(self.folder, self.step, self.model)
 
     @property
     def prefill(self) -> str:
         """Text at the beginning of every response that was given, not generated."""
-        template = TEMPLATES.get(str(self.result.summary.get("template", "")))
+        template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
         return template.prefill if template else ""
 
     @cached_property
     def responses(self) -> Responses:
         """Its records as columns. Raises UserError where the file cannot be read."""
         try:
-            return read_responses(self.result)
+            return read_responses(self.results)
         except (OSError, KeyError, pa.ArrowException) as error:
+            places = ", ".join(str(one.path) for one in self.results)
             raise UserError(
-                f"{self.result.path} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
-                "delete it, or evaluate again"
+                f"{places} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
+                "delete it, or evaluate again, or choose another checkpoint"
             ) from None
 
 
@@ -70,16 +83,24 @@ class OpenRun:
     algorithm: str
     num_steps: int  # planned
     contaminated: tuple[str, ...]
-    cache: dict[str, RunCurves] = field(default_factory=dict)
+    cache: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
+    drawn: dict[int, Drawn] = field(default_factory=dict)  # by step; a step's file never changes once it is whole
 
     def curves(self) -> RunCurves:
         """Its numbers over time; read again when the run has written more."""
-        stamp = str(self.stamp())
+        stamp = self.stamp()
         if stamp not in self.cache:
             fresh = RunCurves(self.directory, self.name)
             self.cache.clear()
             self.cache[stamp] = fresh
         return self.cache[stamp]
+
+    def rollout_lengths(self) -> dict[int, Drawn]:
+        """step -> tokens of each training response, and whether it was cut."""
+        for step in self.directory.rollout_steps():
+            if step not in self.drawn:
+                self.drawn[step] = drawn_of(self.directory.rollouts(step, ["length", "stop_reason"]))
+        return dict(sorted(self.drawn.items()))
 
     def stamp(self) -> int:
         """Changes with every line that the run logs, nanoseconds."""
@@ -106,6 +127,8 @@ class Library:
         self.checkpoints: dict[str, dict[str, Checkpoint]] = {}  # benchmark -> key -> checkpoint
         for name, path in zip(names, directories, strict=True):
             self._add(name, RunDirectory(path), alone=len(directories) == 1)
+        for benchmark, found in self.checkpoints.items():
+            self.checkpoints[benchmark] = pooled(found) | found
         if not self.checkpoints:
             places = ", ".join(str(path) for path in folders) or "no run at all"
             why = "".join(f"\n  {fault}" for fault in self.faults)
@@ -123,7 +146,7 @@ class Library:
             label = f"step {result.step}" if alone else f"{name} · step {result.step}"
             key = f"{name}@{result.step}"
             self.checkpoints.setdefault(result.benchmark, {})[key] = Checkpoint(
-                key, label, name, result, run.path, config.model.path, tuple(config.data.eval)
+                key, label, result.step, (name,), (result,), run.path, config.model.path, tuple(config.data.eval)
             )
 
     @property
@@ -135,29 +158,33 @@ class Library:
         return {key: one.label for key, one in self.checkpoints[benchmark].items()}
 
     def first_choice(self, benchmark: str) -> tuple[str, ...]:
-        """The checkpoints to begin with: of one run its first and last; of several the first's first, and the last of each.
+        """The checkpoints to begin with: of one run its first and last; of several the first's first, then each one's last.
 
-        At most four, so that the columns stay wide.
+        Of a comparison the pooled ones. At most four, so that the columns stay wide.
         """
-        by_run: dict[str, list[str]] = {}
-        for key, one in self.checkpoints[benchmark].items():
-            by_run.setdefault(one.run, []).append(key)
+        found = self.checkpoints[benchmark]
+        several = {key: one for key, one in found.items() if len(one.runs) > 1} or found
+        by_run: dict[tuple[str, ...], list[str]] = {}
+        for key, one in several.items():
+            by_run.setdefault(one.runs, []).append(key)
         first = next(iter(by_run.values()))[0]
-        last = [keys[-1] for keys in _spread(by_run)]
-        return tuple(dict.fromkeys([first, *last]))[:4]
+        return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))[:4]
 
     def base_keys(self, benchmark: str) -> list[str]:
         """The checkpoints whose pass rate is a problem's difficulty: those before training (step 0).
 
         Where none is stored, the first run's earliest one.
         """
-        found = self.checkpoints[benchmark]
-        before = [key for key, one in found.items() if one.result.step == 0]
-        return before or [next(iter(found))]
+        single = {key: one for key, one in self.checkpoints[benchmark].items() if len(one.runs) == 1}
+        before = [key for key, one in single.items() if one.step == 0]
+        return before or [next(iter(single))]
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run directories at a folder or up to three levels below it. Raises UserError if there is none."""
+    """The run directories at a folder or up to three levels below it; of a comparison its baseline's first.
+
+    Raises UserError if there is none.
+    """
     if not folder.is_dir():
         raise UserError(f"no run directory at {folder}; `vlm-rl train` or `vlm-rl quickstart` makes one")
     found = list(_runs_below(folder, _DEPTH))
@@ -170,17 +197,36 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / "config.yaml").is_file():
         yield folder
     elif depth:
-        for child in sorted(folder.iterdir()):
-            if child.is_dir() and not child.name.startswith("."):
-                yield from _runs_below(child, depth - 1)
+        rules = _rules(folder)
+        children = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
+        for child in sorted(children, key=lambda one: (rules.get(one.name, len(rules)), one.name)):
+            yield from _runs_below(child, depth - 1)
 
 
-def _spread(by_run: dict[str, list[str]]) -> list[list[str]]:
-    """One run of each parent folder first (of a comparison: one seed of each rule), then the others."""
-    seen: set[str] = set()
-    first, rest = [], []
-    for name, keys in by_run.items():
-        parent = name.rpartition("/")[0]
-        (rest if parent and parent in seen else first).append(keys)
-        seen.add(parent)
-    return first + rest
+def _rules(folder: Path) -> dict[str, int]:
+    """The place of each rule of a comparison, the baseline's first; empty for another folder."""
+    try:
+        rules = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["rules"]
+        return {str(name): place for place, name in enumerate(rules)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def pooled(found: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Runs that differ by their seed only, FOLDER/seed-N, taken together: each run's answer is one more sample."""
+    groups: dict[tuple[str, int], list[Checkpoint]] = {}
+    for one in found.values():
+        rule, _, seed = one.runs[0].rpartition("/")
+        if rule and seed.startswith("seed-"):
+            groups.setdefault((rule, one.step), []).append(one)
+    return {
+        f"{rule}/*@{step}": replace(
+            members[0],
+            key=f"{rule}/*@{step}",
+            label=f"{rule} · step {step} · {len(members)} seeds",
+            runs=tuple(one.runs[0] for one in members),
+            results=tuple(one.results[0] for one in members),
+        )
+        for (rule, step), members in groups.items()
+        if len(members) > 1
+    }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
+from demo.length_charts import lengths_html
 from demo.library import Library
 from demo.pictures import images_of
 from demo.problem import columns_html, columns_of, problem_html, strip_html
 from demo.scene import Scene
-from demo.view import UNFILTERED
+from demo.view import PARTS, SORTS, UNFILTERED
 from vlm_rl.cards import escape
 
 EXPORTS = {
@@ -64,13 +66,28 @@ def _walk(scene: Scene) -> str:
         go = escape(urlencode({"at": other}))
         return f"<button data-go='{go}' data-step='{name}' title='{name} problem, with the arrow keys too'>{text}</button>"
 
+    chosen = select_html("sort", "order", SORTS, scene.view.sort)
     fold = ("show the reasoning", "fold=") if scene.view.fold else ("fold the reasoning", "fold=1")
     return (
         f"<div class='walk'>{button(-1, '← previous', 'previous')}"
         f"<p class='where'>problem <b>{scene.position + 1:,}</b> of {count:,}</p>{button(1, 'next →', 'next')}"
-        f"<button class='fold' data-go='{fold[1]}'>{fold[0]}</button></div>"
+        f"{chosen}<button class='fold' data-go='{fold[1]}'>{fold[0]}</button></div>"
         f"{strip_html(scene.table, scene.order, scene.position)}"
     )
+
+
+def select_html(name: str, label: str, options: Mapping[str, str], value: str) -> str:
+    """A list to choose one value of the view from."""
+    inner = "".join(
+        f"<option value='{escape(key)}'{' selected' if key == value else ''}>{escape(text)}</option>"
+        for key, text in options.items()
+    )
+    return f"<label class='select'>{escape(label)} <select data-name='{name}'>{inner}</select></label>"
+
+
+def lengths_panel(scene: Scene) -> str:
+    """The charts of lengths, and of which tokens they speak."""
+    return f"<div class='walk'>{select_html('part', 'tokens of the', PARTS, scene.view.part)}</div>{lengths_html(scene)}"
 
 
 def _empty(scene: Scene) -> str:

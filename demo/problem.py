@@ -111,13 +111,13 @@ def _column(column: Column, base: Column, longest: int, view: View) -> str:
     reasoning, answer = split_response(record["response"] or "")
     title = "baseline" if column is base else "checkpoint"
     return (
-        f"<article class='card column k{column.slot}'>"
+        f"<article class='card ckpt k{column.slot}'>"
         f"<header><span class='kind'>{title}</span><h3>{escape(column.label)}</h3></header>"
         f"<div class='badges'>{_verdict(record)}{'' if column is base else _change(column, base)}{_stop(record)}</div>"
-        f"{_tokens(column, base, longest)}{_samples(column, view)}"
-        f"{_reasoning(reasoning, column, folded=bool(view.fold))}"
-        f"<p class='label'>answer</p><div class='text answer' tabindex='0'>"
-        f"{math_html(answer) or '<i>nothing after the reasoning</i>'}</div>"
+        f"{_tokens(column, base, longest)}<div>{_samples(column, view)}</div>"
+        f"<div>{_reasoning(reasoning, column, folded=bool(view.fold))}</div>"
+        f"<div><p class='label'>answer</p><div class='text answer' tabindex='0'>"
+        f"{math_html(answer) or '<i>nothing after the reasoning</i>'}</div></div>"
         f"{_grading(record)}</article>"
     )
 

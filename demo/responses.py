@@ -23,7 +23,7 @@ _FAILED = ("timeout", "error")
 class Responses:
     """Columns of numbers are read at once, texts when they are first asked for."""
 
-    result: EvalResult
+    results: tuple[EvalResult, ...]
     ids: list[str]  # P
     row_of: dict[str, list[int]]  # problem -> its rows, by sample
     problem_R: np.ndarray  # index into ids
@@ -53,14 +53,18 @@ class Responses:
     @cached_property
     def texts(self) -> pa.Table:
         """question, response, extracted, gold of every record."""
-        return self.result.rows(["question", "response", "extracted", "gold"])
+        return self.rows(["question", "response", "extracted", "gold"])
+
+    def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The stored records, of several runs one after the other."""
+        return read_rows(self.results, columns)
 
     @cached_property
     def format_fault_R(self) -> np.ndarray:
         """Responses that break the form that their template asks for."""
-        template = TEMPLATES.get(str(self.result.summary.get("template", "")))
+        template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
         if template is None or not template.has_reasoning:
-            return ~self.result.rows(["has_box"])["has_box"].to_numpy()
+            return ~self.rows(["has_box"])["has_box"].to_numpy()
         return np.array([not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool)
 
     def holds_text_R(self, text: str) -> np.ndarray:
@@ -78,7 +82,7 @@ class Responses:
 
     @cached_property
     def _whole(self) -> pa.Table:
-        return self.result.rows()
+        return self.rows()
 
     @cached_property
     def split_cache(self) -> dict[str, Split]:
@@ -93,9 +97,17 @@ class Responses:
         return self.split_cache[counter.name]
 
 
-def read_responses(result: EvalResult) -> Responses:
-    """Read an evaluation's numbers. Raises OSError, KeyError or ArrowException where the file is broken."""
-    table = result.rows(_LIGHT)
+def read_rows(results: Sequence[EvalResult], columns: Sequence[str] | None = None) -> pa.Table:
+    """The records of several evaluations of one benchmark, one after the other."""
+    return pa.concat_tables([one.rows(columns) for one in results], promote_options="default").combine_chunks()
+
+
+def read_responses(results: Sequence[EvalResult]) -> Responses:
+    """Read an evaluation's numbers, or those of several runs: then each run's answers are further samples.
+
+    Raises OSError, KeyError or ArrowException where a file is broken.
+    """
+    table = read_rows(results, _LIGHT)
     ids = table["problem_id"].to_pylist()
     verdict = table["verdict"].to_numpy()
     order = np.argsort(table["sample_index"].to_numpy(), kind="stable")
@@ -106,7 +118,7 @@ def read_responses(result: EvalResult) -> Responses:
     names = list(index)
     category = table["category"].to_pylist()
     return Responses(
-        result=result,
+        results=tuple(results),
         ids=names,
         row_of=row_of,
         problem_R=np.array([index[name] for name in ids], dtype=np.int64),

@@ -47,8 +47,16 @@ class Scene:
         return self.table.ids[self.order[self.position]] if len(self.order) else None
 
     def run_slots(self) -> dict[str, int]:
-        """Colour of each run on the panel of training: its chosen checkpoint's, the later one's where it has two."""
-        return {one.run: self.slots[one.key] for one in self.table.checkpoints}
+        """Colour of each run on the charts over training: its chosen checkpoint's, the later one's where it has two."""
+        return {run: self.slots[one.key] for one in self.table.checkpoints for run in one.runs}
+
+    def run_groups(self) -> list[tuple[str, int, tuple[str, ...]]]:
+        """(title, colour, runs) of the runs that the checkpoints come from; seeds that are pooled stay together."""
+        found: dict[tuple[str, ...], tuple[str, int]] = {}
+        for one in self.table.checkpoints:
+            title = one.runs[0] if len(one.runs) == 1 else f"{one.runs[0].rpartition('/')[0]}, {len(one.runs)} seeds"
+            found[one.runs] = title, self.slots[one.key]
+        return [(title, slot, runs) for runs, (title, slot) in found.items()]
 
 
 class Scenes:

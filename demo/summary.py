@@ -28,7 +28,7 @@ def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
     cut = f" · <em>{percent(one.cut)} cut</em>" if one.cut else ""
     lengths = f"<b>{number(round(one.median))}</b> tokens, median <span class='quiet'>p90 {one.p90:,.0f}{cut}</span>"
     verdict = "<p class='said quiet'>baseline</p>" if not index else f"<p class='said'>{_said(one)}</p>"
-    change = "" if not index else f"<p class='quiet'>{change_text(one)}</p>"
+    change = "" if not index else "".join(f"<p class='quiet'>{line}</p>" for line in change_lines(one))
     return (
         f"<article class='card sum k{slot}'>{head}<p class='big'>{accuracy}</p><p class='big'>{lengths}</p>"
         f"{verdict}{change}</article>"
@@ -53,11 +53,11 @@ def judgement(tokens: Estimate, score: Estimate) -> str:
     return f"{length}, {paid}"
 
 
-def change_text(one: Summary) -> str:
+def change_lines(one: Summary) -> list[str]:
     """The paired changes in numbers, each with its 95 % interval."""
     tokens = f"{_signed(one.tokens.mean)} tokens{_interval(one.tokens, 1)}"
     score = f"{_signed(100 * one.score.mean)} points{_interval(one.score, 100)}"
-    return f"{tokens} · {score} · better on {one.won:,}, worse on {one.lost:,}"
+    return [tokens, score, f"better on {one.won:,}, worse on {one.lost:,} problems"]
 
 
 def _interval(one: Estimate, scale: float) -> str:

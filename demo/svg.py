@@ -25,7 +25,7 @@ class Frame:
     height: float = 300
     left: float = 48
     right: float = 14
-    top: float = 12
+    top: float = 24
     bottom: float = 40
 
     def x(self, value: float) -> float:
@@ -79,7 +79,7 @@ def axes(
 ) -> str:
     """Grid lines, tick labels and titles."""
     across = ticks(*frame.x_range) if x_ticks is None else x_ticks
-    up = ticks(*frame.y_range, count=4) if y_ticks is None else y_ticks
+    up = ticks(*frame.y_range) if y_ticks is None else y_ticks
     right, floor = frame.width - frame.right, frame.floor
     parts = [
         f"<line class='grid' x1='{frame.left}' x2='{right}' y1='{frame.y(v):.1f}' y2='{frame.y(v):.1f}'/>"
@@ -93,11 +93,7 @@ def axes(
     middle = (frame.left + right) / 2
     parts.append(f"<text class='name' x='{middle}' y='{frame.height - 6}' text-anchor='middle'>{escape(x_title)}</text>")
     if y_title:
-        place = (frame.top + floor) / 2
-        parts.append(
-            f"<text class='name' transform='translate(12 {place}) rotate(-90)' text-anchor='middle'>"
-            f"{escape(y_title)}</text>"
-        )
+        parts.append(f"<text class='name' x='4' y='{frame.top - 11}'>{escape(y_title)}</text>")
     return "".join(parts)
 
 

@@ -39,17 +39,17 @@ CURVES = (
     Curve("completions/mean_length", "Length of a response, mean", "tokens"),
     Curve("length/p90", "Length of a response, p90", "tokens"),
     Curve("completions/clipped_ratio", "Share cut at the limit", share=True),
-    Curve("length/sign_gap", "Longer where the advantage is positive", "tokens"),
+    Curve("length/sign_gap", "Length where A > 0 minus where A < 0", "tokens"),
     Curve("entropy", "Entropy of the policy", "nats per token"),
     Curve("grad_norm", "Gradient norm"),
     Curve("clip_ratio/region_mean", "Clipped tokens", share=True),
-    Curve("hadw/belief", "HA-DW: belief"),
 )
 
 
 def shown_runs(library: Library, view: View) -> list[OpenRun]:
     """The runs that the view names, else those of its checkpoints; only runs that logged something have curves."""
-    names = view.runs or tuple(dict.fromkeys(library.checkpoints[view.benchmark][key].run for key in view.keys))
+    known = library.checkpoints[view.benchmark]
+    names = view.runs or tuple(dict.fromkeys(run for key in view.keys for run in known[key].runs))
     return [library.runs[name] for name in names if name in library.runs]
 
 
@@ -83,16 +83,27 @@ def training_html(library: Library, view: View, known: Mapping[str, int]) -> str
 
 
 def _key(runs: Sequence[OpenRun], slots: Mapping[str, int]) -> str:
-    items = []
+    """What each colour is; the seeds of a comparison, which share one, stand together."""
+    groups: dict[tuple[int, str], list[OpenRun]] = {}
     for run in runs:
-        metrics = run.curves().metrics
-        done = f"step {metrics[-1]['step']} of {run.num_steps}" if metrics else "no step logged"
-        live = " <b class='live'>training now</b>" if run.alive() else ""
+        parent, _, last = run.name.rpartition("/")
+        groups.setdefault((slots[run.name], parent if last.startswith("seed-") else run.name), []).append(run)
+    items = []
+    for (slot, name), members in groups.items():
+        done = min(_last_step(run) for run in members)
+        title = name if len(members) > 1 else members[0].name
+        several = f"{len(members)} seeds, " if len(members) > 1 else ""
+        live = " <b class='live'>training now</b>" if any(run.alive() for run in members) else ""
         items.append(
-            f"<span class='k{slots[run.name]}'><i class='swatch'></i>{escape(run.name)} "
-            f"<span class='quiet'>{escape(run.algorithm)}, {done}</span>{live}</span>"
+            f"<span class='k{slot}'><i class='swatch'></i>{escape(title)} <span class='quiet'>"
+            f"{escape(members[0].algorithm)}, {several}step {done} of {members[0].num_steps}</span>{live}</span>"
         )
     return f"<div class='key'>{''.join(items)}</div>"
+
+
+def _last_step(run: OpenRun) -> int:
+    metrics = run.curves().metrics
+    return int(metrics[-1]["step"]) if metrics else 0
 
 
 def _chart(curve: Curve, runs: Sequence[OpenRun], slots: Mapping[str, int]) -> str:
@@ -114,7 +125,8 @@ def _chart(curve: Curve, runs: Sequence[OpenRun], slots: Mapping[str, int]) -> s
     body = [svg.axes(frame, x_title="step", y_title=curve.unit, x_ticks=whole, y_text=text)]
     for name, (steps, values) in found.items():
         smooth = running_mean(values, max(3, len(values) // 20) | 1)
-        marks = svg.line(frame, steps, values, "line thin") + svg.line(frame, steps, smooth)
+        marks = svg.line(frame, steps, values, "line thin") if len(found) <= 6 else ""
+        marks += svg.line(frame, steps, smooth, "line" if len(found) <= 6 else "line many")
         body.append(svg.group(slots[name], marks))
     drawing = svg.drawing(frame, "".join(body), curve.title)
     return figure(curve.title, drawing, f"training-{curve.metric.replace('/', '-')}")

@@ -18,7 +18,9 @@ document.addEventListener('click', (event) => {
 
 document.addEventListener('change', (event) => {
   const range = event.target.closest('input[data-values]');
-  if (range) go(range.dataset.name + '=' + range.dataset.values.split(',')[range.value] + '&group=');
+  if (range) return go(range.dataset.name + '=' + range.dataset.values.split(',')[range.value] + '&group=');
+  const select = event.target.closest('select[data-name]');
+  if (select) go(select.dataset.name + '=' + encodeURIComponent(select.value));
 });
 
 document.addEventListener('keydown', (event) => {
