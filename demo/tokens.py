@@ -59,11 +59,17 @@ def _open(path: Path) -> TokenCounter | None:
         return None
 
 
-def find_counter(run: Path, step: int, model: str) -> TokenCounter | None:
-    """The tokenizer of a run's checkpoint: its own, another checkpoint's, the start's; None if none is there."""
+def tokenizer_file(run: Path, step: int, model: str) -> Path | None:
+    """The tokenizer of a run's checkpoint: its own, another checkpoint's, the start's, the folder's own; or None."""
     checkpoints = run / "checkpoints"
     others = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
     for folder in (checkpoints / f"step-{step:06d}", *others, Path(model), run):
         if (folder / "tokenizer.json").is_file():
-            return _open((folder / "tokenizer.json").resolve())
+            return (folder / "tokenizer.json").resolve()
     return None
+
+
+def find_counter(run: Path, step: int, model: str) -> TokenCounter | None:
+    """Counts with that tokenizer; None where there is none, or it cannot be read."""
+    path = tokenizer_file(run, step, model)
+    return None if path is None else _open(path)

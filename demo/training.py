@@ -124,8 +124,8 @@ def _chart(curve: Curve, runs: Sequence[OpenRun], slots: Mapping[str, int]) -> s
     whole = svg.ticks(first, max(last, first + 1), count=5, whole=True)
     body = [svg.axes(frame, x_title="step", y_title=curve.unit, x_ticks=whole, y_text=text)]
     for name, (steps, values) in found.items():
-        smooth = running_mean(values, max(3, len(values) // 20) | 1)
-        marks = svg.line(frame, steps, values, "line thin") if len(found) <= 6 else ""
+        smooth = running_mean(values, max(3, len(values) // 20) | 1) if len(values) >= 12 else values
+        marks = svg.line(frame, steps, values, "line thin") if len(found) <= 6 and smooth is not values else ""
         marks += svg.line(frame, steps, smooth, "line" if len(found) <= 6 else "line many")
         body.append(svg.group(slots[name], marks))
     drawing = svg.drawing(frame, "".join(body), curve.title)

@@ -255,7 +255,12 @@ def _report(options: argparse.Namespace) -> None:
 
 def _add_demo(commands: Commands) -> None:
     demo = commands.add_parser("demo", help="compare checkpoints' reasoning in the browser")
-    demo.add_argument("runs", type=Path, nargs="+")
+    demo.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        help="run directories, results of eval, folders of compare (default: the quickstart's run, else a recorded one)",
+    )
     demo.add_argument("--host", default="127.0.0.1")
     demo.add_argument("--port", type=int, default=7860)
     demo.add_argument("--open-wider", action="store_true", help="allow a host other than this machine's own")
@@ -263,9 +268,10 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
+    from demo.recorded import default_folders
     from demo.server import launch
 
-    launch(options.runs, host=options.host, port=options.port, open_wider=options.open_wider)
+    launch(options.runs or default_folders(), host=options.host, port=options.port, open_wider=options.open_wider)
 
 
 def _add_quickstart(commands: Commands) -> None:
