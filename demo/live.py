@@ -1,6 +1,6 @@
 """The live panel: one question about one picture, asked to several models side by side while they answer.
 
-    live = open_live(runs, endpoints)        # at start; live.pictures.routes() go into the application
+    live = open_live(runs, options)          # at start; live.pictures.routes() go into the application
     with gr.Tab("Live"):
         build_live(live)
 
@@ -59,27 +59,27 @@ class Live:
     examples: Sequence[Example]
 
 
-def open_live(
-    runs: Mapping[str, RunDirectory],
-    endpoints: Sequence[Endpoint] = (),
-    *,
-    engine: Engine = "transformers",
-    most_loaded: int = 2,
-    limits: Limits | None = None,
-) -> Live:
-    """Look for checkpoints and example problems; nothing is loaded before somebody asks.
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """What the operator says at start."""
 
-    At most `most_loaded` checkpoints are in memory (vllm: one, its engines do not share a process).
-    """
-    limits = limits or Limits()
-    most = most_loaded if engine == "transformers" else 1
-    shelf = Shelf(partial(load_checkpoint, engine=engine, max_tokens=limits.max_tokens), most=most)
+    endpoints: Sequence[Endpoint] = ()
+    engine: Engine = "transformers"
+    most_loaded: int = 2  # checkpoints in memory; with vllm one, its engines do not share a process
+    limits: Limits = Limits()  # noqa: RUF009  (frozen)
+
+
+def open_live(runs: Mapping[str, RunDirectory], options: LiveOptions | None = None) -> Live:
+    """Look for checkpoints and example problems; nothing is loaded before somebody asks."""
+    options = options or LiveOptions()
+    load = partial(load_checkpoint, engine=options.engine, max_tokens=options.limits.max_tokens)
+    shelf = Shelf(load, most=options.most_loaded if options.engine == "transformers" else 1)
     checkpoints = find_checkpoints(runs)
     system = TEMPLATES[checkpoints[0].template if checkpoints else "think_answer"].system
     backends: list[Backend] = [CheckpointBackend(checkpoint, shelf) for checkpoint in checkpoints]
-    backends += [EndpointBackend(endpoint, system=system) for endpoint in endpoints]
+    backends += [EndpointBackend(endpoint, system=system) for endpoint in options.endpoints]
     examples = read_examples(list(runs.values()))
-    return Live(Desk(backends, limits=limits), Pictures([example.image for example in examples]), examples)
+    return Live(Desk(backends, limits=options.limits), Pictures([example.image for example in examples]), examples)
 
 
 def read_examples(runs: Sequence[RunDirectory], *, most: int = _NUM_EXAMPLES) -> list[Example]:

@@ -9,6 +9,7 @@ attack) and, where a browser sends an origin, come from the page itself.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -18,22 +19,26 @@ from urllib.parse import urlsplit
 
 import gradio as gr
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from gradio.themes import Base
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from demo.app import build_app
+from demo.app import build_page
+from demo.export import MEDIA_TYPES, export
+from demo.library import Library
+from demo.live import LiveOptions, build_live, open_live
+from demo.scene import Scenes
+from demo.theme import stylesheet_of_app
 from demo.uploads import MAX_BYTES, PICTURE_PATH
-from vlm_rl.cards import stylesheet
+from demo.view import MAX_QUERY, View
 from vlm_rl.errors import UserError
 
 # gradio's page has inline scripts and styles, and its HTML component compiles its template with eval
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'; manifest-src 'self'; "
+    "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; manifest-src 'self'; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 )
 _HEADERS = {
@@ -43,6 +48,7 @@ _HEADERS = {
 }
 _READ = re.compile(
     r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
+    rf"|/export/({'|'.join(map(re.escape, MEDIA_TYPES))})"
     r"|/gradio_api/(info/?|app_id/?|startup-events|queue/data|heartbeat/\w+)"
     rf"|{PICTURE_PATH}/[\w-]+"
 )
@@ -120,15 +126,20 @@ def _small(length: str | None, most: int) -> bool:
     return length is not None and length.isdecimal() and int(length) <= most
 
 
-def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
+def make_server(folders: Sequence[Path], *, open_wider: bool = False, live: LiveOptions | None = None) -> ASGIApp:
     """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
-    return guarded(build_app(runs), open_wider=open_wider)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
+    library = Library(folders)
+    asked = open_live({name: run.directory for name, run in library.runs.items()}, live)
+    outer = FastAPI(openapi_url=None, routes=list(asked.pictures.routes()))
+    _add_exports(outer, Scenes(library))
+    return guarded(build_page(library, live=lambda _: build_live(asked)), outer, open_wider=open_wider)
 
 
-def guarded(page: gr.Blocks, *, routes: Sequence[Route] = (), open_wider: bool = False) -> ASGIApp:
-    """A page with its style, and routes of our own beside gradio's, behind the guard."""
+def guarded(page: gr.Blocks, outer: FastAPI, *, open_wider: bool = False) -> ASGIApp:
+    """A page with its style, in an application that may have routes of its own, behind the guard."""
     inner: Any = gr.mount_gradio_app(
-        FastAPI(openapi_url=None, routes=list(routes)),
+        outer,
         page,
         path="/",
         theme=Base(
@@ -137,7 +148,7 @@ def guarded(page: gr.Blocks, *, routes: Sequence[Route] = (), open_wider: bool =
             font=["system-ui", "sans-serif"],  # plain names: no font is fetched
             font_mono=["ui-monospace", "monospace"],
         ),
-        css=stylesheet("cards") + stylesheet("demo") + stylesheet("live"),
+        css=stylesheet_of_app(),
         footer_links=[],
         run_history=False,
         show_error=False,
@@ -150,7 +161,30 @@ def guarded(page: gr.Blocks, *, routes: Sequence[Route] = (), open_wider: bool =
     return Guard(inner, open_wider=open_wider)
 
 
-def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, open_wider: bool = False) -> None:
+def _add_exports(app: FastAPI, scenes: Scenes) -> None:
+    """Files of a view, made when they are asked for: nothing is written to disk, nothing on disk is served."""
+
+    @app.get("/export/{name}")
+    def take(name: str, request: Request) -> Response:
+        query = str(request.url.query)
+        if len(query) > MAX_QUERY:
+            return PlainTextResponse("the address is too long", status_code=414)
+        try:
+            content = export(scenes.of(View.parse(query)), name)
+        except UserError as error:
+            return PlainTextResponse(str(error), status_code=422)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type=MEDIA_TYPES[name], headers=headers)
+
+
+def launch(
+    folders: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    open_wider: bool = False,
+    live: LiveOptions | None = None,
+) -> None:
     """Serve the page until interrupted.
 
     Raises UserError if `host` is not this machine's loopback and `open_wider` does not say so, if
@@ -158,7 +192,7 @@ def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, o
     """
     if host not in ("127.0.0.1", "localhost", "::1") and not open_wider:
         raise UserError(f"--host {host} lets other machines in; say so with --open-wider if that is meant")
-    app = make_server(runs, open_wider=open_wider)
+    app = make_server(folders, open_wider=open_wider, live=live)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:

@@ -27,6 +27,7 @@ import uvicorn
 from browser import open_page
 from endpoint_server import WORDS, Server, endpoint_server
 from example_run import build_run, square_image
+from fastapi import FastAPI
 from PIL import Image
 from test_report import HOSTILE
 
@@ -34,7 +35,7 @@ from data_prep.toy import tokenizer_texts
 from demo.backends import Checkpoint, CheckpointBackend, Loaded, Shelf, find_checkpoints, load_checkpoint, problem_of
 from demo.desk import Conversation, Desk, Limits, View
 from demo.endpoints import Endpoint, EndpointBackend, Timeouts, parse_endpoints
-from demo.live import build_live, open_live, read_examples
+from demo.live import LiveOptions, build_live, open_live, read_examples
 from demo.live_html import view_html
 from demo.replies import IsCancelled, Question, Replies, Reply, Settings, count_reasoning, split_growing
 from demo.server import guarded
@@ -608,7 +609,7 @@ class Page:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}/"
-        app = guarded(blocks, routes=live.pictures.routes())
+        app = guarded(blocks, FastAPI(openapi_url=None, routes=list(live.pictures.routes())))
         self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
@@ -633,7 +634,7 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
     weights = run.path / "checkpoints" / "step-000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     endpoints = [Endpoint("endless", server.url("endless"), "m"), Endpoint("good", server.url("good"), "m")]
-    shown = Page(open_live({"luspo": run}, endpoints))
+    shown = Page(open_live({"luspo": run}, LiveOptions(endpoints)))
     yield shown
     shown.stop()
 
