@@ -104,8 +104,7 @@ def titles(page) -> list[str]:
 
 def wait_for_position(page, position: int, count: int = 24) -> None:
     page.wait_for_function(
-        "([at, of]) => document.querySelector('.where')?.innerText === `problem ${at} of ${of}`",
-        arg=[position, count],
+        "([at, of]) => document.querySelector('.where')?.innerText === `problem ${at} of ${of}`", arg=[position, count]
     )
 
 
@@ -236,9 +235,7 @@ def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
         page.wait_for_selector("#training svg")
         assert page.locator("#training .key > span").count() == 2
         assert page.locator("#training figure").first.locator("g").count() == 2  # both runs, in two colours
-        assert (
-            "step 40" in page.inner_text("#training h2") and page.locator("#training .rollouts article").count() == 8
-        )
+        assert "step 40" in page.inner_text("#training h2") and page.locator("#training .rollouts article").count() == 8
         page.click("#training button:has-text('← step')")
         page.wait_for_selector("#training h2:has-text('step 39')")
         page.locator("#training .prompt").nth(3).click()
@@ -261,9 +258,7 @@ def test_what_can_be_taken_away(visit, served):
                 (Path(download.value.path()).with_suffix(".html")).write_bytes(content)
                 with visit_file(page, Path(download.value.path()).with_suffix(".html")) as alone:
                     assert alone.requests == [alone.page.url] and alone.failures == []
-                    assert (
-                        alone.page.locator("svg.drawing").count() >= 6 and alone.page.locator("button").count() == 0
-                    )
+                    assert alone.page.locator("svg.drawing").count() >= 6 and alone.page.locator("button").count() == 0
                     assert alone.page.locator(".ckpt").count() >= 4
         page.click("button[role=tab]:has-text('Lengths')")
         with page.expect_download() as download:
@@ -307,9 +302,7 @@ def test_a_phone_and_a_wide_screen(visit, width):
             page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
             if tab == "problems":  # columns side by side where there is room, below each other on a phone
-                tops = page.evaluate(
-                    "[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)"
-                )
+                tops = page.evaluate("[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)")
                 assert (len(set(tops)) == 1) == (width == 1920)
 
 
@@ -335,10 +328,7 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
 
 @pytest.mark.slow
 def test_hostile_text_is_shown_and_does_nothing(tmp_path, visit):
-    hostile = (
-        HOSTILE
-        + r" \boxed{\href{javascript:window.pwned=1}{x}} $\htmlData{a=b}{x}$ $\includegraphics{http://evil.example/z.png}$"
-    )
+    hostile = HOSTILE + r" \boxed{\href{javascript:window.pwned=1}{x}} $\htmlData{a=b}{x}$ $\includegraphics{http://evil.example/z.png}$"
     run = build_run(tmp_path / "run", steps=2, num_problems=2, response=hostile, question=hostile)
     server = Served([run.path])
     try:
@@ -349,9 +339,7 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path, visit):
                 page.wait_for_timeout(300)
                 assert page.evaluate("window.pwned") is None
                 inside = "#problem, #lengths, #training, #take"
-                assert (
-                    page.locator(inside).locator("form, script, iframe, object, a[href^='javascript']").count() == 0
-                )
+                assert page.locator(inside).locator("form, script, iframe, object, a[href^='javascript']").count() == 0
                 if tab == "problems":
                     answer = page.inner_text("#problem .answer >> nth=0")
                     assert "<script>window.pwned=1</script>" in answer and "{{constructor}}" in answer
