@@ -31,7 +31,9 @@ def write_run(path: Path, *, problems: int, tokens: int) -> Path:
     rng = np.random.default_rng(0)
     words = np.array("the angle of a line is then so we get three and sum over each side equals because".split())
     for step in (0, 100):
-        run.write_eval("large", step, [_row(rng, words, i, tokens, step) for i in range(problems)], {"template": "think_box"})
+        run.write_eval(
+            "large", step, [_row(rng, words, i, tokens, step) for i in range(problems)], {"template": "think_box"}
+        )
     return path
 
 
@@ -85,7 +87,9 @@ def main() -> None:
         problem_panel(scene), summary_html(scene)
         print(f"from there: page built                {built - imported:6.2f} s")
         print(f"            first data                {time.perf_counter() - imported:6.2f} s")
-        print(f"\nfilter {options.problems:,} problems x 2 checkpoints, panel and cards included; ms, first and best of later")
+        print(
+            f"\nfilter {options.problems:,} problems x 2 checkpoints, panel and cards included; ms, first and best of later"
+        )
         for query in (
             "change=right", "flags=cut", "category=category 3", "low=300&high=500", "sort=growth",
             "text=angle number 77", "text=nowhere", "flags=format", "change=changed&text=because&low=200",

@@ -51,9 +51,11 @@ def samples(scene: Scene) -> pa.Table:
     length_change and score_change are the problem's mean over samples minus the baseline's; base_rate is the
     pass rate before training; reasoning_tokens is null where the model's tokenizer is not at hand.
     """
-    return pa.concat_tables([_samples(scene, index) for index in range(len(scene.labels))]).sort_by(
-        [("place", "ascending"), ("column", "ascending"), ("sample_index", "ascending")]
-    ).drop_columns(["place", "column"])
+    return (
+        pa.concat_tables([_samples(scene, index) for index in range(len(scene.labels))])
+        .sort_by([("place", "ascending"), ("column", "ascending"), ("sample_index", "ascending")])
+        .drop_columns(["place", "column"])
+    )
 
 
 def _samples(scene: Scene, index: int) -> pa.Table:
@@ -101,13 +103,19 @@ def page(scene: Scene) -> str:
     if len(scene.order) and scene.order[scene.position] not in shown:
         shown = [scene.order[scene.position], *shown]
     examples = "".join(_example(scene, int(p)) for p in shown[:MAX_EXAMPLES])
-    more = f"<p class='quiet'>{len(shown):,} of {len(scene.order):,} problems.</p>" if len(shown) < len(scene.order) else ""
+    more = (
+        f"<p class='quiet'>{len(shown):,} of {len(scene.order):,} problems.</p>"
+        if len(shown) < len(scene.order)
+        else ""
+    )
     body = (
         f"{header_html(scene.library)}<p class='quiet'>{escape(scene.view.benchmark)}</p>{count_html(scene)}"
         f"{summary_html(scene)}<h2>Lengths</h2>{lengths_html(scene)}<h2>Problems</h2>{more}{examples}"
     )
     body = re.sub(r"<button class='(?:save|theme)'.*?</button>", "", body)
-    body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace("<svg class", "<svg role='img' class")
+    body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace(
+        "<svg class", "<svg role='img' class"
+    )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

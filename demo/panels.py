@@ -14,9 +14,15 @@ from demo.view import PARTS, SORTS, UNFILTERED
 from vlm_rl.cards import escape
 
 EXPORTS = {
-    "samples.csv": ("Table, CSV", "every response of the problems that pass the filters, with its length and verdict"),
+    "samples.csv": (
+        "Table, CSV",
+        "every response of the problems that pass the filters, with its length and verdict",
+    ),
     "samples.parquet": ("Table, Parquet", "the same, exact, for pandas or DuckDB"),
-    "page.html": ("Page, HTML", "the cards, the charts and up to twenty problems in one file that needs nothing else"),
+    "page.html": (
+        "Page, HTML",
+        "the cards, the charts and up to twenty problems in one file that needs nothing else",
+    ),
 }
 
 
@@ -87,7 +93,9 @@ def select_html(name: str, label: str, options: Mapping[str, str], value: str) -
 
 def lengths_panel(scene: Scene) -> str:
     """The charts of lengths, and of which tokens they speak."""
-    return f"<div class='walk'>{select_html('part', 'tokens of the', PARTS, scene.view.part)}</div>{lengths_html(scene)}"
+    return (
+        f"<div class='walk'>{select_html('part', 'tokens of the', PARTS, scene.view.part)}</div>{lengths_html(scene)}"
+    )
 
 
 def _empty(scene: Scene) -> str:

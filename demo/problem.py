@@ -71,7 +71,9 @@ def problem_html(record: Mapping[str, Any], images: Sequence[bytes], *, base_rat
     """Images, question, right answer, once for all columns."""
     pictures = "".join(_picture(image, number) for number, image in enumerate(images, 1))
     if not images and record["image_sha256"]:
-        pictures = "<p class='quiet'>The image is not stored with these results, and the prepared set is not here.</p>"
+        pictures = (
+            "<p class='quiet'>The image is not stored with these results, and the prepared set is not here.</p>"
+        )
     question = str(record["question"] or "")
     for number in range(1, question.count("<image>") + 1):
         question = question.replace("<image>", "" if len(images) < 2 else f"[image {number}]", 1)

@@ -65,7 +65,9 @@ class Responses:
         template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
         if template is None or not template.has_reasoning:
             return ~self.rows(["has_box"])["has_box"].to_numpy()
-        return np.array([not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool)
+        return np.array(
+            [not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool
+        )
 
     def holds_text_R(self, text: str) -> np.ndarray:
         """Responses whose question, answer text or gold contain `text`, capitals aside."""

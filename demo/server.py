@@ -29,7 +29,7 @@ from demo.app import build_page
 from demo.export import MEDIA_TYPES, export
 from demo.library import Library
 from demo.scene import Scenes
-from demo.theme import stylesheet_of_app
+from demo.theme import head, stylesheet_of_app
 from demo.view import MAX_QUERY, View
 from vlm_rl.errors import UserError
 
@@ -141,6 +141,7 @@ def make_server(
             font_mono=["ui-monospace", "monospace"],
         ),
         css=stylesheet_of_app(),
+        head=head(),
         footer_links=[],
         run_history=False,
         show_error=False,

@@ -19,7 +19,17 @@ from vlm_rl.cards import VERDICT_MARKS, escape
 from vlm_rl.errors import UserError
 from vlm_rl.statistics import running_mean
 
-_COLUMNS = ["prompt_id", "response_index", "text", "reward", "advantage", "verdict", "reason", "length", "stop_reason"]
+_COLUMNS = [
+    "prompt_id",
+    "response_index",
+    "text",
+    "reward",
+    "advantage",
+    "verdict",
+    "reason",
+    "length",
+    "stop_reason",
+]
 _MAX_PROMPTS = 64  # of one step in the list
 
 
@@ -112,7 +122,9 @@ def _chart(curve: Curve, runs: Sequence[OpenRun], slots: Mapping[str, int]) -> s
         steps, values = run.curves().metric(curve.metric)
         if np.isfinite(values).any():
             found[run.name] = (steps, values)
-    everything = np.concatenate([values[np.isfinite(values)] for _, values in found.values()]) if found else np.zeros(0)
+    everything = (
+        np.concatenate([values[np.isfinite(values)] for _, values in found.values()]) if found else np.zeros(0)
+    )
     if not everything.any():
         return ""
     first, last = (edge([steps for steps, _ in found.values()]) for edge in (_first, _last))
