@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.events import api
 
 from demo.library import Library
 from demo.panels import failure_html, header_html, lengths_panel, notes_html, problem_panel, take_html
@@ -205,7 +206,7 @@ def _wire(app: gr.Blocks, scenes: Scenes, parts: Parts) -> None:
             tab.select(_opener(scenes, str(tab.id), parts), parts.bridge, parts.shown, **_QUIET)
     timer = gr.Timer(_REFRESH_SECONDS, active=any(run.alive() for run in scenes.library.runs.values()))
     timer.tick(_refresher(scenes), parts.bridge, parts.panels["training"], **_QUIET)
-    gr.api(_summary_of(scenes), api_name="summary", api_description="The numbers of a view, by its query")
+    api(_summary_of(scenes), api_name="summary", api_description="The numbers of a view, by its query")
 
 
 def _opener(scenes: Scenes, tab: str, parts: Parts) -> Callable[[str], list[Any]]:

@@ -6,10 +6,10 @@ import io
 import re
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from demo.arrow import compute
 from demo.length_charts import lengths_html
 from demo.panels import header_html
 from demo.pictures import images_of
@@ -89,8 +89,8 @@ def csv_bytes(table: pa.Table) -> bytes:
     for name in table.column_names:
         column = table[name]
         if pa.types.is_string(column.type):
-            risky = pc.fill_null(pc.match_substring_regex(column, _FORMULA), False)
-            column = pc.if_else(risky, pc.binary_join_element_wise("'", column, ""), column)
+            risky = compute.fill_null(compute.match_substring_regex(column, _FORMULA), False)
+            column = compute.if_else(risky, compute.binary_join_element_wise("'", column, ""), column)
         safe[name] = column
     sink = io.BytesIO()
     pyarrow.csv.write_csv(pa.table(safe), sink)

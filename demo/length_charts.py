@@ -141,7 +141,7 @@ def ecdf_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
 
 
 def histogram_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
-    """Overlaid bars on common bins, each a little to the right of the one before, so that equal ones can be told apart.
+    """Overlaid bars on common bins, each a little right of the one before, so that equal ones can be told apart.
 
     The lower bar of a bin lies in front: each can be clicked.
     """
@@ -324,8 +324,9 @@ def mass_html(scene: Scene) -> str:
     if not maps:
         return ""
     return (
-        "<h2>Gradient mass by length</h2><p class='quiet'>The share of the summed |token weight × advantage| that falls on "
-        "each tenth of a step's responses by length: the darker, the more the update listens. Were all responses "
+        "<h2>Gradient mass by length</h2>"
+        "<p class='quiet'>The share of the summed |token weight × advantage| that "
+        "falls on each tenth of a step's responses by length: the darker, the more the update listens. Were all responses "
         f"weighed alike, every cell would hold 10 %.</p><div class='figures three'>{''.join(maps)}</div>"
     )
 

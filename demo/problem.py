@@ -115,7 +115,7 @@ def _column(column: Column, base: Column, longest: int, view: View) -> str:
     return (
         f"<article class='card ckpt k{column.slot}'>"
         f"<header><span class='kind'>{title}</span><h3>{escape(column.label)}</h3></header>"
-        f"<div class='badges'>{_verdict(record)}{'' if column is base else _change(column, base)}{_stop(record)}</div>"
+        f"<div class='badges'>{_verdict(record)}{_change(column, base)}{_stop(record)}</div>"
         f"{_tokens(column, base, longest)}<div>{_samples(column, view)}</div>"
         f"<div>{_reasoning(reasoning, column, folded=bool(view.fold))}</div>"
         f"<div><p class='label'>answer</p><div class='text answer' tabindex='0'>"
@@ -132,7 +132,9 @@ def _verdict(record: Mapping[str, Any]) -> str:
 
 
 def _change(column: Column, base: Column) -> str:
-    """The badges against the baseline: verdict and tokens."""
+    """The badges against the baseline: verdict and tokens; none for the baseline itself."""
+    if column is base:
+        return ""
     if column.score == base.score:
         moved, kind = "", ""
     else:
@@ -148,7 +150,8 @@ def _change(column: Column, base: Column) -> str:
 def _stop(record: Mapping[str, Any]) -> str:
     if record["stop_reason"] == "length":
         return "<span class='chip cut'>cut at the limit</span>"
-    return f"<span class='chip'>{'stopped by itself' if record['stop_reason'] == 'stop' else escape(str(record['stop_reason']))}</span>"
+    reason = "stopped by itself" if record["stop_reason"] == "stop" else str(record["stop_reason"])
+    return f"<span class='chip'>{escape(reason)}</span>"
 
 
 def _tokens(column: Column, base: Column, longest: int) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from demo.arrow import compute
 from demo.tokens import Split, TokenCounter
 from vlm_rl.runs import EvalResult
 from vlm_rl.templates import TEMPLATES
@@ -73,8 +73,8 @@ class Responses:
         """Responses whose question, answer text or gold contain `text`, capitals aside."""
         found = np.zeros(len(self.problem_R), dtype=bool)
         for name in self.texts.column_names:
-            column = pc.match_substring(self.texts[name], text, ignore_case=True)
-            found |= pc.fill_null(column, False).to_numpy()
+            column = compute.match_substring(self.texts[name], text, ignore_case=True)
+            found |= compute.fill_null(column, False).to_numpy()
         return found
 
     def records(self, problem_id: str) -> list[dict[str, Any]]:

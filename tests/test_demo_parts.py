@@ -400,7 +400,7 @@ def test_mistakes_are_the_users(tmp_path):
     with pytest.raises(UserError, match="no run directory"):
         Library([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="there is no config.yaml"):
+    with pytest.raises(UserError, match=r"there is no config\.yaml"):
         find_runs(tmp_path / "empty")
 
 
