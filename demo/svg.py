@@ -63,10 +63,8 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as 12 %; one digit more below one per cent."""
-    if not math.isfinite(value):
-        return "–"
-    return f"{100 * value:.1f} %" if 0 < abs(value) < 0.01 else f"{100 * value:.0f} %"
+    """A share as 12.3 %, 1.5 % or 100 %: three digits."""
+    return f"{100 * value:.3g} %" if math.isfinite(value) else "–"
 
 
 def axes(
