@@ -76,4 +76,6 @@ def count_html(scene: Scene) -> str:
     noun = "problem" if all_ == 1 else "problems"
     if not scene.view.filtered:
         return f"<p class='count'><b>{all_:,}</b> {noun} that all of them answered</p>"
-    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters</p>"
+    chosen = scene.view.change or scene.view.verdict
+    caution = "; chosen by their verdicts, so the changes above describe them and prove nothing" if chosen else ""
+    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters{caution}</p>"

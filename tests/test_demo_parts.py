@@ -32,7 +32,7 @@ from demo.pictures import images_of
 from demo.record import record
 from demo.recorded import RECORDED, default_folders
 from demo.scene import Scenes, choose_slots
-from demo.summary import judgement, summary_html
+from demo.summary import count_html, judgement, summary_html
 from demo.svg import Frame, ticks
 from demo.table import keep, ordered, settle
 from demo.tokens import TokenCounter
@@ -237,6 +237,11 @@ def test_difficulty_classes_and_pairs(small):
         ("p3", 40, 0),
     ]
     assert [pair.problem_id for pair in stats.pairs(table, 1, everything, limit=2)] == ["p2", "p3"]  # both ends
+
+
+def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
+    assert "prove nothing" in count_html(small.of(View.parse("change=right")))
+    assert "prove nothing" not in count_html(small.of(View.parse("low=1"))) + count_html(small.of(View()))
 
 
 def test_the_words_follow_the_intervals():
