@@ -29,9 +29,11 @@ def write_run(path: Path, *, problems: int, tokens: int) -> Path:
     }
     run = RunDirectory(path).create(parse_config(config))
     rng = np.random.default_rng(0)
-    words = np.array("the angle of a line is then so we get three and sum over each side equals because".split())
+    words = np.array(["the", "angle", "of", "a", "line", "is", "then", "so", "we", "get", "three", "and", "because"])
     for step in (0, 100):
-        run.write_eval("large", step, [_row(rng, words, i, tokens, step) for i in range(problems)], {"template": "think_box"})
+        run.write_eval(
+            "large", step, [_row(rng, words, i, tokens, step) for i in range(problems)], {"template": "think_box"}
+        )
     return path
 
 
@@ -82,10 +84,10 @@ def main() -> None:
 
         scenes = Scenes(Library([path]))
         scene = scenes.of(View())
-        problem_panel(scene), summary_html(scene)
+        _ = problem_panel(scene), summary_html(scene)
         print(f"from there: page built                {built - imported:6.2f} s")
         print(f"            first data                {time.perf_counter() - imported:6.2f} s")
-        print(f"\nfilter {options.problems:,} problems x 2 checkpoints, panel and cards included; ms, first and best of later")
+        print(f"\nfilter {options.problems:,} problems x 2 checkpoints, panel and cards included; ms, first and best")
         for query in (
             "change=right", "flags=cut", "category=category 3", "low=300&high=500", "sort=growth",
             "text=angle number 77", "text=nowhere", "flags=format", "change=changed&text=because&low=200",
@@ -93,7 +95,7 @@ def main() -> None:
 
             def show(query: str = query) -> None:
                 scene = scenes.of(View.parse(query))
-                problem_panel(scene), summary_html(scene)
+                _ = problem_panel(scene), summary_html(scene)
 
             print(f"  {query:40} {'{:7.0f} {:7.0f}'.format(*best(show))}")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.events import api
 
 from demo.library import Library
 from demo.panels import failure_html, header_html, lengths_panel, notes_html, problem_panel, take_html
@@ -33,7 +34,7 @@ _KEYS = (
     "benchmark", "base", "others", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text",
     "focus", "runs",
 )  # fmt: skip
-_TEXTS = ("low", "high", "text")  # never written back while somebody types in them
+_TEXTS = ("low", "high", "text")
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ def _body(
         dropdown("difficulty", "Difficulty", multiselect=True)
         controls["low"] = gr.Textbox(label="Tokens, from", min_width=90, max_length=9, elem_id="control-low")
         controls["high"] = gr.Textbox(label="Tokens, to", min_width=90, max_length=9, elem_id="control-high")
-        controls["text"] = gr.Textbox(label="Text contains", min_width=150, max_length=200, elem_id="control-text")
+        controls["text"] = gr.Textbox(
+            label="Text contains, then Enter", min_width=150, max_length=200, elem_id="control-text"
+        )
         dropdown("focus", "Looked for in")
         clear = gr.Button("Clear filters", min_width=110, elem_id="clear")
     panels["count"] = gr.HTML(elem_id="count")
@@ -176,7 +179,11 @@ def _wire(app: gr.Blocks, scenes: Scenes, parts: Parts) -> None:
 
     def set_key(key: str) -> Callable[[str, Any], list[Any]]:
         def change(query: str, value: Any) -> list[Any]:
-            view = _with(View.parse(query), key, value)
+            before = View.parse(query)
+            view = _with(before, key, value)
+            if view == before or not query:  # nothing changed, or the address was not read yet
+                everything = key in ("benchmark", "base", "others")
+                return [gr.skip() for _ in (parts.everything if everything else parts.shown)]
             return (
                 _everything(scenes, view, parts)
                 if key in ("benchmark", "base", "others")
@@ -190,18 +197,22 @@ def _wire(app: gr.Blocks, scenes: Scenes, parts: Parts) -> None:
     parts.controls["clear"].click(cleared, parts.bridge, parts.everything, **_QUIET)
     for key in _KEYS:
         outputs = parts.everything if key in ("benchmark", "base", "others") else parts.shown
-        event = parts.controls[key].input
-        event(set_key(key), [parts.bridge, parts.controls[key]], outputs, trigger_mode="always_last", **_QUIET)
+        control = parts.controls[key]
+        # a text box hands over what stood in it before the last letter, so it waits for Enter or for the way out
+        triggers = [control.submit, control.blur] if key in _TEXTS else [control.input]
+        gr.on(triggers, set_key(key), [parts.bridge, control], outputs, trigger_mode="always_last", **_QUIET)
     for tab in parts.tabs.children:
         if isinstance(tab, gr.Tab) and tab.id in parts.panels:
             tab.select(_opener(scenes, str(tab.id), parts), parts.bridge, parts.shown, **_QUIET)
     timer = gr.Timer(_REFRESH_SECONDS, active=any(run.alive() for run in scenes.library.runs.values()))
     timer.tick(_refresher(scenes), parts.bridge, parts.panels["training"], **_QUIET)
-    gr.api(_summary_of(scenes), api_name="summary", api_description="The numbers of a view, by its query")
+    api(_summary_of(scenes), api_name="summary", api_description="The numbers of a view, by its query")
 
 
 def _opener(scenes: Scenes, tab: str, parts: Parts) -> Callable[[str], list[Any]]:
     def opened(query: str) -> list[Any]:
+        if not query:  # gradio opens the first tab by itself, before the address was read
+            return [gr.skip() for _ in parts.shown]
         return _panels(scenes, View.parse(query).patched(f"tab={tab}"), parts)
 
     return opened
@@ -212,9 +223,9 @@ def _refresher(scenes: Scenes) -> Callable[[str], Any]:
     seen: dict[str, tuple[int, ...]] = {}  # query -> the runs' stamps when they were drawn
 
     def refresh(query: str) -> Any:
-        view = scenes.of(View.parse(query)).view
-        if view.tab != "training":
+        if View.parse(query).tab != "training":
             return gr.skip()
+        view = scenes.of(View.parse(query)).view
         stamps = tuple(run.stamp() for run in shown_runs(scenes.library, view))
         if seen.get(query) == stamps:
             return gr.skip()

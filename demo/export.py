@@ -6,10 +6,10 @@ import io
 import re
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from demo.arrow import compute
 from demo.length_charts import lengths_html
 from demo.panels import header_html
 from demo.pictures import images_of
@@ -51,9 +51,11 @@ def samples(scene: Scene) -> pa.Table:
     length_change and score_change are the problem's mean over samples minus the baseline's; base_rate is the
     pass rate before training; reasoning_tokens is null where the model's tokenizer is not at hand.
     """
-    return pa.concat_tables([_samples(scene, index) for index in range(len(scene.labels))]).sort_by(
-        [("place", "ascending"), ("column", "ascending"), ("sample_index", "ascending")]
-    ).drop_columns(["place", "column"])
+    return (
+        pa.concat_tables([_samples(scene, index) for index in range(len(scene.labels))])
+        .sort_by([("place", "ascending"), ("column", "ascending"), ("sample_index", "ascending")])
+        .drop_columns(["place", "column"])
+    )
 
 
 def _samples(scene: Scene, index: int) -> pa.Table:
@@ -87,8 +89,8 @@ def csv_bytes(table: pa.Table) -> bytes:
     for name in table.column_names:
         column = table[name]
         if pa.types.is_string(column.type):
-            risky = pc.fill_null(pc.match_substring_regex(column, _FORMULA), False)
-            column = pc.if_else(risky, pc.binary_join_element_wise("'", column, ""), column)
+            risky = compute.fill_null(compute.match_substring_regex(column, _FORMULA), False)
+            column = compute.if_else(risky, compute.binary_join_element_wise("'", column, ""), column)
         safe[name] = column
     sink = io.BytesIO()
     pyarrow.csv.write_csv(pa.table(safe), sink)
@@ -101,13 +103,19 @@ def page(scene: Scene) -> str:
     if len(scene.order) and scene.order[scene.position] not in shown:
         shown = [scene.order[scene.position], *shown]
     examples = "".join(_example(scene, int(p)) for p in shown[:MAX_EXAMPLES])
-    more = f"<p class='quiet'>{len(shown):,} of {len(scene.order):,} problems.</p>" if len(shown) < len(scene.order) else ""
+    more = (
+        f"<p class='quiet'>{len(shown):,} of {len(scene.order):,} problems.</p>"
+        if len(shown) < len(scene.order)
+        else ""
+    )
     body = (
         f"{header_html(scene.library)}<p class='quiet'>{escape(scene.view.benchmark)}</p>{count_html(scene)}"
         f"{summary_html(scene)}<h2>Lengths</h2>{lengths_html(scene)}<h2>Problems</h2>{more}{examples}"
     )
     body = re.sub(r"<button class='(?:save|theme)'.*?</button>", "", body)
-    body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace("<svg class", "<svg role='img' class")
+    body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace(
+        "<svg class", "<svg role='img' class"
+    )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

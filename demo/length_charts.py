@@ -44,7 +44,12 @@ def lengths_html(scene: Scene) -> str:
     if not scene.keep_P.any():
         return missing("No problem passes the filters: take one back.")
     cards = [
-        figure("Share of responses with at most so many tokens", ecdf_chart(scene, lengths), "lengths-ecdf", cut_line(scene)),
+        figure(
+            "Share of responses with at most so many tokens",
+            ecdf_chart(scene, lengths),
+            "lengths-ecdf",
+            cut_line(scene),
+        ),
         figure(
             "How many tokens a response has",
             histogram_chart(scene, lengths),
@@ -136,7 +141,7 @@ def ecdf_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
 
 
 def histogram_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
-    """Overlaid bars on common bins, each a little to the right of the one before, so that equal ones can be told apart.
+    """Overlaid bars on common bins, each a little right of the one before, so that equal ones can be told apart.
 
     The lower bar of a bin lies in front: each can be clicked.
     """
@@ -150,7 +155,11 @@ def histogram_chart(scene: Scene, lengths: Sequence[np.ndarray]) -> str:
             share = float(shares[index][place])
             if share:
                 low, high = int(edges[place]), int(edges[place + 1]) - 1
-                go = {} if scene.view.part else {"low": low, "high": high, "focus": scene.view.keys[index], **TO_PROBLEMS}
+                go = (
+                    {}
+                    if scene.view.part
+                    else {"low": low, "high": high, "focus": scene.view.keys[index], **TO_PROBLEMS}
+                )
                 tip = f"{scene.labels[index]}: {percent(share)} have {low}–{high} tokens"
                 x, y = frame.x(edges[place]), frame.y(share)
                 width = frame.x(edges[place + 1]) - x
@@ -203,7 +212,9 @@ def pairs_chart(scene: Scene) -> str:
     low, high = min(*changes, 0.0), max(*changes, 0.0)
     pad = 0.05 * (high - low) or 1
     frame = Frame((low - pad, high + pad), (0, 1), height=30 + 74 * len(found) + 24, left=12, top=4)
-    body = [svg.axes(frame, x_title="more or fewer tokens than the baseline, per problem", y_ticks=[], x_text=_signed)]
+    body = [
+        svg.axes(frame, x_title="more or fewer tokens than the baseline, per problem", y_ticks=[], x_text=_signed)
+    ]
     body.append(svg.rule(frame.x(0), frame.top, frame.x(0), frame.floor, "zero"))
     for row, points in enumerate(found):
         top = frame.top + 74 * row
@@ -244,9 +255,7 @@ def difficulty_chart(scene: Scene) -> str:
     pad = max(0.12 * (top - low), 1)
     frame = Frame((max(0, low - pad), top + pad), (-0.04, 1.06))
     body = [
-        svg.axes(
-            frame, x_title="mean tokens", y_title="accuracy", y_ticks=[0, 0.25, 0.5, 0.75, 1], y_text=percent
-        )
+        svg.axes(frame, x_title="mean tokens", y_title="accuracy", y_ticks=[0, 0.25, 0.5, 0.75, 1], y_text=percent)
     ]
     for index, row in enumerate(rows):
         x, y = (np.array([getattr(p, name) for p in row]) for name in ("length", "accuracy"))
@@ -315,9 +324,10 @@ def mass_html(scene: Scene) -> str:
     if not maps:
         return ""
     return (
-        "<h2>Gradient mass by length</h2><p class='quiet'>The share of the summed |token weight × advantage| that falls on "
-        "each tenth of a step's responses by length: the darker, the more the update listens. Were all responses "
-        f"weighed alike, every cell would hold 10 %.</p><div class='figures three'>{''.join(maps)}</div>"
+        "<h2>Gradient mass by length</h2>"
+        "<p class='quiet'>The share of the summed |token weight × advantage| that "
+        "falls on each tenth of a step's responses by length: the darker, the more the update listens. Were all "
+        f"responses weighed alike, every cell would hold 10 %.</p><div class='figures three'>{''.join(maps)}</div>"
     )
 
 

@@ -169,7 +169,7 @@ class Pair:
 
 
 def pairs(table: Table, index: int, keep_P: np.ndarray, *, limit: int = 600) -> list[Pair]:
-    """The kept problems by their change in length, ascending; of more than `limit` an even selection with both ends."""
+    """The kept problems by their change in length; of more than `limit` an even selection with both ends."""
     kept = np.flatnonzero(keep_P)
     change = (table.length_CP[index] - table.length_CP[0])[kept]
     order = kept[np.argsort(change, kind="stable")]
@@ -248,6 +248,7 @@ def _mass(curves: RunCurves) -> dict[float, np.ndarray]:
     names = [[f"gradient_mass/{sign}/decile_{d}" for d in range(1, 11)] for sign in ("positive", "negative")]
     if not curves.metric(names[0][0])[1].size or not curves.metric(names[1][0])[1].size:
         return {}
-    mass = sum(np.stack([curves.metric(name)[1] for name in sign]) for sign in names)
+    positive, negative = (np.stack([curves.metric(name)[1] for name in sign]) for sign in names)
+    mass = positive + negative
     steps = curves.metric(names[0][0])[0]
     return {float(step): mass[:, i] for i, step in enumerate(steps) if np.isfinite(mass[:, i]).all()}

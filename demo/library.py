@@ -158,7 +158,7 @@ class Library:
         return {key: one.label for key, one in self.checkpoints[benchmark].items()}
 
     def first_choice(self, benchmark: str) -> tuple[str, ...]:
-        """The checkpoints to begin with: of one run its first and last; of several the first's first, then each one's last.
+        """The checkpoints to begin with: a run's first and last; of several the first's first, then each one's last.
 
         Of a comparison the pooled ones. At most four, so that the columns stay wide.
         """

@@ -64,7 +64,7 @@ def _next(text: str, position: int) -> tuple[int, int, str, bool] | None:
 
 
 def _end(text: str, position: int, opened: str) -> int:
-    """Behind the closing delimiter; 0 if there is none. A lone dollar closes on its line, before no digit ($5 and $6)."""
+    """Behind the closing delimiter; 0 if there is none. A lone dollar closes on its line, before no digit."""
     if opened != "$":
         found = text.find(_ENDS[opened], position, position + _MAX_FORMULA + 2)
         return found + len(_ENDS[opened]) if found >= 0 else 0

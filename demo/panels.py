@@ -14,9 +14,15 @@ from demo.view import PARTS, SORTS, UNFILTERED
 from vlm_rl.cards import escape
 
 EXPORTS = {
-    "samples.csv": ("Table, CSV", "every response of the problems that pass the filters, with its length and verdict"),
+    "samples.csv": (
+        "Table, CSV",
+        "every response of the problems that pass the filters, with its length and verdict",
+    ),
     "samples.parquet": ("Table, Parquet", "the same, exact, for pandas or DuckDB"),
-    "page.html": ("Page, HTML", "the cards, the charts and up to twenty problems in one file that needs nothing else"),
+    "page.html": (
+        "Page, HTML",
+        "the cards, the charts and up to twenty problems in one file that needs nothing else",
+    ),
 }
 
 
@@ -64,7 +70,8 @@ def _walk(scene: Scene) -> str:
     def button(shift: int, text: str, name: str) -> str:
         other = scene.table.ids[scene.order[(scene.position + shift) % count]]
         go = escape(urlencode({"at": other}))
-        return f"<button data-go='{go}' data-step='{name}' title='{name} problem, with the arrow keys too'>{text}</button>"
+        title = f"{name} problem; the arrow keys do it too"
+        return f"<button data-go='{go}' data-step='{name}' title='{title}'>{text}</button>"
 
     chosen = select_html("sort", "order", SORTS, scene.view.sort)
     fold = ("show the reasoning", "fold=") if scene.view.fold else ("fold the reasoning", "fold=1")
@@ -87,7 +94,9 @@ def select_html(name: str, label: str, options: Mapping[str, str], value: str) -
 
 def lengths_panel(scene: Scene) -> str:
     """The charts of lengths, and of which tokens they speak."""
-    return f"<div class='walk'>{select_html('part', 'tokens of the', PARTS, scene.view.part)}</div>{lengths_html(scene)}"
+    return (
+        f"<div class='walk'>{select_html('part', 'tokens of the', PARTS, scene.view.part)}</div>{lengths_html(scene)}"
+    )
 
 
 def _empty(scene: Scene) -> str:
@@ -118,11 +127,11 @@ def take_html(scene: Scene) -> str:
         "<div class='card take'><h3>This view</h3>"
         f"<p class='quiet'>{len(scene.order):,} problems, {len(scene.labels)} checkpoints: "
         f"{escape(', '.join(scene.labels))}</p><ul>{rows}"
-        "<li><span class='button plain'>Charts, PNG</span><span>every chart has a PNG button in its corner</span></li>"
+        "<li><span class='plain'>Charts, PNG</span><span>every chart has a PNG button in its corner</span></li>"
         f"</ul><h3>A link to it</h3><p class='link'><input readonly value='?{query}' aria-label='link'>"
         "<button data-copy>copy</button></p>"
-        "<p class='quiet'>The address holds everything that is chosen; whoever opens it on a demo of the same runs sees "
-        "the same.</p></div>"
+        "<p class='quiet'>The address holds everything that is chosen: whoever opens it on a demo of the same runs "
+        "sees the same.</p></div>"
     )
 
 

@@ -71,7 +71,9 @@ def problem_html(record: Mapping[str, Any], images: Sequence[bytes], *, base_rat
     """Images, question, right answer, once for all columns."""
     pictures = "".join(_picture(image, number) for number, image in enumerate(images, 1))
     if not images and record["image_sha256"]:
-        pictures = "<p class='quiet'>The image is not stored with these results, and the prepared set is not here.</p>"
+        pictures = (
+            "<p class='quiet'>The image is not stored with these results, and the prepared set is not here.</p>"
+        )
     question = str(record["question"] or "")
     for number in range(1, question.count("<image>") + 1):
         question = question.replace("<image>", "" if len(images) < 2 else f"[image {number}]", 1)
@@ -113,7 +115,7 @@ def _column(column: Column, base: Column, longest: int, view: View) -> str:
     return (
         f"<article class='card ckpt k{column.slot}'>"
         f"<header><span class='kind'>{title}</span><h3>{escape(column.label)}</h3></header>"
-        f"<div class='badges'>{_verdict(record)}{'' if column is base else _change(column, base)}{_stop(record)}</div>"
+        f"<div class='badges'>{_verdict(record)}{_change(column, base)}{_stop(record)}</div>"
         f"{_tokens(column, base, longest)}<div>{_samples(column, view)}</div>"
         f"<div>{_reasoning(reasoning, column, folded=bool(view.fold))}</div>"
         f"<div><p class='label'>answer</p><div class='text answer' tabindex='0'>"
@@ -130,7 +132,9 @@ def _verdict(record: Mapping[str, Any]) -> str:
 
 
 def _change(column: Column, base: Column) -> str:
-    """The badges against the baseline: verdict and tokens."""
+    """The badges against the baseline: verdict and tokens; none for the baseline itself."""
+    if column is base:
+        return ""
     if column.score == base.score:
         moved, kind = "", ""
     else:
@@ -146,7 +150,8 @@ def _change(column: Column, base: Column) -> str:
 def _stop(record: Mapping[str, Any]) -> str:
     if record["stop_reason"] == "length":
         return "<span class='chip cut'>cut at the limit</span>"
-    return f"<span class='chip'>{'stopped by itself' if record['stop_reason'] == 'stop' else escape(str(record['stop_reason']))}</span>"
+    reason = "stopped by itself" if record["stop_reason"] == "stop" else str(record["stop_reason"])
+    return f"<span class='chip'>{escape(reason)}</span>"
 
 
 def _tokens(column: Column, base: Column, longest: int) -> str:

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from demo.arrow import compute
 from demo.tokens import tokenizer_file
 from vlm_rl.errors import UserError
 from vlm_rl.runs import RunDirectory
@@ -38,7 +38,7 @@ def record(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts_eve
         kept = pa.array(list(dict.fromkeys(table["problem_id"].to_pylist()))[:num_problems])
         place = out / "eval" / result.benchmark / result.path.name
         place.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.filter(pc.is_in(table["problem_id"], kept)), place, compression="zstd")
+        pq.write_table(table.filter(compute.is_in(table["problem_id"], kept)), place, compression="zstd")
         shutil.copy(result.path.with_suffix(".json"), place.with_suffix(".json"))
     steps = run.rollout_steps()
     for step in [*steps[: len(steps) - 1 : rollouts_every], *steps[-1:]]:

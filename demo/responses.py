@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from demo.arrow import compute
 from demo.tokens import Split, TokenCounter
 from vlm_rl.runs import EvalResult
 from vlm_rl.templates import TEMPLATES
@@ -65,14 +65,16 @@ class Responses:
         template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
         if template is None or not template.has_reasoning:
             return ~self.rows(["has_box"])["has_box"].to_numpy()
-        return np.array([not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool)
+        return np.array(
+            [not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool
+        )
 
     def holds_text_R(self, text: str) -> np.ndarray:
         """Responses whose question, answer text or gold contain `text`, capitals aside."""
         found = np.zeros(len(self.problem_R), dtype=bool)
         for name in self.texts.column_names:
-            column = pc.match_substring(self.texts[name], text, ignore_case=True)
-            found |= pc.fill_null(column, False).to_numpy()
+            column = compute.match_substring(self.texts[name], text, ignore_case=True)
+            found |= compute.fill_null(column, False).to_numpy()
         return found
 
     def records(self, problem_id: str) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Scene:
         return self.table.ids[self.order[self.position]] if len(self.order) else None
 
     def run_slots(self) -> dict[str, int]:
-        """Colour of each run on the charts over training: its chosen checkpoint's, the later one's where it has two."""
+        """Colour of each run on the charts over training: its checkpoint's, the later one's where it has two."""
         return {run: self.slots[one.key] for one in self.table.checkpoints for run in one.runs}
 
     def run_groups(self) -> list[tuple[str, int, tuple[str, ...]]]:

@@ -30,7 +30,7 @@ from demo.export import MEDIA_TYPES, export
 from demo.library import Library
 from demo.live import LiveOptions, build_live, open_live
 from demo.scene import NUM_SLOTS, Scenes
-from demo.theme import stylesheet_of_app
+from demo.theme import head, stylesheet_of_app
 from demo.uploads import MAX_BYTES, PICTURE_PATH
 from demo.view import MAX_QUERY, View
 from vlm_rl.errors import UserError
@@ -164,6 +164,7 @@ def guarded(page: gr.Blocks, outer: FastAPI, *, open_wider: bool = False) -> ASG
             font_mono=["ui-monospace", "monospace"],
         ),
         css=stylesheet_of_app(),
+        head=head(),
         footer_links=[],
         run_history=False,
         show_error=False,

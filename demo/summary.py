@@ -24,7 +24,9 @@ def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
     if not one.num_problems:
         return f"<article class='card sum k{slot}'>{head}<p class='quiet'>no problem passes the filters</p></article>"
     low, high = one.interval
-    accuracy = f"<b>{100 * one.accuracy:.1f} %</b> right <span class='quiet'>[{100 * low:.0f}, {100 * high:.0f}]</span>"
+    accuracy = (
+        f"<b>{100 * one.accuracy:.1f} %</b> right <span class='quiet'>[{100 * low:.0f}, {100 * high:.0f}]</span>"
+    )
     cut = f" · <em>{percent(one.cut)} cut</em>" if one.cut else ""
     lengths = f"<b>{number(round(one.median))}</b> tokens, median <span class='quiet'>p90 {one.p90:,.0f}{cut}</span>"
     verdict = "<p class='said quiet'>baseline</p>" if not index else f"<p class='said'>{_said(one)}</p>"
@@ -74,4 +76,6 @@ def count_html(scene: Scene) -> str:
     noun = "problem" if all_ == 1 else "problems"
     if not scene.view.filtered:
         return f"<p class='count'><b>{all_:,}</b> {noun} that all of them answered</p>"
-    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters</p>"
+    chosen = scene.view.change or scene.view.verdict
+    caution = "; chosen by their verdicts, so the changes above describe them and prove nothing" if chosen else ""
+    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters{caution}</p>"

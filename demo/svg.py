@@ -34,7 +34,9 @@ class Frame:
 
     def y(self, value: float) -> float:
         low, high = self.y_range
-        return self.height - self.bottom - (value - low) / ((high - low) or 1) * (self.height - self.top - self.bottom)
+        return (
+            self.height - self.bottom - (value - low) / ((high - low) or 1) * (self.height - self.top - self.bottom)
+        )
 
     @property
     def floor(self) -> float:
@@ -61,10 +63,8 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as 12 %; one digit more below one per cent."""
-    if not math.isfinite(value):
-        return "–"
-    return f"{100 * value:.1f} %" if 0 < abs(value) < 0.01 else f"{100 * value:.0f} %"
+    """A share as 12.3 %, 1.5 % or 100 %: three digits."""
+    return f"{100 * value:.3g} %" if math.isfinite(value) else "–"
 
 
 def axes(
@@ -91,7 +91,9 @@ def axes(
     ]
     parts.append(f"<line class='axis' x1='{frame.left}' x2='{right}' y1='{floor}' y2='{floor}'/>")
     middle = (frame.left + right) / 2
-    parts.append(f"<text class='name' x='{middle}' y='{frame.height - 6}' text-anchor='middle'>{escape(x_title)}</text>")
+    parts.append(
+        f"<text class='name' x='{middle}' y='{frame.height - 6}' text-anchor='middle'>{escape(x_title)}</text>"
+    )
     if y_title:
         parts.append(f"<text class='name' x='4' y='{frame.top - 11}'>{escape(y_title)}</text>")
     return "".join(parts)
@@ -123,14 +125,20 @@ def band(frame: Frame, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
     known = np.isfinite(low) & np.isfinite(high)
     if known.sum() < 2:
         return ""
-    there = [f"{frame.x(a):.1f} {frame.y(b):.1f}" for a, b in zip(x[known].tolist(), high[known].tolist(), strict=True)]
+    there = [
+        f"{frame.x(a):.1f} {frame.y(b):.1f}" for a, b in zip(x[known].tolist(), high[known].tolist(), strict=True)
+    ]
     back = [f"{frame.x(a):.1f} {frame.y(b):.1f}" for a, b in zip(x[known].tolist(), low[known].tolist(), strict=True)]
     return f"<path class='band' d='M{'L'.join(there + back[::-1])}Z'/>"
 
 
-def dot(x: float, y: float, *, radius: float = 4, kind: str = "dot", tip: str = "", go: str = "", key: bool = False) -> str:
+def dot(
+    x: float, y: float, *, radius: float = 4, kind: str = "dot", tip: str = "", go: str = "", key: bool = False
+) -> str:
     """A point at SVG coordinates."""
-    return f"<circle class='{kind}' cx='{x:.1f}' cy='{y:.1f}' r='{radius:.1f}'{_click(go, key=key)}>{_tip(tip)}</circle>"
+    return (
+        f"<circle class='{kind}' cx='{x:.1f}' cy='{y:.1f}' r='{radius:.1f}'{_click(go, key=key)}>{_tip(tip)}</circle>"
+    )
 
 
 def bar(x: float, y: float, width: float, height: float, *, kind: str = "bar", tip: str = "", go: str = "") -> str:

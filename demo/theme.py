@@ -23,6 +23,11 @@ def stylesheet_of_app() -> str:
     return stylesheet("cards") + themes + stylesheet("demo") + stylesheet("demo_gradio") + stylesheet("live")
 
 
+def head() -> str:
+    """What stands in the page's head: the rules for a phone."""
+    return f"<style>{stylesheet('demo_phone')}</style>"
+
+
 def script() -> str:
     """The page's own script, demo/assets/demo.js."""
     return resources.files("demo").joinpath("assets", "demo.js").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from vlm_rl.templates import END_THINK, THINK
 
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Tokens of each response; reasoning + answer is its stored length."""

@@ -19,7 +19,17 @@ from vlm_rl.cards import VERDICT_MARKS, escape
 from vlm_rl.errors import UserError
 from vlm_rl.statistics import running_mean
 
-_COLUMNS = ["prompt_id", "response_index", "text", "reward", "advantage", "verdict", "reason", "length", "stop_reason"]
+_COLUMNS = [
+    "prompt_id",
+    "response_index",
+    "text",
+    "reward",
+    "advantage",
+    "verdict",
+    "reason",
+    "length",
+    "stop_reason",
+]
 _MAX_PROMPTS = 64  # of one step in the list
 
 
@@ -112,7 +122,9 @@ def _chart(curve: Curve, runs: Sequence[OpenRun], slots: Mapping[str, int]) -> s
         steps, values = run.curves().metric(curve.metric)
         if np.isfinite(values).any():
             found[run.name] = (steps, values)
-    everything = np.concatenate([values[np.isfinite(values)] for _, values in found.values()]) if found else np.zeros(0)
+    everything = (
+        np.concatenate([values[np.isfinite(values)] for _, values in found.values()]) if found else np.zeros(0)
+    )
     if not everything.any():
         return ""
     first, last = (edge([steps for steps, _ in found.values()]) for edge in (_first, _last))
@@ -166,14 +178,15 @@ def _rollouts(run: OpenRun, steps: Sequence[int], view: View) -> str:
     group = min(view.group, len(prompts) - 1)
     name, responses = list(prompts.items())[group]
     cards = "".join(_response(one) for one in sorted(responses, key=lambda one: one["response_index"]))
-    place = steps.index(step)
+    place, last = steps.index(step), len(steps) - 1
+    values = ",".join(map(str, steps))
     return (
         f"<h2>Rollouts of {escape(run.name)}, step {step}</h2>"
         "<div class='walk'>"
         f"{_button('← step', {'step': steps[max(0, place - 1)], 'group': ''}, enabled=place > 0)}"
-        f"<input type='range' min='0' max='{len(steps) - 1}' value='{place}' data-values='{','.join(map(str, steps))}' "
+        f"<input type='range' min='0' max='{last}' value='{place}' data-values='{values}' "
         f"data-name='step' aria-label='step'>"
-        f"{_button('step →', {'step': steps[min(len(steps) - 1, place + 1)], 'group': ''}, enabled=place + 1 < len(steps))}"
+        f"{_button('step →', {'step': steps[min(last, place + 1)], 'group': ''}, enabled=place < last)}"
         "</div>"
         f"<div class='prompts'>{_prompts(prompts, group)}</div>"
         f"<p class='quiet'>prompt {escape(name)}: {len(responses)} responses</p><div class='rollouts'>{cards}</div>"
@@ -206,7 +219,8 @@ def _response(record: Mapping[str, Any]) -> str:
     return (
         "<article class='card'><div class='badges'>"
         f"<span class='chip {kind}'>{escape(VERDICT_MARKS.get(verdict, f'! {verdict}'))}</span>"
-        f"<span class='chip'>{record['length']:,} tokens</span><span class='chip'>reward {record['reward']:.2f}</span>"
+        f"<span class='chip'>{record['length']:,} tokens</span>"
+        f"<span class='chip'>reward {record['reward']:.2f}</span>"
         f"<span class='chip'>advantage {record['advantage']:+.2f}</span>{cut}</div>"
         f"<div class='text' tabindex='0'>{math_html(record['text'] or '')}</div>"
         f"<p class='quiet'>{escape(str(record['reason'] or ''))}</p></article>"

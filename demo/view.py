@@ -1,8 +1,8 @@
 """What the page shows, as one value: the state of the controls and the query of the address.
 
-    View.parse("base=a@0&others=a@40&low=20") -> View(base="a@0", others=("a@40",), low=20)
-    view.query()                              -> the same text: only what differs from the default
-    view.patched("at=toy-7&tab=problems")     -> what a click on a point asks for
+View.parse("base=a@0&others=a@40&low=20") -> View(base="a@0", others=("a@40",), low=20)
+view.query()                              -> the same text: only what differs from the default
+view.patched("at=toy-7&tab=problems")     -> what a click on a point asks for
 """
 
 from __future__ import annotations
@@ -103,7 +103,13 @@ class View:
 
 FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text")
 UNFILTERED = "&".join(f"{name}=" for name in FILTERS)  # as a patch
-_ALLOWED: Mapping[str, Any] = {"tab": TABS, "sort": SORTS, "change": CHANGES, "part": PARTS, "verdict": ("correct", "wrong")}
+_ALLOWED: Mapping[str, Any] = {
+    "tab": TABS,
+    "sort": SORTS,
+    "change": CHANGES,
+    "part": PARTS,
+    "verdict": ("correct", "wrong"),
+}
 _DEFAULT = View()
 _OPTIONAL = ("low", "high", "step")
 

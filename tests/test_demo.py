@@ -60,6 +60,7 @@ class Served:
         self.thread.join(timeout=30)
 
 
+TEXT = "#control-text input, #control-text textarea"
 Open = Callable[..., AbstractContextManager[Visit]]
 
 
@@ -104,7 +105,8 @@ def titles(page) -> list[str]:
 
 def wait_for_position(page, position: int, count: int = 24) -> None:
     page.wait_for_function(
-        "([at, of]) => document.querySelector('.where')?.innerText === `problem ${at} of ${of}`", arg=[position, count]
+        "([at, of]) => document.querySelector('.where')?.innerText === `problem ${at} of ${of}`",
+        arg=[position, count],
     )
 
 
@@ -130,7 +132,7 @@ def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view
         page = found.page
         page.click("button[role=tab]:has-text('Lengths')")
         page.wait_for_selector("#lengths svg")
-        assert page.locator("#lengths figure").count() == 7
+        assert page.locator("#lengths figure").count() == 7  # six charts and the map of the one run
         page.locator("#lengths figure:has-text('How many tokens') g.k0 rect").first.click()
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.wait_for_function("location.search.includes('low=')")
@@ -190,7 +192,7 @@ def test_another_checkpoint_joins_in_its_own_colour(visit):
         assert classes[1] == before and len(set(classes)) == 3
         assert page.locator("#summary .sum").count() == 3 and "others=luspo%4020" in page.url
         page.get_by_label("Baseline").click()
-        page.get_by_role("option", name="luspo · step 40").click()
+        page.locator("#control-base").get_by_role("option", name="luspo · step 40").click()
         page.wait_for_function("document.querySelector('#problem h3').innerText === 'luspo · step 40'")
         assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed places
 
@@ -205,11 +207,12 @@ def test_filters_by_hand_and_back(visit):
         page.get_by_role("option", name="became right").click()
         page.wait_for_function("document.querySelector('#count').innerText.includes('pass the filters')")
         assert page.locator("#problem .chip:has-text('became right')").count() == 1
-        page.fill("#control-text input, #control-text textarea", "a text that is nowhere")
+        page.fill(TEXT, "a text that is nowhere")
+        page.press(TEXT, "Enter")
         page.wait_for_selector("#problem .missing")
         page.click("#problem .missing button")  # the empty state says what to do, and does it
         page.wait_for_function("document.querySelector('#count').innerText.startsWith('24 problems')")
-        assert page.input_value("#control-text input, #control-text textarea") == ""
+        assert page.input_value(TEXT) == ""
 
 
 @pytest.mark.slow
@@ -235,7 +238,9 @@ def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
         page.wait_for_selector("#training svg")
         assert page.locator("#training .key > span").count() == 2
         assert page.locator("#training figure").first.locator("g").count() == 2  # both runs, in two colours
-        assert "step 40" in page.inner_text("#training h2") and page.locator("#training .rollouts article").count() == 8
+        assert (
+            "step 40" in page.inner_text("#training h2") and page.locator("#training .rollouts article").count() == 8
+        )
         page.click("#training button:has-text('← step')")
         page.wait_for_selector("#training h2:has-text('step 39')")
         page.locator("#training .prompt").nth(3).click()
@@ -258,7 +263,9 @@ def test_what_can_be_taken_away(visit, served):
                 (Path(download.value.path()).with_suffix(".html")).write_bytes(content)
                 with visit_file(page, Path(download.value.path()).with_suffix(".html")) as alone:
                     assert alone.requests == [alone.page.url] and alone.failures == []
-                    assert alone.page.locator("svg.drawing").count() >= 6 and alone.page.locator("button").count() == 0
+                    assert (
+                        alone.page.locator("svg.drawing").count() >= 6 and alone.page.locator("button").count() == 0
+                    )
                     assert alone.page.locator(".ckpt").count() >= 4
         page.click("button[role=tab]:has-text('Lengths')")
         with page.expect_download() as download:
@@ -302,7 +309,9 @@ def test_a_phone_and_a_wide_screen(visit, width):
             page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
             if tab == "problems":  # columns side by side where there is room, below each other on a phone
-                tops = page.evaluate("[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)")
+                tops = page.evaluate(
+                    "[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)"
+                )
                 assert (len(set(tops)) == 1) == (width == 1920)
 
 
@@ -328,7 +337,10 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
 
 @pytest.mark.slow
 def test_hostile_text_is_shown_and_does_nothing(tmp_path, visit):
-    hostile = HOSTILE + r" \boxed{\href{javascript:window.pwned=1}{x}} $\htmlData{a=b}{x}$ $\includegraphics{http://evil.example/z.png}$"
+    hostile = (
+        HOSTILE
+        + r" \boxed{\href{javascript:window.pwned=1}{x}} $\htmlData{a=b}{x}$ $\includegraphics{http://evil.example/z.png}$"
+    )
     run = build_run(tmp_path / "run", steps=2, num_problems=2, response=hostile, question=hostile)
     server = Served([run.path])
     try:
@@ -339,7 +351,9 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path, visit):
                 page.wait_for_timeout(300)
                 assert page.evaluate("window.pwned") is None
                 inside = "#problem, #lengths, #training, #take"
-                assert page.locator(inside).locator("form, script, iframe, object, a[href^='javascript']").count() == 0
+                assert (
+                    page.locator(inside).locator("form, script, iframe, object, a[href^='javascript']").count() == 0
+                )
                 if tab == "problems":
                     answer = page.inner_text("#problem .answer >> nth=0")
                     assert "<script>window.pwned=1</script>" in answer and "{{constructor}}" in answer

@@ -32,7 +32,7 @@ from demo.pictures import images_of
 from demo.record import record
 from demo.recorded import RECORDED, default_folders
 from demo.scene import Scenes, choose_slots
-from demo.summary import judgement, summary_html
+from demo.summary import count_html, judgement, summary_html
 from demo.svg import Frame, ticks
 from demo.table import keep, ordered, settle
 from demo.tokens import TokenCounter
@@ -96,7 +96,14 @@ def kept(scenes: Scenes, query: str) -> list[str]:
 
 def test_an_address_is_the_view_and_back():
     view = View(
-        benchmark="a b", base="x/y@0", others=("x/y@4", "ä&=@1"), low=0, high=12, text="50 % + ?", flags=("cut",), fold=1
+        benchmark="a b",
+        base="x/y@0",
+        others=("x/y@4", "ä&=@1"),
+        low=0,
+        high=12,
+        text="50 % + ?",
+        flags=("cut",),
+        fold=1,
     )
     assert View.parse("?" + view.query()) == view and View.parse("") == View() and View().query() == ""
     assert view.patched(UNFILTERED) == replace(view, low=None, high=None, text="", flags=())
@@ -110,9 +117,9 @@ def test_no_address_breaks_the_page(query):
 
 
 def test_nonsense_in_the_address_counts_for_nothing():
-    assert View.parse("low=-3&high=1e9&step=x&tab=evil&change=DROP&flags=cut&flags=evil&sample=9999999999999") == View(
-        flags=("cut",)
-    )
+    assert View.parse(
+        "low=-3&high=1e9&step=x&tab=evil&change=DROP&flags=cut&flags=evil&sample=9999999999999"
+    ) == View(flags=("cut",))
     assert len(View.parse("text=" + "x" * 5000).text) == 200
 
 
@@ -232,6 +239,11 @@ def test_difficulty_classes_and_pairs(small):
     assert [pair.problem_id for pair in stats.pairs(table, 1, everything, limit=2)] == ["p2", "p3"]  # both ends
 
 
+def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
+    assert "prove nothing" in count_html(small.of(View.parse("change=right")))
+    assert "prove nothing" not in count_html(small.of(View.parse("low=1"))) + count_html(small.of(View()))
+
+
 def test_the_words_follow_the_intervals():
     longer, shorter, unclear = estimate([4, 5, 6]), estimate([-4, -5, -6]), estimate([-5, 0, 5, 1])
     assert judgement(longer, estimate([0.4, 0.5, 0.6])) == "longer, more often right"
@@ -308,7 +320,9 @@ def test_hostile_text_is_inert_in_every_panel_and_export(tmp_path):
     pages = [problem_panel(scene), summary_html(scene), lengths_html(scene), take_html(scene)]
     pages += [training_html(scene.library, scene.view, {}), export(scene, "page.html").decode()]
     for page in pages:
-        assert "<script" not in page and "<form" not in page and "onerror='" not in page and "evil.example'" not in page
+        assert (
+            "<script" not in page and "<form" not in page and "onerror='" not in page and "evil.example'" not in page
+        )
     assert "&lt;script&gt;" in pages[0] and "&lt;script&gt;" in pages[-1]
 
 
@@ -321,7 +335,9 @@ def test_colours_stay_when_others_come_and_go():
 
 
 def test_ticks_are_round_and_inside():
-    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100] and ticks(0.1, 0.9, count=4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100] and ticks(0.1, 0.9, count=4) == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8]
+    )
     assert ticks(3, 3) == [3] and ticks(0, 3, whole=True) == [0, 1, 2, 3]
     frame = Frame((0, 10), (0, 1))
     assert frame.x(0) == frame.left and frame.x(10) == frame.width - frame.right and frame.y(0) == frame.floor
@@ -389,7 +405,7 @@ def test_mistakes_are_the_users(tmp_path):
     with pytest.raises(UserError, match="no run directory"):
         Library([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="there is no config.yaml"):
+    with pytest.raises(UserError, match=r"there is no config\.yaml"):
         find_runs(tmp_path / "empty")
 
 

@@ -259,7 +259,7 @@ def _add_demo(commands: Commands) -> None:
         "runs",
         type=Path,
         nargs="*",
-        help="run directories, results of eval, folders of compare (default: the quickstart's run, else a recorded one)",
+        help="run directories, results of eval, folders of compare (default: the quickstart's run or a recorded one)",
     )
     demo.add_argument("--host", default="127.0.0.1")
     demo.add_argument("--port", type=int, default=7860)
