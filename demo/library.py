@@ -1,80 +1,232 @@
-"""What the demo can show: the stored evaluations of some runs, by benchmark."""
+"""What the demo can show: the runs under some folders and their stored evaluations.
+
+Opening reads configurations and summaries only; an evaluation's columns are read when it is first
+shown, and kept. A run that cannot be read is left out and named in `faults`; the page says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import yaml
 
-from vlm_rl.cards import Example, side_by_side
+from demo.responses import Responses, read_responses
+from demo.tokens import TokenCounter, find_counter
+from vlm_rl.curves import RunCurves
 from vlm_rl.errors import UserError
 from vlm_rl.runs import EvalResult, RunDirectory, distinct_names
+from vlm_rl.templates import TEMPLATES
 
-KINDS = ("all", "became right", "became wrong", "right before and after", "wrong before and after")
-_KIND_OF = {
-    (False, True): "became right",
-    (True, False): "became wrong",
-    (True, True): "right before and after",
-    (False, False): "wrong before and after",
-}
+_DEPTH = 3  # a folder of `vlm-rl compare` holds RULE/seed-N
+_ALIVE_SECONDS = 600  # a run that wrote nothing for so long has ended or hangs
 
 
-@dataclass(frozen=True, slots=True)
+Drawn: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens of some responses, and which were cut
+
+
+def drawn_of(table: pa.Table) -> Drawn:
+    """From the columns length and stop_reason."""
+    return table["length"].to_numpy(), table["stop_reason"].to_numpy() == "length"
+
+
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """One evaluated policy."""
 
-    label: str  # unique within its benchmark
-    run: str
-    result: EvalResult
+    key: str  # RUN@STEP, unique within its benchmark; FOLDER/*@STEP for the seeds of a comparison together
+    label: str
+    step: int
+    runs: tuple[str, ...]  # names; several where seeds are pooled
+    results: tuple[EvalResult, ...]  # one per run
+    folder: Path  # of the first run
+    model: str  # the start's folder, for its tokenizer
+    sets: tuple[str, ...]  # the prepared sets that the run evaluates on, for images
+
+    @property
+    def counter(self) -> TokenCounter | None:
+        """Counts tokens as the model does; None where no tokenizer is at hand."""
+        return find_counter(self.folder, self.step, self.model)
+
+    @property
+    def prefill(self) -> str:
+        """Text at the beginning of every response that was given, not generated."""
+        template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
+        return template.prefill if template else ""
+
+    @cached_property
+    def responses(self) -> Responses:
+        """Its records as columns. Raises UserError where the file cannot be read."""
+        try:
+            return read_responses(self.results)
+        except (OSError, KeyError, pa.ArrowException) as error:
+            places = ", ".join(str(one.path) for one in self.results)
+            raise UserError(
+                f"{places} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
+                "delete it, or evaluate again, or choose another checkpoint"
+            ) from None
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A run directory under the name that the page gives it."""
+
+    name: str
+    directory: RunDirectory
+    algorithm: str
+    num_steps: int  # planned
+    contaminated: tuple[str, ...]
+    cache: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
+    drawn: dict[int, Drawn] = field(default_factory=dict)  # by step; a step's file never changes once it is whole
+
+    def curves(self) -> RunCurves:
+        """Its numbers over time; read again when the run has written more."""
+        stamp = self.stamp()
+        if stamp not in self.cache:
+            fresh = RunCurves(self.directory, self.name)
+            self.cache.clear()
+            self.cache[stamp] = fresh
+        return self.cache[stamp]
+
+    def rollout_lengths(self) -> dict[int, Drawn]:
+        """step -> tokens of each training response, and whether it was cut."""
+        for step in self.directory.rollout_steps():
+            if step not in self.drawn:
+                self.drawn[step] = drawn_of(self.directory.rollouts(step, ["length", "stop_reason"]))
+        return dict(sorted(self.drawn.items()))
+
+    def stamp(self) -> int:
+        """Changes with every line that the run logs, nanoseconds."""
+        path = self.directory.path / "metrics.jsonl"
+        return path.stat().st_mtime_ns if path.exists() else 0
+
+    def alive(self) -> bool:
+        """Whether it may still be training: it wrote lately, and its last step is not done."""
+        if time.time() - self.stamp() / 1e9 > _ALIVE_SECONDS:
+            return False
+        metrics = self.curves().metrics
+        return not metrics or metrics[-1]["step"] < self.num_steps
 
 
 class Library:
-    """The evaluations of several runs, opened once; records are read when they are asked for."""
+    """The runs under some folders."""
 
-    def __init__(self, runs: Sequence[Path]) -> None:
-        """Raises UserError where a path is no run, or none of them holds an evaluation."""
-        opened = [RunDirectory(path).open() for path in runs]
-        names = distinct_names(opened)
-        self.runs = list(zip(names, opened, strict=True))
-        self.checkpoints: dict[str, list[Checkpoint]] = {}
-        for name, run in self.runs:
-            for result in run.evals():
-                label = f"step {result.step}" if len(opened) == 1 else f"{name} · step {result.step}"
-                self.checkpoints.setdefault(result.benchmark, []).append(Checkpoint(label, name, result))
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Raises UserError where a folder holds no run, or none of them an evaluation that can be read."""
+        directories = list(dict.fromkeys(path for folder in folders for path in find_runs(folder)))
+        names = distinct_names([RunDirectory(path) for path in directories])
+        self.faults: list[str] = []
+        self.runs: dict[str, OpenRun] = {}
+        self.checkpoints: dict[str, dict[str, Checkpoint]] = {}  # benchmark -> key -> checkpoint
+        for name, path in zip(names, directories, strict=True):
+            self._add(name, RunDirectory(path), alone=len(directories) == 1)
+        for benchmark, found in self.checkpoints.items():
+            self.checkpoints[benchmark] = pooled(found) | found
         if not self.checkpoints:
-            places = ", ".join(str(path) for path in runs) or "no run at all"
-            raise UserError(f"nothing to show: no evaluation in {places}; `vlm-rl eval` or eval.every makes one")
-        self._examples: dict[tuple[str, tuple[str, ...]], list[Example]] = {}
+            places = ", ".join(str(path) for path in folders) or "no run at all"
+            why = "".join(f"\n  {fault}" for fault in self.faults)
+            raise UserError(f"nothing to show: no evaluation in {places}; `vlm-rl eval` or eval.every makes one{why}")
 
-    def labels(self, benchmark: str) -> list[str]:
-        """The checkpoints evaluated on a benchmark, by run and step."""
-        return [checkpoint.label for checkpoint in self.checkpoints[benchmark]]
+    def _add(self, name: str, run: RunDirectory, *, alone: bool) -> None:
+        try:
+            config, results = run.config(), run.evals()
+            opened = OpenRun(name, run, config.algorithm.name.upper(), config.train.steps, run.contaminated())
+        except (UserError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            self.faults.append(f"{name} was left out: {str(error)[:200]}")
+            return
+        self.runs[name] = opened
+        for result in results:
+            label = f"step {result.step}" if alone else f"{name} · step {result.step}"
+            key = f"{name}@{result.step}"
+            self.checkpoints.setdefault(result.benchmark, {})[key] = Checkpoint(
+                key, label, result.step, (name,), (result,), run.path, config.model.path, tuple(config.data.eval)
+            )
 
-    def first_choice(self, benchmark: str) -> list[str]:
-        """Two checkpoints to begin with: the first, and the last."""
-        labels = self.labels(benchmark)
-        return labels if len(labels) < 2 else [labels[0], labels[-1]]
+    @property
+    def benchmarks(self) -> list[str]:
+        return list(self.checkpoints)
 
-    def examples(self, benchmark: str, labels: Sequence[str], kind: str = "all") -> list[Example]:
-        """The problems that these checkpoints share, of one kind (from the first to the last checkpoint)."""
-        key = (benchmark, tuple(labels))
-        if key not in self._examples:
-            if len(self._examples) >= 16:  # images are kept in memory
-                self._examples.pop(next(iter(self._examples)))
-            self._examples[key] = side_by_side([self._find(benchmark, label).result for label in labels])
-        found = self._examples[key]
-        return found if kind == "all" else [example for example in found if kind_of(example) == kind]
+    def labels(self, benchmark: str) -> dict[str, str]:
+        """key -> label of the checkpoints evaluated on a benchmark, by run and step."""
+        return {key: one.label for key, one in self.checkpoints[benchmark].items()}
 
-    def lengths(self, benchmark: str, label: str) -> np.ndarray:
-        """Every stored response's tokens, ascending, int64."""
-        return np.sort(self._find(benchmark, label).result.rows(["length"])["length"].to_numpy().astype(np.int64))
+    def first_choice(self, benchmark: str) -> tuple[str, ...]:
+        """The checkpoints to begin with: a run's first and last; of several the first's first, then each one's last.
 
-    def _find(self, benchmark: str, label: str) -> Checkpoint:
-        return next(one for one in self.checkpoints[benchmark] if one.label == label)
+        Of a comparison the pooled ones. At most four, so that the columns stay wide.
+        """
+        found = self.checkpoints[benchmark]
+        several = {key: one for key, one in found.items() if len(one.runs) > 1} or found
+        by_run: dict[tuple[str, ...], list[str]] = {}
+        for key, one in several.items():
+            by_run.setdefault(one.runs, []).append(key)
+        first = next(iter(by_run.values()))[0]
+        return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))[:4]
+
+    def base_keys(self, benchmark: str) -> list[str]:
+        """The checkpoints whose pass rate is a problem's difficulty: those before training (step 0).
+
+        Where none is stored, the first run's earliest one.
+        """
+        single = {key: one for key, one in self.checkpoints[benchmark].items() if len(one.runs) == 1}
+        before = [key for key, one in single.items() if one.step == 0]
+        return before or [next(iter(single))]
 
 
-def kind_of(example: Example) -> str:
-    """How the verdict moved from the first to the last sample."""
-    return _KIND_OF[example.samples[0].correct, example.samples[-1].correct]
+def find_runs(folder: Path) -> list[Path]:
+    """The run directories at a folder or up to three levels below it; of a comparison its baseline's first.
+
+    Raises UserError if there is none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"no run directory at {folder}; `vlm-rl train` or `vlm-rl quickstart` makes one")
+    found = list(_runs_below(folder, _DEPTH))
+    if not found:
+        raise UserError(f"{folder} is not a run directory, and holds none: there is no config.yaml")
+    return found
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / "config.yaml").is_file():
+        yield folder
+    elif depth:
+        rules = _rules(folder)
+        children = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
+        for child in sorted(children, key=lambda one: (rules.get(one.name, len(rules)), one.name)):
+            yield from _runs_below(child, depth - 1)
+
+
+def _rules(folder: Path) -> dict[str, int]:
+    """The place of each rule of a comparison, the baseline's first; empty for another folder."""
+    try:
+        rules = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["rules"]
+        return {str(name): place for place, name in enumerate(rules)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def pooled(found: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Runs that differ by their seed only, FOLDER/seed-N, taken together: each run's answer is one more sample."""
+    groups: dict[tuple[str, int], list[Checkpoint]] = {}
+    for one in found.values():
+        rule, _, seed = one.runs[0].rpartition("/")
+        if rule and seed.startswith("seed-"):
+            groups.setdefault((rule, one.step), []).append(one)
+    return {
+        f"{rule}/*@{step}": replace(
+            members[0],
+            key=f"{rule}/*@{step}",
+            label=f"{rule} · step {step} · {len(members)} seeds",
+            runs=tuple(one.runs[0] for one in members),
+            results=tuple(one.results[0] for one in members),
+        )
+        for (rule, step), members in groups.items()
+        if len(members) > 1
+    }

@@ -9,29 +9,36 @@ attack) and, where a browser sends an origin, come from the page itself.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from gradio.themes import Base
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from demo.app import build_app
-from vlm_rl.cards import stylesheet
+from demo.app import build_page
+from demo.export import MEDIA_TYPES, export
+from demo.library import Library
+from demo.live import LiveOptions, build_live, open_live
+from demo.scene import NUM_SLOTS, Scenes
+from demo.theme import head, stylesheet_of_app
+from demo.uploads import MAX_BYTES, PICTURE_PATH
+from demo.view import MAX_QUERY, View
 from vlm_rl.errors import UserError
 
 # gradio's page has inline scripts and styles, and its HTML component compiles its template with eval
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'; manifest-src 'self'; "
+    "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; manifest-src 'self'; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 )
 _HEADERS = {
@@ -41,10 +48,12 @@ _HEADERS = {
 }
 _READ = re.compile(
     r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
+    rf"|/export/({'|'.join(map(re.escape, MEDIA_TYPES))})"
     r"|/gradio_api/(info/?|app_id/?|startup-events|queue/data|heartbeat/\w+)"
+    rf"|{PICTURE_PATH}/[\w-]+"
 )
-_WRITE = re.compile(r"/gradio_api/(queue/join|cancel|reset)/?")
-_MAX_BODY = 64 * 1024  # bytes; the page posts a few short strings
+_WRITE = re.compile(rf"/gradio_api/(queue/join|cancel|reset)/?|{PICTURE_PATH}")
+_MAX_BODY = 64 * 1024  # bytes; the page posts a few short strings, and a picture to a route of its own
 
 
 class Guard:
@@ -87,7 +96,8 @@ class Guard:
         routes = {"GET": _READ, "HEAD": _READ, "POST": _WRITE}.get(scope["method"])
         if routes is None or ".." in scope["path"] or not routes.fullmatch(scope["path"]):
             return 404, "not found"
-        if scope["method"] == "POST" and not _small(headers.get("content-length")):
+        most = MAX_BYTES if scope["path"] == PICTURE_PATH else _MAX_BODY
+        if scope["method"] == "POST" and not _small(headers.get("content-length"), most):
             return 413, "too large"
         return None
 
@@ -112,15 +122,40 @@ def host_allowed(host: str, *, open_wider: bool) -> bool:
     return True
 
 
-def _small(length: str | None) -> bool:
-    return length is not None and length.isdecimal() and int(length) <= _MAX_BODY
+def _small(length: str | None, most: int) -> bool:
+    return length is not None and length.isdecimal() and int(length) <= most
 
 
-def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
+def make_server(folders: Sequence[Path], *, open_wider: bool = False, live: LiveOptions | None = None) -> ASGIApp:
     """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
+    library = Library(folders)
+    asked = open_live({name: run.directory for name, run in library.runs.items()}, live)
+    outer = FastAPI(openapi_url=None, routes=list(asked.pictures.routes()))
+    _add_exports(outer, Scenes(library))
+    first = library.benchmarks[0]
+    labels = library.labels(first)
+    chosen = [labels[key] for key in library.first_choice(first)]
+
+    def draw(_: Library) -> None:
+        build_live(asked, color_of=_accents(list(labels.values()), list(asked.desk.backends)), chosen=chosen)
+
+    return guarded(build_page(library, live=draw), outer, open_wider=open_wider)
+
+
+def _accents(evaluated: Sequence[str], asked: Sequence[str]) -> Callable[[str], str]:
+    """A model's colour in the live panel: an evaluated checkpoint's own, for others one that no checkpoint has."""
+    own = {name: index % NUM_SLOTS for index, name in enumerate(evaluated)}
+    others = [name for name in asked if name not in own]
+    slots = own | {name: NUM_SLOTS + index % 4 for index, name in enumerate(others)}
+    return lambda name: f"var(--c{slots[name]})"
+
+
+def guarded(page: gr.Blocks, outer: FastAPI, *, open_wider: bool = False) -> ASGIApp:
+    """A page with its style, in an application that may have routes of its own, behind the guard."""
     inner: Any = gr.mount_gradio_app(
-        FastAPI(openapi_url=None),
-        build_app(runs),
+        outer,
+        page,
         path="/",
         theme=Base(
             primary_hue="blue",
@@ -128,7 +163,8 @@ def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
             font=["system-ui", "sans-serif"],  # plain names: no font is fetched
             font_mono=["ui-monospace", "monospace"],
         ),
-        css=stylesheet("cards") + stylesheet("demo"),
+        css=stylesheet_of_app(),
+        head=head(),
         footer_links=[],
         run_history=False,
         show_error=False,
@@ -141,7 +177,30 @@ def make_server(runs: Sequence[Path], *, open_wider: bool = False) -> ASGIApp:
     return Guard(inner, open_wider=open_wider)
 
 
-def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, open_wider: bool = False) -> None:
+def _add_exports(app: FastAPI, scenes: Scenes) -> None:
+    """Files of a view, made when they are asked for: nothing is written to disk, nothing on disk is served."""
+
+    @app.get("/export/{name}")
+    def take(name: str, request: Request) -> Response:
+        query = str(request.url.query)
+        if len(query) > MAX_QUERY:
+            return PlainTextResponse("the address is too long", status_code=414)
+        try:
+            content = export(scenes.of(View.parse(query)), name)
+        except UserError as error:
+            return PlainTextResponse(str(error), status_code=422)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type=MEDIA_TYPES[name], headers=headers)
+
+
+def launch(
+    folders: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    open_wider: bool = False,
+    live: LiveOptions | None = None,
+) -> None:
     """Serve the page until interrupted.
 
     Raises UserError if `host` is not this machine's loopback and `open_wider` does not say so, if
@@ -149,7 +208,7 @@ def launch(runs: Sequence[Path], *, host: str = "127.0.0.1", port: int = 7860, o
     """
     if host not in ("127.0.0.1", "localhost", "::1") and not open_wider:
         raise UserError(f"--host {host} lets other machines in; say so with --open-wider if that is meant")
-    app = make_server(runs, open_wider=open_wider)
+    app = make_server(folders, open_wider=open_wider, live=live)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -37,8 +37,8 @@ class Visit:
 
 
 @contextmanager
-def open_page(url: str, *, scheme: str = "light", width: int = 1280) -> Iterator[Visit]:
-    """Visit `url`; skips the test where no Chromium is installed."""
+def open_browser() -> Iterator[Any]:
+    """One Chromium for several pages; skips the test where none is installed."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no Chromium on this machine: install chromium to run the tests of the web pages")
@@ -47,10 +47,20 @@ def open_page(url: str, *, scheme: str = "light", width: int = 1280) -> Iterator
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=_OPTIONS)
         try:
-            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-            page.set_default_timeout(60_000)
-            visit = Visit(page)
-            page.goto(url, timeout=60_000)
-            yield visit
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def open_page(url: str, *, scheme: str = "light", width: int = 1280, browser: Any = None) -> Iterator[Visit]:
+    """Visit `url` in a fresh profile, of a browser of its own where none is given."""
+    with ExitStack() as stack:
+        own = browser or stack.enter_context(open_browser())
+        context = own.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        stack.callback(context.close)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        visit = Visit(page)
+        page.goto(url, timeout=60_000)
+        yield visit

@@ -262,17 +262,46 @@ def _report(options: argparse.Namespace) -> None:
 
 def _add_demo(commands: Commands) -> None:
     demo = commands.add_parser("demo", help="compare checkpoints' reasoning in the browser")
-    demo.add_argument("runs", type=Path, nargs="+")
+    demo.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        help="run directories, results of eval, folders of compare (default: the quickstart's run or a recorded one)",
+    )
     demo.add_argument("--host", default="127.0.0.1")
     demo.add_argument("--port", type=int, default=7860)
     demo.add_argument("--open-wider", action="store_true", help="allow a host other than this machine's own")
+    demo.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="NAME=URL[,MODEL]",
+        help="a server with the OpenAI protocol that the live panel may ask, e.g. far=http://127.0.0.1:8000/v1",
+    )
+    demo.add_argument(
+        "--endpoint-key",
+        action="append",
+        default=[],
+        metavar="NAME=VARIABLE",
+        help="the environment variable that holds an endpoint's key",
+    )
+    demo.add_argument("--live-engine", choices=["auto", "vllm", "transformers"], default="transformers")
+    demo.add_argument("--live-models", type=int, default=2, help="checkpoints in memory at most, for the live panel")
     demo.set_defaults(command=_demo)
 
 
 def _demo(options: argparse.Namespace) -> None:
+    from demo.endpoints import parse_endpoints
+    from demo.live import LiveOptions
+    from demo.recorded import default_folders
     from demo.server import launch
 
-    launch(options.runs, host=options.host, port=options.port, open_wider=options.open_wider)
+    if options.live_models < 1:
+        raise UserError(f"--live-models is {options.live_models}; it must be at least 1")
+    endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
+    live = LiveOptions(endpoints, engine=options.live_engine, most_loaded=options.live_models)
+    folders = options.runs or default_folders()
+    launch(folders, host=options.host, port=options.port, open_wider=options.open_wider, live=live)
 
 
 def _add_quickstart(commands: Commands) -> None:

@@ -64,6 +64,13 @@ class Sampler(Protocol):
         """
         ...
 
+    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
+        """The ids of the one response that `generate` gives to this prompt alone, each as soon as it is drawn.
+
+        Nothing is computed between two calls of next(): to leave the iterator is to end the generation.
+        """
+        ...
+
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """Replace all weights. Names are those of the transformers model's `named_parameters()`."""
         ...

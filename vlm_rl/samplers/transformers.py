@@ -6,7 +6,7 @@ of the group. Positions are explicit in all three M-RoPE rows. Nothing is kept b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,28 @@ class TransformersSampler:
                         )
                     )
         return groups
+
+    @torch.inference_mode()
+    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
+        """See Sampler.stream."""
+        assert params.responses == 1, params
+        check_lengths([prompt], params, max_model_len=self._max_model_len)
+        encoded = self._prefill([prompt])
+        seeds = [response_seed(seed, step, prompt.problem_id, 0)]
+        noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
+        for t in range(params.max_tokens):
+            scaled = process_logits(
+                encoded.logits,
+                banned=self._banned,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+            )
+            tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[:, t])
+            yield int(tokens)
+            if t + 1 == params.max_tokens or bool(torch.isin(tokens, self._eos)):
+                return
+            encoded = self._extend(encoded, tokens, t)
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. Tensors that are not given keep their old values: check_fresh tells."""

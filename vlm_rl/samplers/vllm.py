@@ -143,6 +143,26 @@ class VllmSampler:
             for prompt in prompts
         ]
 
+    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
+        """See Sampler.stream. Leaving the iterator aborts the request."""
+        assert params.responses == 1, params
+        check_lengths([prompt], params, max_model_len=self._max_model_len)
+        self._reset_caches()
+        engine: Any = self._llm.llm_engine
+        settings = self._sampling(params, response_seed(seed, step, prompt.problem_id, 0))
+        with _global_random_state_kept():
+            name = engine.add_request("stream", _request(prompt), settings)
+        given = 0
+        try:
+            while engine.has_unfinished_requests():
+                with _global_random_state_kept():
+                    outputs = engine.step()
+                for output in outputs:
+                    yield from output.outputs[0].token_ids[given:]
+                    given = len(output.outputs[0].token_ids)
+        finally:
+            engine.abort_request([name])
+
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights."""
         self.wake()

@@ -1,0 +1,233 @@
+"""Checkpoints that the live panel asks in this process, and the few of them that are in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from demo.replies import IsCancelled, Question, Replies, Reply, Settings, Stop, count_reasoning
+from vlm_rl.errors import UserError
+from vlm_rl.runs import RunDirectory
+from vlm_rl.types import IMAGE_MARKER, Problem
+
+PUBLISH_SECONDS = 0.1  # between two states of a column
+_MAX_PROMPT_TOKENS = 4096  # the longest prompt in the engine's context, image included
+_LIVE_ID = "live"  # of the question, in the key of the noise
+
+Engine = Literal["auto", "vllm", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model folder and how its run puts questions to it."""
+
+    name: str
+    path: Path
+    template: str
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A checkpoint in memory."""
+
+    builder: Any  # PromptBuilder
+    sampler: Any  # Sampler
+
+    def close(self) -> None:
+        """Give the memory back."""
+        import torch
+
+        self.sampler.close()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+
+
+def find_checkpoints(runs: Mapping[str, RunDirectory]) -> list[Checkpoint]:
+    """Every model folder that these runs and evaluations name, by run and step, labelled as the evaluations are.
+
+    A folder that is not there any more is left out, and so is a run that cannot be read.
+    """
+    found: list[Checkpoint] = []
+    for name, run in runs.items():
+        with suppress(UserError, OSError, ValueError):
+            data = run.config().data
+            for step, folder in sorted(_folders(run).items()):
+                if (folder / "config.json").is_file():
+                    label = f"step {step}" if len(runs) == 1 else f"{name} · step {step}"
+                    found.append(Checkpoint(label, folder, data.template, data.min_pixels, data.max_pixels))
+    return found
+
+
+def _folders(run: RunDirectory) -> dict[int, Path]:
+    """The model of each step: what training started from, what was evaluated, the run's own checkpoints."""
+    evaluated = {one.step: Path(str(one.summary["model"])) for one in run.evals() if "model" in one.summary}
+    return {0: Path(run.config().model.path), **evaluated, **dict(run.checkpoints())}
+
+
+def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) -> Loaded:
+    """Open tokenizer and weights. Raises UserError for a folder that is refused or cannot be opened."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from vlm_rl.model_folder import check_model_folder
+    from vlm_rl.prompts import PromptBuilder
+    from vlm_rl.samplers.factory import make_sampler
+    from vlm_rl.templates import TEMPLATES
+
+    disable_progress_bar()
+    check_model_folder(checkpoint.path)
+    builder = PromptBuilder(
+        checkpoint.path,
+        template=TEMPLATES[checkpoint.template],
+        min_pixels=checkpoint.min_pixels,
+        max_pixels=checkpoint.max_pixels,
+    )
+    on_cpu = not torch.accelerator.is_available()
+    context = builder.config.get_text_config().max_position_embeddings
+    sampler = make_sampler(
+        engine,
+        model_path=str(checkpoint.path),
+        builder=builder,
+        max_model_len=min(context, _MAX_PROMPT_TOKENS + max_tokens),
+        batch_size=1,
+        dtype=torch.float32 if on_cpu else torch.bfloat16,
+        vllm_options=None if on_cpu else {"gpu_memory_utilization": 0.85},
+    )
+    return Loaded(builder, sampler)
+
+
+class Shelf:
+    """At most `most` checkpoints in memory; the one that was not used for longest makes room.
+
+    A borrowed one belongs to its borrower alone, so a question to more checkpoints than there are
+    places takes them in turn.
+    """
+
+    def __init__(self, load: Callable[[Checkpoint], Loaded], *, most: int) -> None:
+        assert most > 0
+        self._load, self._most = load, most
+        self._changed = threading.Condition()
+        self._idle: OrderedDict[tuple[str, int], Loaded] = OrderedDict()  # the last used last
+        self._busy: set[tuple[str, int]] = set()
+        self._loading = threading.Lock()  # loaders of models share global state
+
+    @contextmanager
+    def borrow(self, checkpoint: Checkpoint, *, is_cancelled: IsCancelled) -> Iterator[Loaded | None]:
+        """The checkpoint, loaded where it is not; None if it was cancelled while waiting for a place."""
+        key = _stamp(checkpoint.path)
+        is_ours, loaded = self._claim(key, is_cancelled)
+        if not is_ours:
+            yield None
+            return
+        try:
+            if loaded is None:
+                with self._loading:
+                    loaded = self._load(checkpoint)
+            yield loaded
+        finally:
+            with self._changed:
+                self._busy.discard(key)
+                if loaded is not None:
+                    self._idle[key] = loaded
+                self._changed.notify_all()
+
+    @property
+    def num_loaded(self) -> int:
+        with self._changed:
+            return len(self._idle) + len(self._busy)
+
+    def close(self) -> None:
+        """Drop what nobody uses."""
+        with self._changed:
+            while self._idle:
+                self._drop_oldest()
+
+    def _claim(self, key: tuple[str, int], is_cancelled: IsCancelled) -> tuple[bool, Loaded | None]:
+        """Wait until the key is free and has a place; (whether it is ours now, what of it is in memory)."""
+        with self._changed:
+            while not is_cancelled():
+                if key not in self._busy and (key in self._idle or self._make_room()):
+                    self._busy.add(key)
+                    return True, self._idle.pop(key, None)
+                self._changed.wait(0.1)
+        return False, None
+
+    def _make_room(self) -> bool:
+        while self._idle and len(self._idle) + len(self._busy) >= self._most:
+            self._drop_oldest()
+        return len(self._busy) < self._most
+
+    def _drop_oldest(self) -> None:
+        _, loaded = self._idle.popitem(last=False)
+        loaded.close()
+
+
+class CheckpointBackend:
+    """demo.replies.Backend: a checkpoint on this machine, with the prompt and the ban of its training."""
+
+    def __init__(self, checkpoint: Checkpoint, shelf: Shelf) -> None:
+        self.name = checkpoint.name
+        self._checkpoint, self._shelf = checkpoint, shelf
+
+    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
+        """See Backend.ask."""
+        yield Reply("loading")
+        with self._shelf.borrow(self._checkpoint, is_cancelled=is_cancelled) as loaded:
+            if loaded is None:
+                yield Reply("ended", stop="cancelled")
+            else:
+                yield from _answer(loaded, question, settings, is_cancelled)
+
+
+def _answer(loaded: Loaded, question: Question, settings: Settings, is_cancelled: IsCancelled) -> Replies:
+    from vlm_rl.samplers.base import SamplingParams
+
+    builder = loaded.builder
+    prompt = builder.build(problem_of(question))
+    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens, responses=1)
+    ids: list[int] = []
+
+    def state(stop: Stop) -> Reply:
+        return Reply(
+            "ended" if stop else "writing",
+            text=builder.prefill + builder.decode(ids),
+            tokens=len(ids),
+            reasoning_tokens=count_reasoning(ids, builder.decode, prefill=builder.prefill),
+            stop=stop,
+        )
+
+    published = 0.0
+    with closing(loaded.sampler.stream(prompt, params, seed=settings.seed, step=0)) as tokens:
+        for token in tokens:
+            ids.append(token)
+            if is_cancelled():
+                yield state("cancelled")
+                return
+            if time.monotonic() - published > PUBLISH_SECONDS:
+                yield state("")
+                published = time.monotonic()
+    yield state("stop" if ids[-1] in builder.eos_ids else "length")
+
+
+def problem_of(question: Question) -> Problem:
+    """The question as the one prompt builder takes it. Raises UserError where markers and images disagree."""
+    text, images = question.text, () if question.image is None else (question.image,)
+    if text.count(IMAGE_MARKER) > len(images):
+        raise UserError(f"the question says {IMAGE_MARKER} more often than there are pictures: take that out")
+    if images and IMAGE_MARKER not in text:
+        text = f"{IMAGE_MARKER}\n{text}"
+    return Problem(_LIVE_ID, text, images, "", "text")
+
+
+def _stamp(path: Path) -> tuple[str, int]:
+    """What tells a checkpoint from another that was put in its place."""
+    newest = max((file.stat().st_mtime_ns for file in path.glob("*.safetensors")), default=0)
+    return str(path.resolve()), newest

@@ -1,0 +1,91 @@
+"""What the live panel asks, and what a column knows of the answer while it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from vlm_rl.cards import split_response
+
+END_THINK, THINK = "</think>", "<think>"
+Stop = Literal["", "stop", "length", "cancelled"]  # "" while it runs
+IsCancelled = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The same for every column."""
+
+    text: str
+    image: bytes | None = None  # encoded; vlm_rl.images has accepted it
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How every column draws its answer."""
+
+    seed: int = 0
+    temperature: float = 0.0  # 0 is greedy
+    max_tokens: int = 512  # of the answer, reasoning and end token included
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One column at one moment."""
+
+    phase: Literal["waiting", "loading", "writing", "ended", "failed"] = "waiting"
+    text: str = ""  # from its first word, the prompt's prefill included
+    tokens: int = 0
+    reasoning_tokens: int = 0  # of these
+    counted_by: Literal["tokenizer", "server", "estimate"] = "tokenizer"
+    is_split_exact: bool = True  # False: reasoning_tokens is the characters' share
+    stop: Stop = ""
+    note: str = ""  # why it failed, or what to know about it
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("ended", "failed")
+
+
+Replies = Generator[Reply, None, None]
+
+
+class Backend(Protocol):
+    """Somebody who can be asked."""
+
+    name: str  # as the page shows it
+
+    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
+        """States of the answer, some ten a second, until it ends or is cancelled. Leaving the iterator ends it too.
+
+        Raises UserError, or whatever went wrong, for this column alone.
+        """
+        ...
+
+
+def split_growing(text: str, *, is_over: bool) -> tuple[str | None, str]:
+    """(reasoning, answer) as cards.split_response; a tag of which only the beginning is there is not shown."""
+    if not is_over:
+        stripped = text.lstrip()
+        if stripped and THINK.startswith(stripped):
+            return "", ""
+        length = next((n for n in range(len(END_THINK) - 1, 1, -1) if text.endswith(END_THINK[:n])), 0)
+        text = text[: len(text) - length].rstrip("\ufffd")  # the first bytes of a character, too
+    return split_response(text)
+
+
+def count_reasoning(ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, prefill: str = "") -> int:
+    """How many of the tokens belong to the reasoning, the end of its last closing tag included."""
+    text = prefill + decode(ids)
+    closings = text.count(END_THINK)
+    if closings == 0:
+        return len(ids) if text.lstrip().startswith(THINK) else 0
+    low, high = 0, len(ids)  # the shortest prefix that holds them all
+    while low < high:
+        middle = (low + high) // 2
+        if (prefill + decode(ids[:middle])).count(END_THINK) < closings:
+            low = middle + 1
+        else:
+            high = middle
+    return low

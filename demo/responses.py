@@ -1,0 +1,139 @@
+"""One evaluation's records as columns. R: responses in their stored order, P: problems in order of appearance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from demo.arrow import compute
+from demo.tokens import Split, TokenCounter
+from vlm_rl.runs import EvalResult
+from vlm_rl.templates import TEMPLATES
+
+_LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category"]
+_FAILED = ("timeout", "error")
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """Columns of numbers are read at once, texts when they are first asked for."""
+
+    results: tuple[EvalResult, ...]
+    ids: list[str]  # P
+    row_of: dict[str, list[int]]  # problem -> its rows, by sample
+    problem_R: np.ndarray  # index into ids
+    length_R: np.ndarray  # tokens, as the sampler counted them
+    correct_R: np.ndarray
+    cut_R: np.ndarray  # ended at the token limit
+    no_answer_R: np.ndarray
+    failed_R: np.ndarray  # the verifier did not come to a verdict
+    category_P: np.ndarray
+
+    def mean_P(self, values_R: np.ndarray) -> np.ndarray:
+        """Per problem the mean over its samples."""
+        count = np.bincount(self.problem_R, minlength=len(self.ids))
+        return np.bincount(self.problem_R, weights=values_R, minlength=len(self.ids)) / count
+
+    def any_P(self, mask_R: np.ndarray) -> np.ndarray:
+        """Per problem: does it hold for one of its samples?"""
+        found = np.zeros(len(self.ids), dtype=bool)
+        found[self.problem_R[mask_R]] = True
+        return found
+
+    @cached_property
+    def score_P(self) -> np.ndarray:
+        """Share of a problem's samples that are right."""
+        return self.mean_P(self.correct_R)
+
+    @cached_property
+    def texts(self) -> pa.Table:
+        """question, response, extracted, gold of every record."""
+        return self.rows(["question", "response", "extracted", "gold"])
+
+    def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The stored records, of several runs one after the other."""
+        return read_rows(self.results, columns)
+
+    @cached_property
+    def format_fault_R(self) -> np.ndarray:
+        """Responses that break the form that their template asks for."""
+        template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
+        if template is None or not template.has_reasoning:
+            return ~self.rows(["has_box"])["has_box"].to_numpy()
+        return np.array(
+            [not template.is_well_formed(text or "") for text in self.texts["response"].to_pylist()], bool
+        )
+
+    def holds_text_R(self, text: str) -> np.ndarray:
+        """Responses whose question, answer text or gold contain `text`, capitals aside."""
+        found = np.zeros(len(self.problem_R), dtype=bool)
+        for name in self.texts.column_names:
+            column = compute.match_substring(self.texts[name], text, ignore_case=True)
+            found |= compute.fill_null(column, False).to_numpy()
+        return found
+
+    def records(self, problem_id: str) -> list[dict[str, Any]]:
+        """A problem's whole records, by sample."""
+        rows = self.row_of.get(problem_id, [])
+        return self._whole.take(rows).to_pylist() if rows else []
+
+    @cached_property
+    def _whole(self) -> pa.Table:
+        return self.rows()
+
+    @cached_property
+    def split_cache(self) -> dict[str, Split]:
+        """The split of all responses, by tokenizer."""
+        return {}
+
+    def split_R(self, counter: TokenCounter, prefill: str = "") -> Split:
+        """Tokens of reasoning and answer of every response."""
+        if counter.name not in self.split_cache:
+            texts = self.texts["response"].to_pylist()
+            self.split_cache[counter.name] = counter.split(texts, self.length_R, prefill=prefill)
+        return self.split_cache[counter.name]
+
+
+def read_rows(results: Sequence[EvalResult], columns: Sequence[str] | None = None) -> pa.Table:
+    """The records of several evaluations of one benchmark, one after the other."""
+    return pa.concat_tables([one.rows(columns) for one in results], promote_options="default").combine_chunks()
+
+
+def read_responses(results: Sequence[EvalResult]) -> Responses:
+    """Read an evaluation's numbers, or those of several runs: then each run's answers are further samples.
+
+    Raises OSError, KeyError or ArrowException where a file is broken.
+    """
+    table = read_rows(results, _LIGHT)
+    ids = table["problem_id"].to_pylist()
+    verdict = table["verdict"].to_numpy()
+    order = np.argsort(table["sample_index"].to_numpy(), kind="stable")
+    index = {name: place for place, name in enumerate(dict.fromkeys(ids))}
+    row_of: dict[str, list[int]] = {}
+    for row in order.tolist():
+        row_of.setdefault(ids[row], []).append(row)
+    names = list(index)
+    category = table["category"].to_pylist()
+    return Responses(
+        results=tuple(results),
+        ids=names,
+        row_of=row_of,
+        problem_R=np.array([index[name] for name in ids], dtype=np.int64),
+        length_R=table["length"].to_numpy().astype(np.int64),
+        correct_R=verdict == "correct",
+        cut_R=table["stop_reason"].to_numpy() == "length",
+        no_answer_R=verdict == "no_answer",
+        failed_R=np.isin(verdict.astype(str), _FAILED),
+        category_P=np.array([category[row_of[name][0]] or "" for name in names], dtype=object),
+    )
+
+
+def places(ids: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+    """Where each wanted id stands in ids; all of them must be there."""
+    index = {name: place for place, name in enumerate(ids)}
+    return np.array([index[name] for name in wanted], dtype=np.int64)

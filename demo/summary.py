@@ -1,0 +1,81 @@
+"""The cards above the panels: which checkpoint reasons longer, and whether that paid."""
+
+from __future__ import annotations
+
+from demo.lengths import Summary
+from demo.scene import Scene
+from demo.svg import number, percent
+from vlm_rl.cards import escape
+from vlm_rl.statistics import Estimate
+
+
+def summary_html(scene: Scene) -> str:
+    """One card per checkpoint, in its colour, for the problems that pass the filters."""
+    cards = [
+        _card(scene, index, one, label)
+        for index, (one, label) in enumerate(zip(scene.summaries, scene.labels, strict=True))
+    ]
+    return f"<div class='summary'>{''.join(cards)}</div>"
+
+
+def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
+    slot = scene.colors[index]
+    head = f"<header><i class='swatch'></i><h3>{escape(label)}</h3></header>"
+    if not one.num_problems:
+        return f"<article class='card sum k{slot}'>{head}<p class='quiet'>no problem passes the filters</p></article>"
+    low, high = one.interval
+    accuracy = (
+        f"<b>{100 * one.accuracy:.1f} %</b> right <span class='quiet'>[{100 * low:.0f}, {100 * high:.0f}]</span>"
+    )
+    cut = f" · <em>{percent(one.cut)} cut</em>" if one.cut else ""
+    lengths = f"<b>{number(round(one.median))}</b> tokens, median <span class='quiet'>p90 {one.p90:,.0f}{cut}</span>"
+    verdict = "<p class='said quiet'>baseline</p>" if not index else f"<p class='said'>{_said(one)}</p>"
+    change = "" if not index else "".join(f"<p class='quiet'>{line}</p>" for line in change_lines(one))
+    return (
+        f"<article class='card sum k{slot}'>{head}<p class='big'>{accuracy}</p><p class='big'>{lengths}</p>"
+        f"{verdict}{change}</article>"
+    )
+
+
+def _said(one: Summary) -> str:
+    return f"<b>{escape(judgement(one.tokens, one.score))}</b>"
+
+
+def judgement(tokens: Estimate, score: Estimate) -> str:
+    """In words what the two paired changes say; an interval that holds 0 says nothing."""
+    if not tokens.has_interval:
+        return "too few problems to say"
+    if not tokens.excludes_zero and abs(tokens.mean) > 0:
+        length = "length: no clear change"
+    else:
+        length = "longer" if tokens.mean > 0 else "shorter" if tokens.mean < 0 else "same length"
+    if not score.excludes_zero:
+        return f"{length}, accuracy: no clear change"
+    paid = "more often right" if score.mean > 0 else "less often right"
+    return f"{length}, {paid}"
+
+
+def change_lines(one: Summary) -> list[str]:
+    """The paired changes in numbers, each with its 95 % interval."""
+    tokens = f"{_signed(one.tokens.mean)} tokens{_interval(one.tokens, 1)}"
+    score = f"{_signed(100 * one.score.mean)} points{_interval(one.score, 100)}"
+    return [tokens, score, f"better on {one.won:,}, worse on {one.lost:,} problems"]
+
+
+def _interval(one: Estimate, scale: float) -> str:
+    return f" [{_signed(scale * one.low)}, {_signed(scale * one.high)}]" if one.has_interval else ""
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def count_html(scene: Scene) -> str:
+    """How many problems are shown of how many, and how to get the others back."""
+    kept, all_ = len(scene.order), scene.table.num_problems
+    noun = "problem" if all_ == 1 else "problems"
+    if not scene.view.filtered:
+        return f"<p class='count'><b>{all_:,}</b> {noun} that all of them answered</p>"
+    chosen = scene.view.change or scene.view.verdict
+    caution = "; chosen by their verdicts, so the changes above describe them and prove nothing" if chosen else ""
+    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters{caution}</p>"

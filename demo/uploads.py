@@ -1,0 +1,105 @@
+"""Pictures that visitors send: checked at the door, held in memory for a while, never written to disk.
+
+POST /live/picture takes the bytes of one file and answers {"token": ...} or {"error": ...};
+GET /live/picture/TOKEN shows it as our own decoder sees it, scaled down, without the file's metadata.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from PIL import Image
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from vlm_rl.errors import UserError
+from vlm_rl.images import ImageLimits, decode_image
+
+MAX_BYTES = 8 * 2**20
+PICTURE_PATH = "/live/picture"
+LIMITS = ImageLimits(max_bytes=MAX_BYTES)
+_TOKEN = re.compile(r"[\w-]{8,40}")
+_KEPT = 16
+_KEPT_SECONDS = 1800.0
+_PREVIEW_SIDE = 640  # pixels
+
+
+class Pictures:
+    """The last few uploads by their tokens, and the examples, which stay."""
+
+    def __init__(self, examples: Sequence[bytes] = ()) -> None:
+        self._examples = {f"example-{index:04d}": data for index, data in enumerate(examples)}
+        self._kept: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._decoding = threading.Lock()  # one at a time: a picture may need 160 MB while it is opened
+
+    def add(self, data: bytes) -> str:
+        """Check an upload and keep it for a while; its token. Raises UserError saying why it is refused."""
+        with self._decoding:
+            decode_image(data, where="your picture", limits=LIMITS)
+        token = secrets.token_urlsafe(16)
+        with self._lock:
+            self._forget_old()
+            while len(self._kept) >= _KEPT:
+                self._kept.popitem(last=False)
+            self._kept[token] = (time.monotonic(), data)
+        return token
+
+    def get(self, token: str) -> bytes:
+        """The picture's file. Raises UserError where it is gone."""
+        if token in self._examples:
+            return self._examples[token]
+        with self._lock:
+            self._forget_old()
+            if token not in self._kept:
+                raise UserError("your picture is not held any more (for half an hour at most): choose it again")
+            return self._kept[token][1]
+
+    def preview(self, token: str) -> bytes:
+        """A small JPEG of its pixels. Raises UserError as `get` does."""
+        with self._decoding:
+            picture = decode_image(self.get(token), where="the picture", limits=ImageLimits(min_side=1))
+        picture.thumbnail((_PREVIEW_SIDE, _PREVIEW_SIDE), Image.Resampling.LANCZOS)
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=90, subsampling=0)
+        return file.getvalue()
+
+    def routes(self) -> list[Route]:
+        """To be added to the application before gradio's own, which take every path."""
+        return [
+            Route(PICTURE_PATH, self._take, methods=["POST"]),
+            Route(PICTURE_PATH + "/{token}", self._show, methods=["GET"]),
+        ]
+
+    def _forget_old(self) -> None:
+        limit = time.monotonic() - _KEPT_SECONDS
+        for token in [token for token, (since, _) in self._kept.items() if since < limit]:
+            del self._kept[token]
+
+    async def _take(self, request: Request) -> Response:
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > MAX_BYTES:
+                return JSONResponse({"error": f"your picture is larger than {MAX_BYTES // 2**20} MiB"}, 413)
+        try:
+            return JSONResponse({"token": await run_in_threadpool(self.add, bytes(data))})
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 200)  # an answer, not a fault: the page shows it
+
+    async def _show(self, request: Request) -> Response:
+        token = request.path_params["token"]
+        try:
+            if not _TOKEN.fullmatch(token):
+                raise UserError("no such picture")
+            return Response(await run_in_threadpool(self.preview, token), media_type="image/jpeg")
+        except UserError as error:
+            return Response(str(error), 404, media_type="text/plain")

@@ -1,0 +1,128 @@
+"""What the page shows, as one value: the state of the controls and the query of the address.
+
+View.parse("base=a@0&others=a@40&low=20") -> View(base="a@0", others=("a@40",), low=20)
+view.query()                              -> the same text: only what differs from the default
+view.patched("at=toy-7&tab=problems")     -> what a click on a point asks for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+MAX_OTHERS = 5  # beside the baseline
+MAX_QUERY = 8_000  # characters of an address
+MAX_TEXT = 200  # characters of one value
+
+TABS = {"problems": "Problems", "lengths": "Lengths", "training": "Training", "take": "Take away", "live": "Live"}
+CHANGES = {
+    "": "any",
+    "changed": "verdict changed",
+    "right": "became right",
+    "wrong": "became wrong",
+    "both_right": "right in both",
+    "both_wrong": "wrong in both",
+}
+FLAGS = {
+    "cut": "cut at the limit",
+    "format": "format fault",
+    "no_answer": "no answer found",
+    "timeout": "verifier timeout or error",
+}
+SORTS = {
+    "": "order of the set",
+    "growth": "length grew most",
+    "shrink": "length shrank most",
+    "longest": "longest first",
+    "hardest": "hardest first",
+}
+
+PARTS = {"": "whole response", "reasoning": "reasoning only", "answer": "answer only"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Empty values mean: the default, whatever that is for the data at hand."""
+
+    benchmark: str = ""
+    base: str = ""  # key of the baseline checkpoint
+    others: tuple[str, ...] = ()  # keys of the checkpoints beside it
+    tab: str = "problems"
+    at: str = ""  # id of the problem shown
+    sample: int = 0  # which of its samples
+    fold: int = 0  # 1: reasoning folded away
+    sort: str = ""
+    part: str = ""  # which tokens the panel of lengths counts
+    # filters; those on a response hold if it holds for `focus`, or for any checkpoint without one
+    focus: str = ""
+    change: str = ""
+    verdict: str = ""  # correct or wrong
+    flags: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    difficulty: tuple[str, ...] = ()
+    low: int | None = None  # tokens of a response, both ends included
+    high: int | None = None
+    text: str = ""
+    # training
+    runs: tuple[str, ...] = ()
+    step: int | None = None  # of the rollouts shown
+    group: int = 0  # which prompt of that step
+
+    @classmethod
+    def parse(cls, query: str) -> View:
+        """The view of an address's query. Unknown keys and malformed numbers count for nothing."""
+        return cls().patched(query.lstrip("?"))
+
+    def patched(self, query: str) -> View:
+        """This view with the query's keys; a key without a value goes back to its default."""
+        given = parse_qs(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=100)
+        changes = {field.name: _read(field.name, given[field.name]) for field in fields(self) if field.name in given}
+        return replace(self, **changes)
+
+    def query(self) -> str:
+        """The address's query, without what is at its default."""
+        pairs: list[tuple[str, str]] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                pairs += [(field.name, str(one)) for one in (value if isinstance(value, tuple) else (value,))]
+        return urlencode(pairs)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The checkpoints shown, the baseline first."""
+        return (self.base, *self.others)
+
+    @property
+    def filtered(self) -> bool:
+        """Whether any filter is set."""
+        return any(getattr(self, name) != getattr(_DEFAULT, name) for name in FILTERS)
+
+
+FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text")
+UNFILTERED = "&".join(f"{name}=" for name in FILTERS)  # as a patch
+_ALLOWED: Mapping[str, Any] = {
+    "tab": TABS,
+    "sort": SORTS,
+    "change": CHANGES,
+    "part": PARTS,
+    "verdict": ("correct", "wrong"),
+}
+_DEFAULT = View()
+_OPTIONAL = ("low", "high", "step")
+
+
+def _read(name: str, texts: Sequence[str]) -> Any:
+    """One field's value from what the address says."""
+    default = getattr(_DEFAULT, name)
+    texts = [text[:MAX_TEXT] for text in texts if text]
+    if isinstance(default, tuple):
+        kept = tuple(dict.fromkeys(texts))
+        return tuple(one for one in kept if one in FLAGS) if name == "flags" else kept
+    if not texts:
+        return default
+    if name in _OPTIONAL or isinstance(default, int):
+        return int(texts[-1]) if texts[-1].isascii() and texts[-1].isdecimal() and len(texts[-1]) < 10 else default
+    return texts[-1] if texts[-1] in _ALLOWED.get(name, (texts[-1],)) else default
