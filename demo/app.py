@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import gradio as gr
 from gradio.events import api
@@ -35,6 +36,7 @@ _KEYS = (
     "focus", "runs",
 )  # fmt: skip
 _TEXTS = ("low", "high", "text")
+_UNREADABLE = (UserError, OSError, ValueError, KeyError)  # what files can do while they are shown
 
 
 @dataclass(frozen=True)
@@ -225,14 +227,17 @@ def _refresher(scenes: Scenes) -> Callable[[str], Any]:
     def refresh(query: str) -> Any:
         if View.parse(query).tab != "training":
             return gr.skip()
-        view = scenes.of(View.parse(query)).view
-        stamps = tuple(run.stamp() for run in shown_runs(scenes.library, view))
+        try:
+            scene = scenes.of(View.parse(query))
+            stamps = tuple(run.stamp() for run in shown_runs(scenes.library, scene.view))
+        except _UNREADABLE:  # the panel itself says so
+            return gr.skip()
         if seen.get(query) == stamps:
             return gr.skip()
         if len(seen) > 100:
             seen.clear()
         seen[query] = stamps
-        return training_html(scenes.library, view, scenes.of(view).run_slots())
+        return training_html(scenes.library, scene.view, scene.run_slots())
 
     return refresh
 
@@ -240,7 +245,7 @@ def _refresher(scenes: Scenes) -> Callable[[str], Any]:
 def _with(view: View, key: str, value: Any) -> View:
     """The view after a control was set by hand; another benchmark or baseline brings its own problems."""
     if key in ("low", "high"):
-        return view.patched(f"{key}={value or ''}")
+        return view.patched(urlencode({key: value or ""}))
     if isinstance(getattr(view, key), tuple):
         changed = replace(view, **{key: tuple(str(one)[:200] for one in value or ())})
     else:
@@ -257,21 +262,22 @@ def _everything(scenes: Scenes, view: View, parts: Parts) -> list[Any]:
     """Panels, and every control at the view's state."""
     try:
         scene = scenes.of(view)
-    except UserError as error:
-        return [*_failed(view, parts, str(error)), gr.skip(), *[gr.skip() for _ in _KEYS]]
+        panels = _panels_of(scene, parts)
+    except _UNREADABLE as error:
+        return [*_failed(view, parts, error), gr.skip(), *[gr.skip() for _ in _KEYS]]
     choices = _choices(scene)
     controls = []
     for key in _KEYS:
         value = _value(scene.view, key)
         controls.append(gr.update(value=value, choices=choices[key]) if key in choices else gr.update(value=value))
-    return [*_panels_of(scene, parts), gr.update(selected=scene.view.tab), *controls]
+    return [*panels, gr.update(selected=scene.view.tab), *controls]
 
 
 def _panels(scenes: Scenes, view: View, parts: Parts) -> list[Any]:
     try:
         return _panels_of(scenes.of(view), parts)
-    except UserError as error:
-        return _failed(view, parts, str(error))
+    except _UNREADABLE as error:
+        return _failed(view, parts, error)
 
 
 def _panels_of(scene: Scene, parts: Parts) -> list[Any]:
@@ -289,8 +295,11 @@ def _panels_of(scene: Scene, parts: Parts) -> list[Any]:
     return [scene.view.query(), *[drawn.get(name, gr.skip()) for name in parts.panels]]
 
 
-def _failed(view: View, parts: Parts, message: str) -> list[Any]:
+def _failed(view: View, parts: Parts, error: Exception) -> list[Any]:
     """The message where the open panel would be."""
+    message = str(error)
+    if not isinstance(error, UserError):  # the files were as expected when the demo started
+        message = f"The files of a run changed or went away ({message[:160]}). Start the demo again."
     drawn = {view.tab: failure_html(message), "notes": failure_html(message), "summary": "", "count": ""}
     return [view.query(), *[drawn.get(name, gr.skip()) for name in parts.panels]]
 

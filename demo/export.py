@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from demo.arrow import compute
-from demo.length_charts import lengths_html
+from demo.length_charts import CLICK_HINT, lengths_html
 from demo.panels import header_html
 from demo.pictures import images_of
 from demo.problem import columns_html, columns_of, problem_html
@@ -99,10 +99,10 @@ def csv_bytes(table: pa.Table) -> bytes:
 
 def page(scene: Scene) -> str:
     """One HTML file: no script, no outside request. Formulas stand in it as their source."""
-    shown = list(scene.order[: MAX_EXAMPLES - 1])
+    shown = list(scene.order[:MAX_EXAMPLES])
     if len(scene.order) and scene.order[scene.position] not in shown:
-        shown = [scene.order[scene.position], *shown]
-    examples = "".join(_example(scene, int(p)) for p in shown[:MAX_EXAMPLES])
+        shown = [scene.order[scene.position], *shown[:-1]]
+    examples = "".join(_example(scene, int(p)) for p in shown)
     more = (
         f"<p class='quiet'>{len(shown):,} of {len(scene.order):,} problems.</p>"
         if len(shown) < len(scene.order)
@@ -112,6 +112,7 @@ def page(scene: Scene) -> str:
         f"{header_html(scene.library)}<p class='quiet'>{escape(scene.view.benchmark)}</p>{count_html(scene)}"
         f"{summary_html(scene)}<h2>Lengths</h2>{lengths_html(scene)}<h2>Problems</h2>{more}{examples}"
     )
+    body = body.replace(CLICK_HINT, "")
     body = re.sub(r"<button class='(?:save|theme)'.*?</button>", "", body)
     body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace(
         "<svg class", "<svg role='img' class"

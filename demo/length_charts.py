@@ -30,6 +30,7 @@ from demo.view import PARTS
 from vlm_rl.cards import escape
 from vlm_rl.statistics import estimate
 
+CLICK_HINT = "Each bar leads to its problems."
 TO_PROBLEMS = {"tab": "problems", "at": ""}
 
 
@@ -54,7 +55,7 @@ def lengths_html(scene: Scene) -> str:
             "How many tokens a response has",
             histogram_chart(scene, lengths),
             "lengths-histogram",
-            "Each bar leads to its problems.",
+            CLICK_HINT,
         ),
         figure(
             "Right against wrong answers",
@@ -291,8 +292,9 @@ def training_figure(scene: Scene) -> str:
         return ""
     what = "training responses" if all(one.sampled for one in curves.values()) else "stored evaluations"
     cut = max(float(one.cut.max()) for one in curves.values())
+    smooth = ", as a running mean" if any(one.sampled and len(one.steps) >= 20 for one in curves.values()) else ""
     caption = (
-        f"Of all {what} of a step, as a running mean. Line: median, band: the middle half, dashed: p90. "
+        f"Of all {what} of a step{smooth}. Line: median, band: the middle half, dashed: p90. "
         f"At most {percent(cut)} of a step were cut."
     )
     return figure("Length over training", training_chart(curves, slots), "lengths-training", caption)

@@ -63,8 +63,10 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as 12.3 %, 1.5 % or 100 %: three digits."""
-    return f"{100 * value:.3g} %" if math.isfinite(value) else "–"
+    """A share as 12.3 %, 1.5 %, 0.78 % or 100 %."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.2g} %" if abs(value) < 0.01 else f"{100 * value:.3g} %"
 
 
 def axes(

@@ -89,9 +89,11 @@ def visit(served) -> Iterator[Open]:
     with open_browser() as browser:
 
         @contextmanager
-        def opened(query: str = "", *, url: str = served.url, **options) -> Iterator[Visit]:
+        def opened(
+            query: str = "", *, url: str = served.url, ready: str = "#summary .sum", **options
+        ) -> Iterator[Visit]:
             with open_page(url + query, browser=browser, **options) as found:
-                found.page.wait_for_selector("#summary .sum")
+                found.page.wait_for_selector(ready)
                 yield found
                 assert all(request.startswith((url, "blob:" + url)) for request in found.requests)
                 assert found.failures == []
@@ -327,10 +329,12 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
             page.get_by_label("Beside it").click()
             page.get_by_role("option", name="step 1", exact=True).click()
             page.wait_for_selector("#problem .missing.bad:has-text('evaluate again')")
-            page.reload()  # the link that asks for it says so too
-            page.wait_for_selector("#problem .missing.bad:has-text('step-000001.parquet cannot be read')")
-            page.goto(server.url)
-            page.wait_for_selector("#problem .ckpt >> nth=1")
+            link = page.url.removeprefix(server.url)
+        said = "#problem .missing.bad:has-text('step-000001.parquet cannot be read')"
+        with visit(link, url=server.url, ready=said):
+            pass  # the link that asks for it says so too
+        with visit(url=server.url) as found:
+            found.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
     finally:
         server.stop()
 

@@ -451,3 +451,10 @@ def test_orders_keep_ties_in_place(small):
     assert ordered(table, nothing, "growth").tolist() == []
     same = replace(table, length_CP=np.ones((2, 4)))
     assert ordered(same, ~nothing, "growth").tolist() == [0, 1, 2, 3]
+
+
+def test_the_exported_page_shows_twenty_problems_with_the_one_at_hand(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, num_problems=30)
+    page = export(Scenes(Library([run.path])).of(View.parse("at=toy-test-0028")), "page.html").decode()
+    assert page.count("class='example-page'") == 20 and "toy-test-0028" in page and "20 of 30 problems" in page
+    assert "leads to" not in page and " data-go='" not in page
