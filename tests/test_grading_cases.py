@@ -99,12 +99,13 @@ def test_a_file_keeps_its_fields_and_order(tmp_path: Path) -> None:
         {"id": 3, "gold": "B", "response": r"\boxed{6 cm}", "choices": ["4 cm", "5 cm", "6 cm"]},
         {"gold": 2.0944, "response": r"\boxed{\frac{2\pi}{3}}", "tolerance": 0.001},
         {"gold": "x", "response": "\ud800 nothing"},
+        {"gold": "6 cm", "response": r"\boxed{C}", "choices": ["4 cm", "5 cm", "6 cm"]},  # choices make it a choice
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert cli.main(["grade", "--file", str(source), "--out", str(out)]) == 0
     graded = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["verdict"] for row in graded] == ["correct", "correct", "wrong", "correct", "no_answer"]
+    assert [row["verdict"] for row in graded] == ["correct", "correct", "wrong", "correct", "no_answer", "correct"]
     added = {"verdict", "extracted", "path", "reason"}
     assert [{key: value for key, value in row.items() if key not in added} for row in graded] == rows
     assert all(row.keys() >= added for row in graded)
@@ -292,6 +293,16 @@ def test_no_repeated_lure_runs_away(lure: str) -> None:
         task = GradeTask(rf"\boxed{{{answer}}} \boxed{{5}}", gold, kind, PLAIN, choices)  # type: ignore[arg-type]
         grade = _grade(task, {}, {})
         assert grade is None or (grade.path != "fault" and not grade.correct)
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "error"])
+def test_a_comparison_without_a_verdict_is_never_silent(outcome: Any) -> None:
+    from vlm_rl.answers import _grade
+
+    task, wanted = GradeTask(r"\boxed{\ln 3}", r"\ln 2", "expression", PLAIN), {}
+    assert _grade(task, {}, wanted) is None
+    grade = _grade(task, dict.fromkeys(wanted, (outcome, "it took too long")), {})
+    assert grade is not None and (grade.verdict, grade.reason) == (outcome, "it took too long")
 
 
 def test_one_response_asks_for_a_bounded_number_of_comparisons() -> None:
