@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl import attention
+from vlm_rl import attention, vision_tower
 from vlm_rl.packing import PackedRow
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -32,7 +32,6 @@ def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NA
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
-    # sdpa goes through the vision tower's windows one by one; flash attention takes them together
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     implementation = {"text_config": attn, "vision_config": vision} if is_vision else attn
     return auto.from_pretrained(
@@ -51,6 +50,7 @@ class Policy(nn.Module):
         model.config.use_cache = False
         if self.is_vision:
             _allow_unused_image(model)
+            vision_tower.speed_up(model.model.visual)
 
     def freeze_vision(self) -> None:
         """Keep the vision tower and its merger as they are. A text-only model has none: nothing happens."""
@@ -150,15 +150,17 @@ class _ChunkedScore(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_KH[part]
             logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature)
-            prob_CV = logp_CV.exp()
-            grad_CV = torch.zeros_like(prob_CV)
-            if gradients[0] is not None:
-                grad_C1 = gradients[0][part, None]
-                grad_CV.sub_(grad_C1 * prob_CV).scatter_add_(1, target_K[part, None], grad_C1)
+            grad_CV = logp_CV.exp()  # p, then the gradient, in place: each pass over [chunk, V] counts
             if gradients[1] is not None:
-                shifted_CV = logp_CV.clamp(min=_LOWEST) + _entropy(logp_CV)[:, None]
-                grad_CV.sub_(gradients[1][part, None] * prob_CV * shifted_CV)
-            grad_CV = (grad_CV / ctx.temperature).to(weight_VH.dtype)
+                logp_CV.clamp_(min=_LOWEST)
+                entropy_C1 = -(grad_CV * logp_CV).sum(-1, keepdim=True)
+                of_entropy_CV = logp_CV.add_(entropy_C1).mul_(grad_CV).mul_(gradients[1][part, None])
+            grad_CV.mul_(0.0 if gradients[0] is None else -gradients[0][part, None])
+            if gradients[0] is not None:
+                grad_CV.scatter_add_(1, target_K[part, None], gradients[0][part, None])
+            if gradients[1] is not None:
+                grad_CV.sub_(of_entropy_CV)
+            grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
             grad_weight_VH += grad_CV.T @ hidden_CH
         return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
@@ -170,8 +172,8 @@ def _entropy(logp_CV: Tensor) -> Tensor:
 
 
 def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float() / temperature
-    return torch.log_softmax(logits_CV.index_fill(1, banned, float("-inf")), dim=-1)
+    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)  # in place: it is ours alone
+    return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
 
 
 def _allow_unused_image(model: PreTrainedModel) -> None:
