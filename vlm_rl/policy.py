@@ -47,6 +47,7 @@ class Policy(nn.Module):
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
+        self.use_flex = True  # on a GPU; False: blocks of equal prompts, which compile nothing
         model.config.use_cache = False
         if self.is_vision:
             _allow_unused_image(model)
@@ -70,9 +71,15 @@ class Policy(nn.Module):
     def hidden_states(self, row: PackedRow) -> Tensor:
         """The last layer's outputs [T, H]."""
         positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
+        self.model.model.row_has_images = bool(row.vision)  # known here: asking the ids would wait for the device
         vision = row.vision if row.vision or not self.is_vision else self._unused_image(row.ids_T.device)
         output = self.model.model(
-            input_ids=row.ids_T[None], position_ids=positions, use_cache=False, layout=row.layout, **vision
+            input_ids=row.ids_T[None],
+            position_ids=positions,
+            use_cache=False,
+            layout=row.layout,
+            block_mask=attention.flex_mask(row.layout) if self.use_flex and row.ids_T.is_cuda else None,
+            **vision,
         )
         return output.last_hidden_state[0]
 
@@ -151,6 +158,7 @@ class _ChunkedScore(torch.autograd.Function):
             hidden_CH = hidden_KH[part]
             logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature)
             grad_CV = logp_CV.exp()  # p, then the gradient, in place: each pass over [chunk, V] counts
+            of_entropy_CV = None
             if gradients[1] is not None:
                 logp_CV.clamp_(min=_LOWEST)
                 entropy_C1 = -(grad_CV * logp_CV).sum(-1, keepdim=True)
@@ -158,7 +166,7 @@ class _ChunkedScore(torch.autograd.Function):
             grad_CV.mul_(0.0 if gradients[0] is None else -gradients[0][part, None])
             if gradients[0] is not None:
                 grad_CV.scatter_add_(1, target_K[part, None], gradients[0][part, None])
-            if gradients[1] is not None:
+            if of_entropy_CV is not None:
                 grad_CV.sub_(of_entropy_CV)
             grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
@@ -182,7 +190,7 @@ def _allow_unused_image(model: PreTrainedModel) -> None:
     find = inner.get_placeholder_mask
 
     def get_placeholder_mask(input_ids: Tensor, inputs_embeds: Tensor, **features: Tensor) -> tuple[Tensor, Tensor]:
-        if (input_ids == model.config.image_token_id).any():
+        if inner.row_has_images:
             return find(input_ids, inputs_embeds=inputs_embeds, **features)
         nowhere = torch.zeros_like(inputs_embeds, dtype=torch.bool)
         return nowhere, nowhere

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "flash_windows"
 
 
-def speed_up(visual: nn.Module) -> None:
+def speed_up(visual: Any) -> None:
     """Replace the embedding of patches and the attention of a transformers vision tower, in place."""
     projection = visual.patch_embed.proj
     if projection.kernel_size == projection.stride and projection.bias is None:
@@ -48,8 +49,10 @@ def windowed_attention(
     """Every patch on the patches of its window. Output [1, patches, heads, head_dim], as transformers expects it."""
     assert attention_mask is None
     if query.is_cuda and query.dtype != torch.float32:
+        assert scaling == query.shape[-1] ** -0.5  # what the kernel takes by itself
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return _varlen(q, k, v, cu_seq_lens_q, max_length_q, scaling)[None], None
+        out: Any = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        return out[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     runs = [(length, sum(1 for _ in same)) for length, same in groupby(lengths)]
     parts = zip(
@@ -61,12 +64,6 @@ def windowed_attention(
         out = scaled_dot_product_attention(q, k, v, scale=scaling)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[None], None
-
-
-def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale)
 
 
 AttentionInterface.register(NAME, windowed_attention)
