@@ -48,6 +48,7 @@ class Shape:
     responses: int
     longest: int
     spread: bool  # response lengths from a quarter of the longest to the longest, else all the longest
+    images: int = 1  # of a prompt; together they take the same share of it
 
     @property
     def lengths(self) -> list[int]:
@@ -183,8 +184,10 @@ def save_comparison(path: Path, model: Any, logp: Any) -> None:
     np.savez(path, logp=logp.numpy(), gradient=np.concatenate([gradients[name] for name in sorted(gradients)]))
 
 
-def make_groups(model_path: Path, shape: Shape) -> list[Any]:
-    """Groups of random tokens behind one image of noise each, weighed as LUSPO weighs them."""
+def make_groups(
+    model_path: Path, shape: Shape, *, count: int = GROUPS, aggregation: str = "length_weighted"
+) -> list[Any]:
+    """Groups of random tokens behind images of noise, weighed as LUSPO weighs them unless told otherwise."""
     import numpy as np
     from PIL import Image
     from transformers import AutoProcessor
@@ -198,13 +201,14 @@ def make_groups(model_path: Path, shape: Shape) -> list[Any]:
     start, pad, end = processor.tokenizer.convert_tokens_to_ids(names)
     rng = np.random.default_rng(0)
     alphabet = 256  # the single bytes are the first ids: no control token is among them
-    side = round((IMAGE_SHARE * shape.prompt) ** 0.5)
+    side = round((IMAGE_SHARE * shape.prompt / shape.images) ** 0.5)
+    picture = [start, *[pad] * side**2, end]
     groups = []
-    for index in range(GROUPS):
-        pixels = rng.integers(0, 256, (side * PATCH, side * PATCH, 3), dtype=np.uint8)
-        vision = processor.image_processor(images=[Image.fromarray(pixels)], return_tensors="pt")
-        text = rng.integers(alphabet, size=shape.prompt - side * side - 2)
-        ids = np.concatenate([[start], np.full(side * side, pad), [end], text]).astype(np.int32)
+    for index in range(count):
+        pixels = rng.integers(0, 256, (shape.images, side * PATCH, side * PATCH, 3), dtype=np.uint8)
+        vision = processor.image_processor(images=[Image.fromarray(image) for image in pixels], return_tensors="pt")
+        text = rng.integers(alphabet, size=shape.prompt - shape.images * len(picture))
+        ids = np.concatenate([picture * shape.images, text]).astype(np.int32)
         prompt = Prompt(str(index), "", "", ids, ids, (), dict(vision))
         rollouts = []
         for response, length in enumerate(rng.permutation(shape.lengths)):
@@ -212,7 +216,7 @@ def make_groups(model_path: Path, shape: Shape) -> list[Any]:
             rollouts.append(Rollout(str(index), response, tokens, np.zeros(length, np.float32), "", "stop", 0))
         advantages = rng.normal(size=shape.responses)
         lengths_PG = np.array([[len(rollout.ids) for rollout in rollouts]])
-        weights = token_weights("length_weighted", lengths_PG, advantages[None], max_tokens=shape.longest)[0] / GROUPS
+        weights = token_weights(aggregation, lengths_PG, advantages[None], max_tokens=shape.longest)[0] / count
         groups.append(TrainGroup(prompt, rollouts, advantages, weights, use_correction=False))
     return groups
 

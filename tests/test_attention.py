@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from vlm_rl.attention import by_blocks, shared_prefix_attention
+from vlm_rl import attention
+from vlm_rl.attention import by_blocks, flex_mask, may_attend, shared_prefix_attention
 from vlm_rl.packing import Layout, row_layout
 
 HEADS, KV_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
@@ -52,8 +53,10 @@ def run(function, num_tokens: int) -> list[torch.Tensor]:
 
 @settings(deadline=None, max_examples=40)
 @given(groups=rows)
-def test_both_ways_equal_a_dense_mask(groups: list[tuple[int, list[int]]]) -> None:
+def test_both_ways_and_the_flex_mask_equal_a_dense_mask(groups: list[tuple[int, list[int]]]) -> None:
     layout, mask = layout_and_mask(groups)
+    index = torch.arange(len(mask))
+    assert torch.equal(may_attend(layout.pieces_2T, index[:, None], index), mask)
     expected = run(
         lambda q, k, v: scaled_dot_product_attention(
             q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=mask, scale=SCALE
@@ -67,6 +70,18 @@ def test_both_ways_equal_a_dense_mask(groups: list[tuple[int, list[int]]]) -> No
     for got in (on_cpu, blocks):
         for ours, wanted in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_flex_attention_has_the_same_mask_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward alone: FlexAttention has no backward on a CPU. Filled-up tokens see nobody and nobody sees them."""
+    monkeypatch.setattr(attention, "BUCKET", 128)
+    layout, mask = layout_and_mask([(3, [2, 4, 1]), (5, [3])])
+    block_mask = flex_mask(layout)
+    assert block_mask.seq_lengths == (128, 128)
+    q, k, v = (torch.randn(1, heads, len(mask), WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    expected, _ = shared_prefix_attention(torch.nn.Identity(), q, k, v, None, SCALE, layout)
+    got, _ = shared_prefix_attention(torch.nn.Identity(), q, k, v, None, SCALE, layout, block_mask)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_without_a_layout_it_refuses() -> None:

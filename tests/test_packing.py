@@ -41,6 +41,9 @@ def test_every_response_is_planned_once_within_the_budget(groups, budget, num_ra
         fits = sum(size(groups, chunk) for chunk in row) <= budget
         alone = len(row) == 1 and len(row[0].responses) == 1
         assert fits or alone, "only a single response may exceed the budget"
+    for rows in plan:
+        sizes = [sum(size(groups, chunk) for chunk in row) for row in rows if not row[0].is_padding]
+        assert sizes == sorted(sizes, reverse=True), "rows computed at the same time cost about the same"
 
 
 @given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(2, 5))
@@ -69,6 +72,21 @@ def test_small_groups_share_a_row() -> None:
     """11 + 8 and 6 + 5: two rows of 20 hold what first fit in falling order puts there, 11 + 8 | 6 + 5."""
     plan = plan_of([(5, [3]), (8, [3]), (4, [1]), (5, [1])], 20, 1)  # 8, 11, 5, 6 tokens
     assert [[chunk.group for chunk in row] for row in plan[0]] == [[0, 1], [2, 3]]
+
+
+def test_attention_counts_in_the_balance() -> None:
+    """One response of 300 tokens behind 100, or four groups of 50 + 50.
+
+    By tokens 400 stand against 4 x 100: two groups here, two there and the long one beside either. With a
+    pair at 1/100 the long group costs 400 + (5,000 + 30,000 + 45,000) / 100 = 1,200, a short one 100 + 50 = 150:
+    the long one is alone.
+    """
+    prompts, responses = [100, 50, 50, 50, 50], [[300], [50], [50], [50], [50]]
+    plan = plan_rows(prompts, responses, budget=400, num_ranks=2, pair_cost=1 / 100)
+    assert [[chunk.group for row in rank for chunk in row if not chunk.is_padding] for rank in plan] == [
+        [0],
+        [1, 2, 3, 4],
+    ]
 
 
 def test_the_plan_repeats_itself() -> None:

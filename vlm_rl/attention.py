@@ -9,24 +9,29 @@ returns None, and without a layout the function refuses to run instead of attend
 
 On a CPU torch's own kernels are called by their private names, because only they give and take the
 log-sum-exp that puts the two parts together: no padding, no mask, no copy of the prompt's keys for
-each response. Other devices get blocks of equal prompts, with all three.
+each response. A GPU gets FlexAttention over the row, which skips the blocks that `may_attend` leaves
+empty; it has no backward on a CPU, so CPU tests hold its mask and its forward alone. Without a block mask
+every device can do blocks of equal prompts, padded and masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from vlm_rl.packing import Layout
 
 NAME = "shared_prefix"
+BUCKET = 1024  # tokens: FlexAttention compiles once for each multiple of it
 
 
 def shared_prefix_attention(
@@ -37,12 +42,15 @@ def shared_prefix_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,
+    block_mask: BlockMask | None = None,  # flex_mask(layout), made once for all layers
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Output [1, T, heads, head_dim], as transformers expects it."""
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if block_mask is not None:
+        return flex(query, key, value, block_mask, scale).transpose(1, 2), None
     if query.device.type == "cpu":
         output: Any = _TwoSoftmaxes.apply(query, key, value, layout, scale)
         return output.transpose(1, 2), None
@@ -66,6 +74,45 @@ def by_blocks(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: 
                 out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, layout.inverse_T)[None]
+
+
+def may_attend(pieces_2T: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Whether the tokens at ``query`` may look at those at ``key`` (broadcast): what every mask here comes from."""
+    own, prompt = pieces_2T
+    piece = own[key]
+    return (key <= query) & ((piece == own[query]) | (piece == prompt[query]))
+
+
+def flex_mask(layout: Layout) -> BlockMask:
+    """FlexAttention's mask of a row, its length filled up to a multiple of BUCKET with tokens of no piece.
+
+    Lengths of few different sizes mean few compilations.
+    """
+    num_tokens = layout.pieces_2T.shape[1]
+    size = -(-num_tokens // BUCKET) * BUCKET
+    pieces_2T = pad(layout.pieces_2T, (0, size - num_tokens), value=-1)
+    return create_block_mask(
+        lambda _batch, _head, query, key: may_attend(pieces_2T, query, key),
+        B=None,
+        H=None,
+        Q_LEN=size,
+        KV_LEN=size,
+        device=str(pieces_2T.device),
+    )
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask, scale: float) -> Tensor:
+    """Output [1, heads, T, head_dim]: one kernel over the row that visits the blocks of the mask."""
+    num_tokens = query.shape[2]
+    missing = block_mask.seq_lengths[0] - num_tokens
+    q, k, v = (pad(x, (0, 0, 0, missing)) for x in (query, key, value))
+    function: Any = _compiled_flex() if query.is_cuda else flex_attention
+    return function(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=True)[:, :, :num_tokens]
+
+
+@cache
+def _compiled_flex() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def _gather(x_THD: Tensor, index: Tensor) -> Tensor:

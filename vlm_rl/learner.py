@@ -193,7 +193,7 @@ class Learner:
         c = self.config
         if c.optimizer == "sgd":
             return GatedSGD(parameters, lr=c.lr, weight_decay=c.weight_decay)
-        return GatedAdamW(parameters, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay)
+        return GatedAdamW(parameters, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=True)
 
     # --- log-probs and updates ----------------------------------------------------------------
 

@@ -29,7 +29,9 @@ PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
 def _move(value: Any, device: torch.device | str) -> Any:
     """The value with every tensor in it on the device, however deep it lies."""
     if isinstance(value, Tensor):
-        return value.to(device)
+        if torch.device(device).type != "cuda" or value.is_cuda or not torch.cuda.is_available():
+            return value.to(device)
+        return value.pin_memory().to(device, non_blocking=True)  # the host goes on
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: _move(getattr(value, f.name), device) for f in fields(value)})
     if isinstance(value, tuple):
@@ -55,12 +57,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Which tokens of a row may see which, said twice: a parameter of vlm_rl.attention.
+    """Which tokens of a row may see which, said three times: a parameter of vlm_rl.attention.
 
-    ``blocks`` gather and pad, for any device; ``cuts`` slice the row, for the CPU.
+    ``blocks`` gather and pad, for any device; ``pieces_2T`` tells token by token, for FlexAttention;
+    ``cuts`` slice the row, for the CPU.
     """
 
     blocks: tuple[Block, ...]
+    pieces_2T: Tensor  # int64, the piece (a prompt or a response) of each token, and the piece of its prompt
     inverse_T: Tensor  # int64 [T], where each row token stands among the blocks' outputs
     cuts: tuple[tuple[int, ...], ...]  # of each prompt: where it starts, where each response starts, their end
 
@@ -112,11 +116,18 @@ Groups = Sequence[TrainGroup] | Mapping[int, TrainGroup]  # those that the chunk
 
 
 def plan_rows(
-    prompt_lengths: Sequence[int], response_lengths: Sequence[Sequence[int]], *, budget: int, num_ranks: int = 1
+    prompt_lengths: Sequence[int],
+    response_lengths: Sequence[Sequence[int]],
+    *,
+    budget: int,
+    num_ranks: int = 1,
+    pair_cost: float = 0.0,
 ) -> list[list[list[Chunk]]]:
-    """Rows of chunks per rank: every response once, each row within ``budget`` tokens, ranks balanced.
+    """Rows of chunks per rank: every response once, each row within ``budget`` tokens, ranks balanced by cost.
 
-    Returns ``plan[rank][row] -> chunks``; all ranks have the same number of rows, the missing ones
+    A token costs 1 and a pair of tokens of which one attends to the other ``pair_cost``; 1 / (6 hidden size)
+    is about right for a transformer. Returns ``plan[rank][row] -> chunks``; all ranks have the same number of
+    rows, the dearest first, so that rows computed at the same time cost about the same, and the missing ones
     filled with zero-weight padding. A single response over the budget still gets a row of its own.
     """
     chunks = [
@@ -129,14 +140,20 @@ def plan_rows(
     def tokens(chunk: Chunk) -> int:
         return prompt_lengths[chunk.group] + sum(response_lengths[chunk.group][i] for i in chunk.responses)
 
-    by_size = sorted(chunks, key=lambda chunk: (-tokens(chunk), chunk.group, chunk.responses))
+    def cost(chunk: Chunk) -> float:
+        prompt, responses = prompt_lengths[chunk.group], [response_lengths[chunk.group][i] for i in chunk.responses]
+        pairs = prompt**2 / 2 + sum(prompt * size + size**2 / 2 for size in responses)
+        return tokens(chunk) + pair_cost * pairs
+
+    by_size = sorted(chunks, key=lambda chunk: (-cost(chunk), chunk.group, chunk.responses))
     ranks: list[list[Chunk]] = [[] for _ in range(num_ranks)]
-    loads = [0] * num_ranks
-    for chunk in by_size:  # largest first to the least loaded rank
+    loads = [0.0] * num_ranks
+    for chunk in by_size:  # dearest first to the least loaded rank
         rank = loads.index(min(loads))
         ranks[rank].append(chunk)
-        loads[rank] += tokens(chunk)
+        loads[rank] += cost(chunk)
     plan = [_fill_rows(chunks_of_rank, tokens, budget) for chunks_of_rank in ranks]
+    plan = [sorted(rows, key=lambda row: -sum(map(cost, row))) for rows in plan]
     padding = Chunk(group=by_size[-1].group, responses=by_size[-1].responses[:1], is_padding=True)
     num_rows = max(len(rows) for rows in plan)
     return [rows + [[padding]] * (num_rows - len(rows)) for rows in plan]
@@ -242,12 +259,22 @@ def row_layout(spans: Sequence[tuple[int, int, list[tuple[int, int]]]], num_toke
     inverse[places[places >= 0]] = np.flatnonzero(places >= 0)
     return Layout(
         blocks=tuple(blocks),
+        pieces_2T=_pieces(spans),
         inverse_T=torch.from_numpy(inverse),
         cuts=tuple(
             (start, *(at for at, _ in responses), responses[-1][0] + responses[-1][1])
             for start, _, responses in spans
         ),
     )
+
+
+def _pieces(spans: Sequence[tuple[int, int, list[tuple[int, int]]]]) -> Tensor:
+    """Pieces are numbered along the row; a prompt's prompt is itself."""
+    sizes = [[length, *(size for _, size in responses)] for _, length, responses in spans]
+    firsts = np.cumsum([0, *map(len, sizes)])[:-1]
+    own = np.repeat(np.arange(sum(map(len, sizes))), np.concatenate(sizes))
+    prompts = np.repeat(firsts, [sum(pieces) for pieces in sizes])
+    return torch.from_numpy(np.stack([own, prompts]))
 
 
 def _loss_inputs(groups: Groups, chunks: Sequence[Chunk], mean_weight: float) -> LossInputs:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl import attention
+from vlm_rl import attention, vision_tower
 from vlm_rl.packing import PackedRow
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -32,7 +32,6 @@ def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NA
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
-    # sdpa goes through the vision tower's windows one by one; flash attention takes them together
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     implementation = {"text_config": attn, "vision_config": vision} if is_vision else attn
     return auto.from_pretrained(
@@ -48,9 +47,11 @@ class Policy(nn.Module):
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
+        self.use_flex = True  # on a GPU; False: blocks of equal prompts, which compile nothing
         model.config.use_cache = False
         if self.is_vision:
             _allow_unused_image(model)
+            vision_tower.speed_up(model.model.visual)
 
     def freeze_vision(self) -> None:
         """Keep the vision tower and its merger as they are. A text-only model has none: nothing happens."""
@@ -70,9 +71,15 @@ class Policy(nn.Module):
     def hidden_states(self, row: PackedRow) -> Tensor:
         """The last layer's outputs [T, H]."""
         positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
+        self.model.model.row_has_images = bool(row.vision)  # known here: asking the ids would wait for the device
         vision = row.vision if row.vision or not self.is_vision else self._unused_image(row.ids_T.device)
         output = self.model.model(
-            input_ids=row.ids_T[None], position_ids=positions, use_cache=False, layout=row.layout, **vision
+            input_ids=row.ids_T[None],
+            position_ids=positions,
+            use_cache=False,
+            layout=row.layout,
+            block_mask=attention.flex_mask(row.layout) if self.use_flex and row.ids_T.is_cuda else None,
+            **vision,
         )
         return output.last_hidden_state[0]
 
@@ -150,15 +157,18 @@ class _ChunkedScore(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_KH[part]
             logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature)
-            prob_CV = logp_CV.exp()
-            grad_CV = torch.zeros_like(prob_CV)
-            if gradients[0] is not None:
-                grad_C1 = gradients[0][part, None]
-                grad_CV.sub_(grad_C1 * prob_CV).scatter_add_(1, target_K[part, None], grad_C1)
+            grad_CV = logp_CV.exp()  # p, then the gradient, in place: each pass over [chunk, V] counts
+            of_entropy_CV = None
             if gradients[1] is not None:
-                shifted_CV = logp_CV.clamp(min=_LOWEST) + _entropy(logp_CV)[:, None]
-                grad_CV.sub_(gradients[1][part, None] * prob_CV * shifted_CV)
-            grad_CV = (grad_CV / ctx.temperature).to(weight_VH.dtype)
+                logp_CV.clamp_(min=_LOWEST)
+                entropy_C1 = -(grad_CV * logp_CV).sum(-1, keepdim=True)
+                of_entropy_CV = logp_CV.add_(entropy_C1).mul_(grad_CV).mul_(gradients[1][part, None])
+            grad_CV.mul_(0.0 if gradients[0] is None else -gradients[0][part, None])
+            if gradients[0] is not None:
+                grad_CV.scatter_add_(1, target_K[part, None], gradients[0][part, None])
+            if of_entropy_CV is not None:
+                grad_CV.sub_(of_entropy_CV)
+            grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
             grad_weight_VH += grad_CV.T @ hidden_CH
         return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
@@ -170,8 +180,8 @@ def _entropy(logp_CV: Tensor) -> Tensor:
 
 
 def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float() / temperature
-    return torch.log_softmax(logits_CV.index_fill(1, banned, float("-inf")), dim=-1)
+    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)  # in place: it is ours alone
+    return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
 
 
 def _allow_unused_image(model: PreTrainedModel) -> None:
@@ -180,7 +190,7 @@ def _allow_unused_image(model: PreTrainedModel) -> None:
     find = inner.get_placeholder_mask
 
     def get_placeholder_mask(input_ids: Tensor, inputs_embeds: Tensor, **features: Tensor) -> tuple[Tensor, Tensor]:
-        if (input_ids == model.config.image_token_id).any():
+        if inner.row_has_images:
             return find(input_ids, inputs_embeds=inputs_embeds, **features)
         nowhere = torch.zeros_like(inputs_embeds, dtype=torch.bool)
         return nowhere, nowhere

@@ -189,6 +189,7 @@ def pack(s: Session, groups: Sequence[Group], weights_PG: np.ndarray) -> list[Pa
         [group.lengths_G.tolist() for group in groups],
         budget=s.config.train.micro_batch_tokens,
         num_ranks=world_size(),
+        pair_cost=1 / (6 * s.policy.model.config.get_text_config().hidden_size),
     )[rank()]
     mine = {chunk.group: groups[chunk.group] for chunks in plan for chunk in chunks}
     train_groups = {

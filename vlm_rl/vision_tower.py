@@ -1,0 +1,69 @@
+"""Qwen2.5-VL's vision tower, computed faster than transformers computes it: the same numbers, fewer calls.
+
+Patches do not overlap, so their embedding is one matrix product and no convolution. Windows of one
+length are attended to together: transformers hands them over one by one to every attention but those
+named flash, and all together to these, so ours has the word in its name.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "flash_windows"
+
+
+def speed_up(visual: Any) -> None:
+    """Replace the embedding of patches and the attention of a transformers vision tower, in place."""
+    projection = visual.patch_embed.proj
+    if projection.kernel_size == projection.stride and projection.bias is None:
+        projection.forward = partial(embed_patches, projection)
+    if visual.config._attn_implementation == "sdpa":
+        visual.config._attn_implementation = NAME
+
+
+def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
+    """[patches, width] of [patches, channels, time, height, width]: each patch is one place of the kernel."""
+    return linear(patches.flatten(1), projection.weight.flatten(1))
+
+
+def windowed_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, patches, head_dim]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: Tensor,  # int32 [windows + 1], where each window starts, then the end
+    max_length_q: int,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Every patch on the patches of its window. Output [1, patches, heads, head_dim], as transformers expects it."""
+    assert attention_mask is None
+    if query.is_cuda and query.dtype != torch.float32:
+        assert scaling == query.shape[-1] ** -0.5  # what the kernel takes by itself
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out: Any = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        return out[None], None
+    lengths = cu_seq_lens_q.diff().tolist()
+    runs = [(length, sum(1 for _ in same)) for length, same in groupby(lengths)]
+    parts = zip(
+        *(x[0].split([length * count for length, count in runs], dim=1) for x in (query, key, value)), strict=True
+    )
+    outputs = []
+    for (_length, count), part in zip(runs, parts, strict=True):
+        q, k, v = (x.unflatten(1, (count, -1)).transpose(0, 1) for x in part)  # [windows, heads, length, head_dim]
+        out = scaled_dot_product_attention(q, k, v, scale=scaling)
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)[None], None
+
+
+AttentionInterface.register(NAME, windowed_attention)
