@@ -13,7 +13,7 @@ Three ways take turns on the same weights: `flex` and `blocks`, our rows with Fl
 padded blocks, and `padded`, one row per response through transformers' own attention with log-probs
 in chunks, as TRL 1.16 computes them. MFU is the step's arithmetic, counted once without padding and without
 recomputation, over the matrix-product rate measured in the same run. Before that, a slice of two
-layers is held against float32, and FlexAttention's gradients against those of the blocks.
+layers, FlexAttention's gradients among them, is held against padded rows in float32.
 """
 
 from __future__ import annotations
