@@ -161,7 +161,7 @@ class VllmSampler:
                     yield from output.outputs[0].token_ids[given:]
                     given = len(output.outputs[0].token_ids)
         finally:
-            engine.abort_request([name])
+            engine.abort_request([name], internal=True)  # the name the engine gave it, not "stream"
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights."""
