@@ -11,6 +11,7 @@ published models' training state for each rank, with the settings that make it f
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 IMAGE_SHARE = 0.75  # of the prompt's tokens, as in learner.py
@@ -70,15 +71,17 @@ STATES = {
 ROW_TOKENS = 16_384  # train.micro_batch_tokens
 
 
-def operations(model: Model, prompt: int, responses: int, tokens: int, *, shared: bool) -> float:
-    """Forward and backward of one group, its responses all of ``tokens``."""
-    copies = 1 if shared else responses
-    text = copies * prompt + responses * tokens
-    pairs = copies * prompt**2 / 2 + responses * (prompt * tokens + tokens**2 / 2)
+def operations(model: Model, prompt: int, lengths: Sequence[int], *, shared: bool, images: int = 1) -> float:
+    """Forward and backward of one group with responses of these lengths, padded rows without their padding."""
+    copies = 1 if shared else len(lengths)
+    text = copies * prompt + sum(lengths)
+    pairs = copies * prompt**2 / 2 + sum(prompt * tokens + tokens**2 / 2 for tokens in lengths)
     patches = PATCHES * IMAGE_SHARE * prompt
     width, depth, _, full = model.vision
-    vision = 6 * model.vision_weights * patches + 12 * width * (full * patches**2 + (depth - full) * patches * 64)
-    head = 6 * model.vocabulary * model.hidden * responses * tokens
+    vision = 6 * model.vision_weights * patches + 12 * width * (
+        full * patches**2 / images + (depth - full) * patches * 64
+    )
+    head = 6 * model.vocabulary * model.hidden * sum(lengths)
     return 6 * model.text_weights * text + 12 * model.hidden * model.layers * pairs + head + copies * vision
 
 
@@ -110,7 +113,8 @@ def main() -> None:
     )
     for shape in SHAPES:
         for name in ("tiny", "100m", "3B"):
-            ours, padded = (operations(MODELS[name], *shape, shared=shared) for shared in (True, False))
+            prompt, lengths = shape[0], [shape[2]] * shape[1]
+            ours, padded = (operations(MODELS[name], prompt, lengths, shared=shared) for shared in (True, False))
             floor = f"{ours / rate:.2f}" if name != "3B" else "-"
             print(
                 f"| {shape[0]}, {shape[1]} x {shape[2]} | {name} | {ours / 1e9:.1f} | {padded / ours:.2f} | {floor} |"

@@ -14,7 +14,8 @@ is one row per group.
 
 Each side of a point runs in a fresh process of its own; the processes take turns step by step, and
 medians over the rounds are reported. Loss and gradient norm of the first step, before any update, show
-that both do the same work. Ratios are of processor time: on a shared machine the clock says more about
+that both do the same work. "Over floor" is our CPU time over that of floor.py's operations at this
+process's rate of matrix products. Ratios are of processor time: on a shared machine the clock says more about
 the others. Memory is the part of the peak that came with the steps.
 """
 
@@ -34,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from floor import MODELS, matrix_rate, operations
 from learner import Shape, make_groups, peak_mib, sharpen
 
 MICRO_BATCHES = (1, 4)  # rows of TRL's; a point takes the faster
@@ -102,9 +104,9 @@ POINTS = (
 class Worker:
     """One side in a process of its own, which makes an optimizer step whenever it is told to."""
 
-    def __init__(self, side: str, point: Point, folder: Path) -> None:
+    def __init__(self, side: str, point: Any, folder: Path, *, script: str = __file__) -> None:
         self.steps: list[dict[str, float]] = []
-        command = [sys.executable, __file__, "--worker", side, "--folder", str(folder)]
+        command = [sys.executable, script, "--worker", side, "--folder", str(folder)]
         self.process = subprocess.Popen(
             [*command, "--point", json.dumps(asdict(point))],
             stdin=subprocess.PIPE,
@@ -150,6 +152,7 @@ def compare(point: Point, folder: Path) -> dict[str, Any]:
             for worker in sides.values():
                 worker.step()
         ours, theirs = (worker.summary() for worker in sides.values())
+        ours["rate"] = sides["ours"].steps[0]["rate"]
         return {"point": asdict(point), "micro_batch": best, "ours": ours, "trl": theirs}
     finally:
         for worker in sides.values():
@@ -157,26 +160,31 @@ def compare(point: Point, folder: Path) -> dict[str, Any]:
 
 
 def candidates(point: Point) -> Sequence[int]:
-    """A large model's steps are long, and one row at a time is as fast there: no trials."""
-    return MICRO_BATCHES if point.model == "tiny" and point.prompt + point.tokens < 500 else MICRO_BATCHES[:1]
+    """The large model's long steps are minutes, and one row at a time is as fast there: no trials."""
+    return MICRO_BATCHES if point.model == "tiny" or point.prompt + point.tokens < 500 else MICRO_BATCHES[:1]
 
 
 def show(results: Sequence[dict[str, Any]]) -> None:
     print(
-        "| model (prompt, G x tokens), rule | ours, CPU s | TRL, CPU s | times | wall, times | tokens/s ",
-        end="",
+        "| model (prompt, G x tokens), rule | ours, CPU s | TRL, CPU s | times | wall, times | over floor "
+        "| tokens/s | memory, MiB | loss | gradient norm |\n|" + "---|" * 10
     )
-    print("| memory, MiB | loss | gradient norm |\n|" + "---|" * 9)
     for result in results:
         point, ours, trl = Point(**result["point"]), result["ours"], result["trl"]
-        tokens = sum(point.shape.lengths)
-        print(
-            f"| {point} | {ours['cpu']:.2f} | {trl['cpu']:.2f} | {trl['cpu'] / ours['cpu']:.1f} "
-            f"| {trl['wall'] / ours['wall']:.1f} | {tokens / ours['wall']:.0f} / {tokens / trl['wall']:.0f} "
-            f"| {ours['memory']:.0f} / {trl['memory']:.0f} | {ours['loss']:.5f} / {trl['loss']:.5f} "
-            f"| {ours['norm']:.4f} / {trl['norm']:.4f} |",
-            flush=True,
-        )
+        lengths = point.shape.lengths
+        work = operations(MODELS[point.model], point.prompt, lengths, shared=True, images=point.images)
+        ratios = [trl["cpu"] / ours["cpu"], trl["wall"] / ours["wall"], ours["cpu"] / (work / ours["rate"])]
+        cells = [
+            f"{point}",
+            *(f"{side['cpu']:.2f}" for side in (ours, trl)),
+            *(f"{ratio:.1f}" for ratio in ratios),
+            " / ".join(f"{sum(lengths) / side['wall']:.0f}" for side in (ours, trl)),
+            *(
+                " / ".join(f"{side[key]:{form}}" for side in (ours, trl))
+                for key, form in (("memory", ".0f"), ("loss", ".5f"), ("norm", ".4f"))
+            ),
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
@@ -231,21 +239,24 @@ def work_ours(point: Point, folder: Path) -> None:
     loss = partial(policy_loss, ratio=rule.ratio, surrogate=rule.surrogate, cap=2.0, **clips)
     positions = partial(rope_positions, policy.model)
     before = peak_mib()
+    rate = matrix_rate()
     while sys.stdin.readline():
         begun = now()
         plan = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)[0]
         rows = [pack_row(groups, chunks, positions) for chunks in plan]
         result = learner.update(rows, loss)
-        report(begun, now(), before, result.loss, result.grad_norm)
+        report(begun, now(), before, result.loss, result.grad_norm, rate=rate)
 
 
 def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def report(begun: tuple[float, float], ended: tuple[float, float], before: float, loss: float, norm: float) -> None:
+def report(
+    begun: tuple[float, float], ended: tuple[float, float], before: float, loss: float, norm: float, **more: float
+) -> None:
     wall, cpu = (b - a for a, b in zip(begun, ended, strict=True))
-    line = {"wall": wall, "cpu": cpu, "memory": peak_mib() - before, "loss": loss, "norm": norm}
+    line = {"wall": wall, "cpu": cpu, "memory": peak_mib() - before, "loss": loss, "norm": norm, **more}
     print(json.dumps(line), flush=True)
 
 

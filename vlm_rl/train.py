@@ -43,31 +43,36 @@ def train(config: Config, *, resume: bool = False) -> None:
         s.sync_weights()
         s.evaluate_if_due()
         while s.step < config.train.steps:
-            before, timings = s.state(), Timings(s.recorder.phase)
-            groups, accuracy = collect_groups(s, timings)
-            s.stop_if_asked(before)  # the step is abandoned, its beginning saved
-            parts = split(groups, config.train.mini_batch_prompts)
-            weights = [weigh(s, part) for part in parts]
-            mini_batches = [pack(s, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
-            s.sampler.sleep()
-            if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
-                with timings.phase("old_logprobs"):
-                    mini_batches = [s.learner.with_old_log_probs(rows) for rows in mini_batches]
-            if s.reference is not None:
-                with timings.phase("reference_logprobs"):
-                    mini_batches = [s.learner.with_reference_log_probs(rows, s.reference) for rows in mini_batches]
-            with timings.phase("update"):
-                loss = partial(policy_loss, **s.loss_settings)
-                results = [s.learner.update(rows, loss) for rows in mini_batches]
-            with timings.phase("sync"):
-                s.sampler.wake()
-                s.sync_weights()
-            s.belief = update_belief(s.belief, accuracy, **s.belief_settings)
-            s.step += 1
-            record(s, groups, weights, results, timings)
-            s.save_if_due()
-            s.stop_if_asked(s.state())
+            train_step(s)
             s.evaluate_if_due()
+
+
+def train_step(s: Session) -> None:
+    """One rollout step: a batch of groups, its optimizer steps, and the new weights in the sampler."""
+    before, timings = s.state(), Timings(s.recorder.phase)
+    groups, accuracy = collect_groups(s, timings)
+    s.stop_if_asked(before)  # the step is abandoned, its beginning saved
+    parts = split(groups, s.config.train.mini_batch_prompts)
+    weights = [weigh(s, part) for part in parts]
+    mini_batches = [pack(s, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
+    s.sampler.sleep()
+    if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
+        with timings.phase("old_logprobs"):
+            mini_batches = [s.learner.with_old_log_probs(rows) for rows in mini_batches]
+    if s.reference is not None:
+        with timings.phase("reference_logprobs"):
+            mini_batches = [s.learner.with_reference_log_probs(rows, s.reference) for rows in mini_batches]
+    with timings.phase("update"):
+        loss = partial(policy_loss, **s.loss_settings)
+        results = [s.learner.update(rows, loss) for rows in mini_batches]
+    with timings.phase("sync"):
+        s.sampler.wake()
+        s.sync_weights()
+    s.belief = update_belief(s.belief, accuracy, **s.belief_settings)
+    s.step += 1
+    record(s, groups, weights, results, timings)
+    s.save_if_due()
+    s.stop_if_asked(s.state())
 
 
 def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
