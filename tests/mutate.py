@@ -133,13 +133,13 @@ BREAKS = (
         "mass = weights_PG.ravel()",
     ),
     Break("length pull: not centred", "diagnostics.py", "(lengths_G - lengths_G.mean())", "lengths_G"),
-    Break("log-probs: no temperature", "policy.py", ".float() / temperature", ".float()"),
-    Break("log-probs: no ban", "policy.py", 'logits_CV.index_fill(1, banned, float("-inf"))', "logits_CV"),
+    Break("log-probs: no temperature", "policy.py", ".float().div_(temperature)", ".float()"),
+    Break("log-probs: no ban", "policy.py", 'logits_CV.index_fill_(1, banned, float("-inf"))', "logits_CV"),
     Break(
         "head: gradient of entropy",
         "policy.py",
-        "logp_CV.clamp(min=_LOWEST) + _entropy",
-        "logp_CV.clamp(min=_LOWEST) - _entropy",
+        "logp_CV.add_(entropy_C1)",
+        "logp_CV.sub_(entropy_C1)",
     ),
 )
 

@@ -30,8 +30,6 @@ from vlm_rl.templates import TEMPLATES, boxes
 from vlm_rl.types import Problem
 from vlm_rl.verdicts import Grade
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
 THINK = TEMPLATES["think_answer"]
 X, N, L, C, T, F = "expression", "integer", "list", "choice", "text", "float"
 FOUR = ("4 cm", "5 cm", "6 cm", "7 cm")

@@ -51,7 +51,7 @@ def run(function, num_tokens: int) -> list[torch.Tensor]:
     return [output.detach(), *torch.autograd.grad(output, inputs, weights)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(groups=rows)
 def test_both_ways_and_the_flex_mask_equal_a_dense_mask(groups: list[tuple[int, list[int]]]) -> None:
     layout, mask = layout_and_mask(groups)

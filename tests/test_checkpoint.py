@@ -98,7 +98,7 @@ def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Pat
         max_leaves=8,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_json_in_info_survives_exactly(value: object) -> None:
     info: dict[Any, Any] = {"value": value, 3: (1, 2), 20: 0}
     text = checkpoint._manifest_text(1, {}, info)

@@ -155,6 +155,12 @@ def test_the_pull_of_a_sequence_mean_is_a_covariance() -> None:
     assert found["length_pull/overlong"] == 0
 
 
+def test_the_pull_of_a_length_weighted_sum_is_centred_at_the_groups_mean() -> None:
+    """LUSPO: c_i = |y_i| / N, here 15 and 5 around a mean of 20; c A no longer adds up to 0 over the group."""
+    found = length_pull([group := make_group([30, 10], [RIGHT, WRONG], [0.7, -0.7])], weights_of([group], "luspo"))
+    assert found["length_pull/total"] == pytest.approx(15 * 0.7 * 10 + 5 * -0.7 * -10)
+
+
 def test_the_pull_names_the_part_that_shortens() -> None:
     """Both right and well formed; the long one pays the penalty, so only that part pulls, and it shortens."""
     group = make_group([40, 10], [(1.0, 0.5, -0.3), (1.0, 0.5, 0.0)], [-0.7, 0.7])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_rl import cli
@@ -176,7 +176,7 @@ def notations(value: Fraction) -> list[str]:
 
 
 @given(RATIONALS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_number_in_another_notation_is_equal(value: Fraction, data: st.DataObject) -> None:
     gold = f"{value.numerator}/{value.denominator}"
     answer = data.draw(st.sampled_from(notations(value)))
@@ -186,7 +186,7 @@ def test_a_number_in_another_notation_is_equal(value: Fraction, data: st.DataObj
 
 
 @given(RATIONALS, RATIONALS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_another_number_is_not(value: Fraction, other: Fraction, data: st.DataObject) -> None:
     if other in (value, 100 * value):  # 100 x as 100 x % is x, which is asked for
         return
@@ -198,7 +198,7 @@ def test_another_number_is_not(value: Fraction, other: Fraction, data: st.DataOb
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=6, unique=True), st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sets_have_no_order_and_tuples_do(numbers: list[int], random: Any) -> None:
     shuffled = random.sample(numbers, len(numbers))
     gold, answer = (", ".join(map(str, items)) for items in (numbers, shuffled))
@@ -214,7 +214,7 @@ def test_sets_have_no_order_and_tuples_do(numbers: list[int], random: Any) -> No
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.integers(-9, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_roots_are_decided_exactly(radicand: int, factor: int, offset: int) -> None:
     gold = rf"{offset}+{factor}\sqrt{{{radicand}}}"
     same = rf"\frac{{{factor * radicand}}}{{\sqrt{{{radicand}}}}}+{offset}"
@@ -324,7 +324,7 @@ def test_a_closed_form_has_a_bounded_cost() -> None:
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=30).map("".join))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_extraction_never_raises(response: str) -> None:
     for template in TEMPLATES.values():
         texts, why = extract(response, template)
@@ -349,7 +349,7 @@ GOLDS = ["5", "x+1", r"\{1,2\}", "(0,1]", "x>2"]
 
 
 @given(st.lists(st.sampled_from(SYMBOLS), max_size=25).map("".join), st.sampled_from(GOLDS))
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 def test_no_text_is_a_fault_of_ours(answer: str, gold: str) -> None:
     """Up to the symbolic judge, which is not asked here."""
     from vlm_rl.answers import _grade

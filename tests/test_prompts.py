@@ -90,7 +90,7 @@ def test_ids_and_pixels_are_the_processors_own(builder: PromptBuilder, tiny_mode
         assert prompt.vision == {}
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(width=st.integers(28, 700), height=st.integers(28, 700))
 def test_image_tokens_equal_grid_tokens(builder: PromptBuilder, width: int, height: int) -> None:
     file = io.BytesIO()
@@ -150,7 +150,7 @@ def test_control_tokens_in_data_stay_text(builder: PromptBuilder, text: str) -> 
     assert text.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>") in hostile.text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=st.lists(st.sampled_from(["<|", "im_start", "image_pad", "|>", "<", "|", ">", "x", "\n", "<|im_end|>"])))
 def test_no_text_adds_a_control_token(builder: PromptBuilder, parts: list[str]) -> None:
     special = set(builder.tokenizer.all_special_ids)

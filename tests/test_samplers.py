@@ -461,7 +461,7 @@ def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     assert fingerprint([("w", tensor)]).agrees(whole)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(index=st.integers(0, 59), bit=st.integers(0, 15), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_any_flipped_bit_changes_the_fingerprint(index: int, bit: int, dtype: torch.dtype) -> None:
     tensor = torch.randn(60, generator=torch.Generator().manual_seed(0)).to(dtype)
