@@ -18,7 +18,17 @@ from pathlib import Path
 
 from vlm_rl.runs import RunDirectory
 
-PHASES = ("rollout", "reward", "old_logprobs", "reference_logprobs", "update", "sync", "diagnostics", "save")
+PHASES = (
+    "rollout",
+    "reward",
+    "image_features",
+    "old_logprobs",
+    "reference_logprobs",
+    "update",
+    "sync",
+    "diagnostics",
+    "save",
+)
 TOY_STEPS = 5
 
 

@@ -151,6 +151,16 @@ def frozen_vision(model: Path, stage: int) -> dict[str, Any]:
     return trained(case, case.rows())
 
 
+def frozen_features(model: Path, stage: int) -> dict[str, Any]:
+    """The frozen tower is passed once; old log-probs and three updates take what it gave."""
+    case = Case(model, stage, freeze_vision=True)
+    passes: list[None] = []
+    case.policy.model.model.visual.register_forward_hook(lambda *_: passes.append(None))
+    rows = case.learner.with_image_features(case.unequal_rows())
+    case.learner.with_old_log_probs(rows)
+    return {**trained(case, rows), "passes": len(passes), "is_frozen": case.policy.has_frozen_vision}
+
+
 def text_here_images_there(model: Path, stage: int) -> dict[str, Any]:
     case = Case(model, stage)
     return trained(case, case.unequal_rows())
@@ -393,6 +403,7 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "many_narrow_rows": many_narrow_rows,
     "checkpointing": checkpointing,
     "frozen_vision": frozen_vision,
+    "frozen_features": frozen_features,
     "text_here_images_there": text_here_images_there,
     "several_mini_batches": several_mini_batches,
     "clipped_norm": clipped_norm,

@@ -189,6 +189,13 @@ def test_a_frozen_vision_tower_stays_bit_for_bit(found, single) -> None:
     assert distance(delta, single["frozen_vision"]["delta"]) <= TOLERANCE
 
 
+@over("frozen_features")
+def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(found, single) -> None:
+    case = found["frozen_features"]
+    assert case["is_frozen"] and case["passes"] == case["rows"][0], "old log-probs and updates do not pass it again"
+    assert distance(case["delta"], single["frozen_vision"]["delta"]) <= TOLERANCE
+
+
 @over("several_mini_batches")
 def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, single) -> None:
     case = found["several_mini_batches"]

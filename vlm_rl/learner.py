@@ -198,6 +198,15 @@ class Learner:
     # --- log-probs and updates ----------------------------------------------------------------
 
     @torch.no_grad()
+    def with_image_features(self, rows: Sequence[PackedRow]) -> list[PackedRow]:
+        """The rows with a frozen vision tower's features in place of their images, for all passes of a step."""
+        filled = []
+        for row in rows:
+            features_FH = self.engine(row.to(self.device), only_features=True)
+            filled.append(replace(row, vision={"image_features": features_FH.to(row.target_K.device)}))
+        return filled
+
+    @torch.no_grad()
     def with_old_log_probs(self, rows: Sequence[PackedRow]) -> list[PackedRow]:
         """The rows with lp_old filled in: log-probs at the present weights, which the rollouts used."""
         filled = []

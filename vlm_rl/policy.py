@@ -9,13 +9,14 @@ and again in the backward pass, so that memory is flat in the row's length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
@@ -58,21 +59,38 @@ class Policy(nn.Module):
         if self.is_vision:
             self.model.model.visual.requires_grad_(False)
 
+    @property
+    def has_frozen_vision(self) -> bool:
+        return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
+
     def enable_checkpointing(self) -> None:
         # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
         # non-reentrant variant takes for a change of shape.
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
 
-    def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """Log-probs [K] and entropies [K] of the response tokens, both differentiable, float32."""
+    def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
+        """Log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
+
+        ``only_features``: what the vision tower makes of the row's images instead, [visual tokens, H]. A row
+        whose `vision` is {"image_features": that} gets past the tower.
+        """
+        if only_features:
+            return self._image_features(row)
         hidden_TH = self.hidden_states(row)
         return self.head(hidden_TH.index_select(0, row.predictor_K), row.target_K)
 
     def hidden_states(self, row: PackedRow) -> Tensor:
         """The last layer's outputs [T, H]."""
         positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
-        self.model.model.row_has_images = bool(row.vision)  # known here: asking the ids would wait for the device
-        vision = row.vision if row.vision or not self.is_vision else self._unused_image(row.ids_T.device)
+        # Known here: asking the ids would wait for the device.
+        self.model.model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
+        vision: Mapping[str, Any] = row.vision
+        if "image_features" in vision:
+            features: Any = (vision["image_features"],)  # one tensor per image, it may be; annotated as one tensor
+            done = BaseModelOutputWithPooling(pooler_output=features)
+            vision = {"mm_encoder_outputs": {"image": done}}
+        elif self.is_vision and not vision:
+            vision = self._unused_image(row.ids_T.device)
         output = self.model.model(
             input_ids=row.ids_T[None],
             position_ids=positions,
@@ -82,6 +100,12 @@ class Policy(nn.Module):
             **vision,
         )
         return output.last_hidden_state[0]
+
+    def _image_features(self, row: PackedRow) -> Tensor:
+        vision = row.vision or self._unused_image(row.ids_T.device)
+        output = self.model.model.get_image_features(vision["pixel_values"], vision["image_grid_thw"])
+        features_FH = torch.cat(output.pooler_output)
+        return features_FH if row.vision else features_FH[:0]
 
     def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
         """The smallest image, for rows without any: its features go nowhere, its gradients are zero.

@@ -56,6 +56,9 @@ def train_step(s: Session) -> None:
     weights = [weigh(s, part) for part in parts]
     mini_batches = [pack(s, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
     s.sampler.sleep()
+    if s.policy.has_frozen_vision:
+        with timings.phase("image_features"):
+            mini_batches = [s.learner.with_image_features(rows) for rows in mini_batches]
     if len(mini_batches) > 1:  # with one, the old log-probs are those of the update's own forward pass
         with timings.phase("old_logprobs"):
             mini_batches = [s.learner.with_old_log_probs(rows) for rows in mini_batches]
