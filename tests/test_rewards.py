@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 from vlm_rl.answers import Grader
 from vlm_rl.config import RewardConfig, parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.rewards import RewardFunction, load_function, overlong_penalty, repeated_share
+from vlm_rl.rewards import Item, RewardFunction, Scoring, load_function, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem, Prompt, Rollout
+from vlm_rl.types import Problem, Prompt, Reward, Rollout
 
 PROBLEM = Problem("p", "How much?", (), "5", "integer")
 PERFECT = r"<think>a</think><answer>\boxed{5}</answer>"
@@ -181,3 +182,39 @@ def test_an_answer_that_could_not_be_judged(grader: Grader, undecided: str) -> N
     assert [reward.grade.verdict for reward in rewards] == ["correct", "error", "wrong", "no_answer"]
     assert [reward.dropped for reward in rewards] == [False, undecided == "drop", False, False]
     assert rewards[1].parts["accuracy"] == 0
+
+
+def test_groups_scored_beside_the_engine_get_the_same_rewards(
+    grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first group is held up the others gather, and go into one call together."""
+    function = RewardFunction(RewardConfig(), template=TEMPLATES["think_answer"], max_tokens=4096, grader=grader)
+    texts = [PERFECT, PERFECT.replace("5", "6"), "nothing", PERFECT.replace("5", "4+1")]
+    groups = [[(PROBLEM, prompt(), rollout(text, n + 1)) for n in range(2)] for text in texts]
+    calls: list[int] = []
+    others = threading.Event()
+
+    def held_up(items: Sequence[Item]) -> list[Reward]:
+        if not calls:
+            others.wait(60)
+        calls.append(len(items))
+        return score(items)
+
+    score = function.score
+    monkeypatch.setattr(function, "score", held_up)
+    with Scoring(function) as scoring:
+        for index in (2, 0, 3, 1):
+            scoring.add(index, groups[index])
+        others.set()
+        found = scoring.rewards()
+    assert sum(calls) == 8 and len([size for size in calls if size]) == 2
+    assert [found[index] for index in range(4)] == [tuple(score(group)) for group in groups]
+
+
+def test_a_mistake_in_a_reward_function_comes_out_of_the_thread(grader: Grader) -> None:
+    config = RewardConfig(function="own_reward.short_words", allow_function=True)
+    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
+    function.function = lambda *_: float("inf")
+    with Scoring(function) as scoring, pytest.raises(UserError, match="gave inf for problem 'p'"):
+        scoring.add(0, [(PROBLEM, prompt(), rollout(PERFECT))])
+        scoring.rewards()

@@ -182,7 +182,9 @@ def test_repeats_itself_bit_for_bit(sampler: Sampler, prompts: list[Prompt]) -> 
 
 
 def test_shape_and_order_of_the_result(sampler: Sampler, prompts: list[Prompt]) -> None:
-    groups = sampler.generate(prompts, SAMPLED, seed=0, step=0)
+    given: dict[int, list[Rollout]] = {}
+    groups = sampler.generate(prompts, SAMPLED, seed=0, step=0, on_group=given.setdefault)
+    assert [given[index] for index in range(len(prompts))] == groups, "each group as soon as it is there"
     assert [[(r.problem_id, r.index) for r in group] for group in groups] == [
         [(prompt.problem_id, index) for index in range(4)] for prompt in prompts
     ]

@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
@@ -27,6 +29,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.templates import Template
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
+Item = tuple[Problem, Prompt, Rollout]
 UserFunction = Callable[[Problem, str, Grade, int], float]  # problem, response, grade, tokens -> part of the reward
 
 
@@ -75,7 +78,7 @@ class RewardFunction:
         allowed = config.function and config.allow_function
         self.function = load_function(config.function) if allowed else None
 
-    def score(self, items: Sequence[tuple[Problem, Prompt, Rollout]]) -> list[Reward]:
+    def score(self, items: Sequence[Item]) -> list[Reward]:
         """One reward per item, in order. The graded text is the prompt's prefill and the sampled text."""
         texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
         tasks = [task_of(problem, text, self.template) for (problem, _, _), text in zip(items, texts, strict=True)]
@@ -107,3 +110,42 @@ class RewardFunction:
                 raise UserError(f"reward.function {config.function} gave {value} for problem {problem.id!r}")
             parts["function"] = config.function_weight * value
         return parts
+
+
+class Scoring:
+    """Scores groups in a thread of its own, so that they are graded while others are still generated.
+
+    All groups that have come in the meantime go into one call of `score`, which compares equal answers
+    once and keeps every worker busy. A context manager: leaving it drops what is not scored yet.
+    """
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: deque[tuple[int, list[Item]]] = deque()
+        self._calls: list[Future[None]] = []
+        self._rewards: dict[int, tuple[Reward, ...]] = {}
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, index: int, items: list[Item]) -> None:
+        """A group's responses, under a number of the caller's."""
+        self._waiting.append((index, items))
+        self._calls.append(self._pool.submit(self._score_waiting))
+
+    def rewards(self) -> dict[int, tuple[Reward, ...]]:
+        """The rewards of every group, when all are there. Raises what `score` raised."""
+        for call in self._calls:
+            call.result()
+        return self._rewards
+
+    def _score_waiting(self) -> None:
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        rewards = iter(self._function.score([item for _, items in taken for item in items]))
+        for index, items in taken:
+            self._rewards[index] = tuple(next(rewards) for _ in items)

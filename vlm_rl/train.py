@@ -25,6 +25,7 @@ from vlm_rl.packing import PackedRow, TrainGroup, pack_row, plan_rows
 from vlm_rl.prompts import rope_positions
 from vlm_rl.ranks import gather_shares, rank, share, world_size
 from vlm_rl.recorder import step_metrics
+from vlm_rl.rewards import Scoring
 from vlm_rl.session import Session, Timings
 from vlm_rl.types import Group, Problem, Reward, Rollout
 
@@ -138,14 +139,17 @@ def sample_and_grade(
 ) -> list[tuple[tuple[Rollout, ...], tuple[Reward, ...]]]:
     """Responses and rewards of every problem, in order, on every rank; each rank does its share."""
     mine = share(problems)
-    with timings.phase("rollout"):
-        prompts = [s.prompt(problem) for problem in mine]
-        rollouts = s.sampler.generate(prompts, s.sampling, seed=s.config.seed, step=s.step)
-    with timings.phase("reward"):
-        items = list(zip(mine, prompts, rollouts, strict=True))
-        flat = [(problem, prompt, rollout) for problem, prompt, group in items for rollout in group]
-        rewards = iter(s.reward.score(flat))
-        return gather_shares([(tuple(group), tuple(next(rewards) for _ in group)) for _, _, group in items])
+    with Scoring(s.reward) as scoring:
+        with timings.phase("rollout"):
+            prompts = [s.prompt(problem) for problem in mine]
+
+            def score(index: int, group: Sequence[Rollout]) -> None:
+                scoring.add(index, [(mine[index], prompts[index], rollout) for rollout in group])
+
+            rollouts = s.sampler.generate(prompts, s.sampling, seed=s.config.seed, step=s.step, on_group=score)
+        with timings.phase("reward"):  # what is left when the last response is there
+            rewards = scoring.rewards()
+            return gather_shares([(tuple(group), rewards[index]) for index, group in enumerate(rollouts)])
 
 
 def with_advantages(s: Session, groups: Sequence[Group]) -> list[Group]:

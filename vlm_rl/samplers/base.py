@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from vlm_rl.prompts import PromptBuilder
 from vlm_rl.types import Prompt, Rollout
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
+OnGroup = Callable[[int, list[Rollout]], None]
 
 _CHUNK = 1 << 22  # elements hashed at a time: bounds the int64 temporaries to 32 MB each
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -53,9 +54,17 @@ class Sampler(Protocol):
     dtype: torch.dtype  # of the engine's weights: the learner's fingerprint is taken in it
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, step: int
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
         """Draw `params.responses` responses per prompt, in the prompts' order.
+
+        `on_group(index, rollouts)` is called as soon as a prompt has all its responses, in any order.
 
         Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from
         float noise in the logits; the same call repeated gives the same bits. Log-probs are of the

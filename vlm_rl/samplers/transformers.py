@@ -20,6 +20,7 @@ from vlm_rl.prompts import PromptBuilder, rope_positions
 from vlm_rl.samplers.base import (
     Fingerprint,
     NamedTensors,
+    OnGroup,
     SamplingParams,
     check_lengths,
     fingerprint,
@@ -65,7 +66,13 @@ class TransformersSampler:
 
     @torch.inference_mode()
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, step: int
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
         """See Sampler.generate."""
         check_lengths(prompts, params, max_model_len=self._max_model_len)
@@ -85,6 +92,9 @@ class TransformersSampler:
                             prompts[index], g, ids, logprobs, builder=self._builder, version=self.policy_version
                         )
                     )
+            if on_group is not None:
+                for index in batch:
+                    on_group(index, groups[index])
         return groups
 
     @torch.inference_mode()

@@ -25,6 +25,7 @@ from vlm_rl.prompts import PromptBuilder
 from vlm_rl.samplers.base import (
     Fingerprint,
     NamedTensors,
+    OnGroup,
     SamplingParams,
     check_lengths,
     fingerprint,
@@ -123,25 +124,45 @@ class VllmSampler:
         self._asleep = False
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, step: int
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
         """See Sampler.generate. One request per response: `n` would share noise between prompts."""
         check_lengths(prompts, params, max_model_len=self._max_model_len)
         self._reset_caches()
-        requests = [_request(prompt) for prompt in prompts for _ in range(params.responses)]
+        numbers = [(index, g) for index in range(len(prompts)) for g in range(params.responses)]
         settings = [
-            self._sampling(params, response_seed(seed, step, prompt.problem_id, index))
-            for prompt in prompts
-            for index in range(params.responses)
+            self._sampling(params, response_seed(seed, step, prompts[index].problem_id, g)) for index, g in numbers
         ]
-        with _global_random_state_kept():
-            outputs = self._llm.generate(requests, settings, use_tqdm=False)
-        assert len(outputs) == len(requests), (len(outputs), len(requests))
-        done = iter(outputs)
-        return [
-            [self._rollout(prompt, index, next(done).outputs[0]) for index in range(params.responses)]
-            for prompt in prompts
-        ]
+        groups: list[dict[int, Rollout]] = [{} for _ in prompts]
+        for number, output in self._finished([_request(prompts[index]) for index, _ in numbers], settings):
+            index, g = numbers[number]
+            groups[index][g] = self._rollout(prompts[index], g, output)
+            if on_group is not None and len(groups[index]) == params.responses:
+                on_group(index, _in_order(groups[index]))
+        return [_in_order(group) for group in groups]
+
+    def _finished(
+        self, requests: Sequence[dict[str, Any]], settings: Sequence[vllm.SamplingParams]
+    ) -> Iterator[tuple[int, vllm.CompletionOutput]]:
+        """(number, output) of each request as it ends. Leaving the iterator aborts the others."""
+        engine: Any = self._llm.llm_engine
+        names: list[str] = []
+        try:
+            with _global_random_state_kept():
+                for number, (request, setting) in enumerate(zip(requests, settings, strict=True)):
+                    names.append(engine.add_request(str(number), request, setting))
+            while engine.has_unfinished_requests():
+                with _global_random_state_kept():
+                    outputs = engine.step()
+                yield from ((int(output.request_id), output.outputs[0]) for output in outputs if output.finished)
+        finally:
+            engine.abort_request(names, internal=True)  # by the names that the engine gave
 
     def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
         """See Sampler.stream. Leaving the iterator aborts the request."""
@@ -149,7 +170,7 @@ class VllmSampler:
         check_lengths([prompt], params, max_model_len=self._max_model_len)
         self._reset_caches()
         engine: Any = self._llm.llm_engine
-        settings = self._sampling(params, response_seed(seed, step, prompt.problem_id, 0))
+        settings = self._sampling(params, response_seed(seed, step, prompt.problem_id, 0), whole=False)
         with _global_random_state_kept():
             name = engine.add_request("stream", _request(prompt), settings)
         given = 0
@@ -161,7 +182,7 @@ class VllmSampler:
                     yield from output.outputs[0].token_ids[given:]
                     given = len(output.outputs[0].token_ids)
         finally:
-            engine.abort_request([name], internal=True)  # the name the engine gave it, not "stream"
+            engine.abort_request([name], internal=True)
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights."""
@@ -203,7 +224,9 @@ class VllmSampler:
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
-    def _sampling(self, params: SamplingParams, seed: int) -> vllm.SamplingParams:
+    def _sampling(self, params: SamplingParams, seed: int, *, whole: bool = True) -> vllm.SamplingParams:
+        """`whole`: a response is given out once, when it has ended."""
+        kinds = self._vllm.sampling_params.RequestOutputKind
         # Not from_optional(): that clamps a bias to -100, and a large enough logit would get past it.
         return self._vllm.SamplingParams(
             n=1,
@@ -222,6 +245,7 @@ class VllmSampler:
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
+            output_kind=kinds.FINAL_ONLY if whole else kinds.CUMULATIVE,
         )
 
     def _rollout(self, prompt: Prompt, index: int, output: vllm.CompletionOutput) -> Rollout:
@@ -245,6 +269,10 @@ def import_vllm() -> Any:
     import vllm
 
     return vllm
+
+
+def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
+    return [group[g] for g in sorted(group)]
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:
