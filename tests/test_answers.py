@@ -578,6 +578,7 @@ def test_the_workers_environment_is_empty(judge: SymbolicJudge, monkeypatch: pyt
         assert {line.partition("=")[0] for line in environment if line} <= {
             *("LD_LIBRARY_PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         }
+        assert "PYTHONHASHSEED=0" in environment  # the same text takes the same way every time
 
 
 def _children(pid: int) -> list[int]:

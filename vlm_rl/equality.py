@@ -23,7 +23,7 @@ from vlm_rl.equations import EQUALS, is_list, label, members_agree, ratio, same_
 from vlm_rl.margins import Margin, margin_of, same_number
 from vlm_rl.mathtext import canonical, clean, is_prose, matrix, split_top
 from vlm_rl.polynomial import parse_closed_form
-from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refuse_long, refused
+from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refused
 from vlm_rl.rational import TooLargeError, is_date, parse_rational
 from vlm_rl.relations import as_intervals, has_relation
 from vlm_rl.units import Unit, parse_unit, quantity
@@ -58,7 +58,6 @@ class Comparison:
 
     def equal(self, gold: str, answer: str) -> bool | None:
         """Whether two raw answer texts are equal; None while the judge has not spoken."""
-        refuse_long(answer)
         try:
             return self._same(clean(gold), without_introduction(clean(answer)), top=True)
         except TooLargeError as error:
