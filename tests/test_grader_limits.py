@@ -98,7 +98,7 @@ def test_a_long_answer_and_a_long_list_are_refused_at_their_limits() -> None:
 @pytest.fixture(scope="module")
 def judge() -> Iterator[SymbolicJudge]:
     """One worker, which may take 128 MiB and is replaced after each job; its CPU clock plays no part."""
-    judge = SymbolicJudge(workers=1, timeout=1000.0, memory_bytes=128 << 20, jobs_per_worker=1)
+    judge = SymbolicJudge(workers=1, timeout=100.0, memory_bytes=128 << 20, jobs_per_worker=1)
     yield judge
     judge.close()
 
@@ -192,7 +192,7 @@ def test_a_server_that_dies_twice_is_an_error_and_a_third_one_answers(judge: Sym
 
 
 def test_a_comparison_that_waits_meets_the_wall_clock_and_is_an_error(judge: SymbolicJudge) -> None:
-    """ENDLESS stands for one that waits: its CPU clock would end it after 1,000 seconds."""
+    """ENDLESS stands for one that waits: its CPU clock would end it after 100 seconds."""
     judge.close()
     judge.options["wall_seconds"] = 2.0
     assert judge.decide([ENDLESS, GOOD]) == [("error", "no verdict within 2 s of wall-clock time"), ("ok", True)]
@@ -209,7 +209,7 @@ OWNER = """
 import os, sys, threading, time
 from vlm_rl.symbolic import SymbolicJudge
 
-judge = SymbolicJudge(workers=1, timeout=1000.0)
+judge = SymbolicJudge(workers=1, timeout=100.0)
 judge.decide([("equal", "x", "2x")])
 threading.Thread(target=judge.decide, args=([("equal", "9", "9^{9^{9^9}}")] * (sys.argv[1] == "busy"),)).start()
 child = os.fork()  # it keeps the pipe to the server open

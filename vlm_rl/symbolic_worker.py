@@ -24,6 +24,7 @@ import select
 import signal
 import sys
 from concurrent.futures import TimeoutError as WallClockError
+from pathlib import Path
 from typing import Any, BinaryIO
 
 Outcome = tuple[str, Any]  # ("ok", bool or str or None) | ("timeout" | "error", sentence)
@@ -119,8 +120,7 @@ def limit_worker(memory_bytes: int, server: int) -> None:
 
 def _address_space() -> int:
     """The bytes of virtual memory of this process (Linux)."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
 def work(job: list[str], cpu_seconds: float) -> bool | str | None:
