@@ -5,10 +5,12 @@ By file; a row: (name, right, wrong, test). Without a test it is the corpus of c
 
 from __future__ import annotations
 
-_CORPUS = "test_grading_cases.py::test_the_corpus_through_the_command"
+CORPUS = "test_grading_cases.py::test_the_corpus_through_the_command"
+POLICY = "test_answers.py::test_policy"
 EDGES = "test_grader_limits.py::test_each_limit_of_the_filter_holds_where_it_is_drawn"
 NO_WAY = "test_grader_limits.py::test_no_way_to_the_judge_leads_past_the_filter"
 LONG = "test_grader_limits.py::test_a_long_answer_and_a_long_list_are_refused_at_their_limits"
+SPELLINGS = "test_grader_limits.py::test_many_boxes_of_many_spellings_are_no_answer"
 BOMB = "test_grader_limits.py::test_a_memory_bomb_meets_its_limit_and_nothing_else_notices"
 NO_FILE = "test_grader_limits.py::test_a_worker_writes_no_file_and_is_replaced"
 DEAD = "test_grader_limits.py::test_a_worker_that_dies_takes_its_own_answer_with_it"
@@ -48,12 +50,26 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     "equality.py": (
         ("comparisons past the filter", "refuse_explosive(answer)", "pass", NO_WAY),
         ("values past the filter", "refuse_explosive(text)", "pass", NO_WAY),
+        ("figures' corners in any order", "if _figures(gold) != _figures(answer):", "if False:"),
+        ("figures in one direction", "min(name, name[::-1])", "name"),
+        ("triangles in one order", '"".join(sorted(name)) if triangle else', ""),
+        ("a point of any name", "answer.startswith(point.group().strip()) or", "True or"),
         ("other variable, same range", "left.variable != right.variable", "False"),
     ),
     "answers.py": (
         ("boxes of any length", "refuse_long(text)", "pass", LONG),
+        ("any number of spellings", "if len(spellings) > MAX_SPELLINGS:", "if False:", SPELLINGS),
         ("any number of comparisons", "if len(asked) > MAX_ASKED:", "if False:", BOUNDED),
         ("no opinion is wrong", 'if outcome != "ok":', "if False:", SILENT),
+    ),
+    "units.py": (
+        ("Chinese: any word", "(?![{_CHINESE_MODIFIERS}])", ""),
+        ("Chinese: no powers", "_CHINESE_POWERS.get(name[:2], 1)", "1"),
+        ("Chinese: units of their own", "_CHINESE_UNITS.get(name, name)", "name"),
+    ),
+    "mathtext.py": (
+        ("parts of a length joined by or", r"and (?=[0-9]+ ?(?:{_SMALLER})", r"or (?=[0-9]+ ?(?:{_SMALLER})"),
+        ("about, written as a space", r'(r"^[ $]*~(?=', r'(r"^$~(?='),
     ),
     "symbolic_worker.py": (
         ("no memory limit", "(limit, limit)", "(1 << 60, 1 << 60)", NO_FILE),
@@ -138,7 +154,6 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ("any builder's variable", "and inner.variable == builder.group(1)", ""),
         ("two variables", "if len(variables) == 1 else None", "if variables else None"),
         ("words as ends", "return bool(text) and all(letter", "return bool(text) or all(letter"),
-        ("any brackets are an interval", 'outer[0] in "(["', "True"),
         (
             "one side of a hole",
             r'parts = (f"(-\\infty,{bound})", f"({bound},\\infty)")',
@@ -146,7 +161,6 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "choices.py": (
-        ("several options named", "bool(named) and named <= wanted", "bool(named & wanted)"),
         ("labels out of order", 'ord(match[1]) - ord("A") == index', "True"),
         ("two options of one value", "return named if one else frozenset()", "return named"),
         (
@@ -178,20 +192,21 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ("tolerance: less, not at most", "<= self.distance", "< self.distance"),
         ("tolerance: one-sided", "abs(gold - answer)", "(gold - answer)"),
         ("rounding: cut", "+ Fraction(1, 2)", "+ 0"),
-        ("rounding: sign lost", "rounded if number >= 0 else -rounded", "rounded"),
+        ("rounding: sign lost", "rounded if number >= 0 else -rounded", "rounded", POLICY),
         (
             "precision before tolerance",
             'if meta.get("tolerance") is not None:',
             'if meta.get("precision") is None and "tolerance" in meta:',
+            POLICY,
         ),
     ),
     "equations.py": (
         ("chains of two numbers", "len({number for number in numbers if number is not None}) <= 1", "True"),
         ("chains that end in words", "(numbers[-1] is None and len(set(numbers)) > 1)", "False"),
         ("ratios crossed", "(a * d).equals(b * c)", "(a * c).equals(b * d)"),
-        ("ratios of any length", "len(left) == len(right) and all(", "all("),
         ("any two curves", "one.proportional(other)", "True"),
-        ("other labels", "if canonical(labels[0]) == canonical(labels[1]):", "if True:"),
+        ("other labels", "if len(names) == 1 or names == _GRAPH:", "if True:"),
+        ("no graph of a function", " or names == _GRAPH:", ":"),
         ("letters describe", "and len(labels[0]) > 1", ""),
         ("lists as equations", 'any(len(split_top(part, frozenset(",;"))) > 1 for part in parts) or', "False or"),
         ("anything is a label", "len(parts) > 1 and _LABEL.fullmatch(parts[0])", "len(parts) > 1"),
@@ -210,7 +225,7 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
 }
 
 GRADER_BREAKS = tuple(
-    (f"grader: {name}", file, right, wrong, *(test or [_CORPUS]))
+    (f"grader: {name}", file, right, wrong, *(test or [CORPUS]))
     for file, rows in _BREAKS.items()
     for name, right, wrong, *test in rows
 )

@@ -5,6 +5,7 @@ The filter is tried limit by limit; the workers' limits are met by real comparis
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import resource
@@ -90,6 +91,55 @@ def test_a_long_answer_and_a_long_list_are_refused_at_their_limits() -> None:
     for size, verdict in ((24, "wrong"), (25, "error")):  # items to pair off
         gold, answer = (rf"\{{{','.join(map(str, range(start, start + size)))}\}}" for start in (1, 101))
         assert asked(answer, gold) == (verdict, 0)
+
+
+def test_many_boxes_of_many_spellings_are_no_answer() -> None:
+    """Thin spaces and their opposites, in every order: all are 5, and each would have to be read."""
+    spellings = [
+        rf"\boxed{{5{''.join(order)}}}" for order in itertools.islice(itertools.product([r"\,", r"\!"], repeat=8), 65)
+    ]
+    for number, verdict in ((64, "correct"), (65, "no_answer")):
+        grade = _grade(GradeTask(" ".join(spellings[:number]), "5", "integer", PLAIN), {}, {})
+        assert grade is not None and grade.verdict == verdict
+
+
+# Each text of one character or more is repeated to the length of the noise; what runs away takes hours.
+NOISE = [
+    *(r"\boxed{5}", r"\boxed{", r"\boxed", r"\boxed   ", r"\boxed{1}\boxed{", r"\boxed{\{"),
+    *("{", "}", "{}", "\\", r"\{", "\uff5b", "\uff3c\uff42\uff4f\uff58\uff45\uff44\uff5b\uff15\uff5d"),
+    *("\u200b", "\\\u200bboxed{5}", "\ud800", "\0", "\u4e2d", "\u0665", "\u00bd", "e\u0301"),
+    *("7", "1,", "x=", "a ", "&#52;", "&lt;", "<", "<  ", "< think ", "<think"),
+    *("<think>", "</think>", "<answer>", "</answer>", "<answer></answer>", "<think></think>"),
+]
+TEMPLATE_TAG = re.compile("think|answer")
+FRAMES = {
+    "in the reasoning": r"<think>{}</think><answer>\boxed{{5}}</answer>",
+    "before the box": r"<think>a</think><answer>{}\boxed{{5}}</answer>",
+    "after the answer": r"<think>a</think><answer>\boxed{{5}}</answer>{}",
+    "in the box": r"<think>a</think><answer>\boxed{{{}}}</answer>",
+    "all there is": "{}",
+}
+
+
+@pytest.mark.timeout(240)  # each size takes a second
+@pytest.mark.parametrize(
+    "size", [10_000, 100_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_noise_of_any_length_is_read_in_linear_time(size: int) -> None:
+    r"""Where it runs away, it runs for hours. Noise outside the answer region, and without tags, changes nothing.
+
+    An answer of nothing but noise is refused or no answer, never a fault and never right.
+    """
+    for noise in NOISE:
+        text = (noise * (size // len(noise) + 1))[: size // len(noise) * len(noise)]
+        for where, frame in FRAMES.items():
+            task = GradeTask(frame.format(text), "5", "integer", TEMPLATES["think_answer"])
+            grade = _grade(task, {}, {})
+            assert grade is not None and grade.path != "fault", (noise, where)
+            if where == "in the box" and noise not in ("\u200b", r"\boxed{5}"):
+                assert not grade.correct, noise
+            if where in ("in the reasoning", "after the answer") and not TEMPLATE_TAG.search(noise):
+                assert grade.correct, (noise, where)
 
 
 # -- the workers' limits ---------------------------------------------------------------------------------
@@ -191,11 +241,14 @@ def test_a_server_that_dies_twice_is_an_error_and_a_third_one_answers(judge: Sym
     assert judge.decide([GOOD]) == [("ok", True)]
 
 
-def test_a_comparison_that_waits_meets_the_wall_clock_and_is_an_error(judge: SymbolicJudge) -> None:
+def test_a_comparison_that_waits_meets_the_wall_clock_and_is_an_error(
+    judge: SymbolicJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ENDLESS stands for one that waits: its CPU clock would end it after 100 seconds."""
     judge.close()
-    judge.options["wall_seconds"] = 2.0
+    monkeypatch.setitem(judge.options, "wall_seconds", 2.0)
     assert judge.decide([ENDLESS, GOOD]) == [("error", "no verdict within 2 s of wall-clock time"), ("ok", True)]
+    judge.close()
 
 
 def test_a_server_that_cannot_start_says_what_is_missing() -> None:

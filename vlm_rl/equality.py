@@ -42,6 +42,7 @@ _MEMBER = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")
 _POINT = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")
 _SET_IN_WORDS = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _NUMBER_BASE = re.compile(r"\(?[0-9A-F)] ?\)? ?_ ?\{([^{}]*)\}")
+_FIGURE = re.compile(r"(\\triangle ?)?(?<![A-Za-z\\])([A-Z]{3,6})(?![A-Za-z])")
 _GUESS = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
@@ -168,6 +169,9 @@ class Comparison:
         left, right = matrix(gold), matrix(answer)
         if left is not None and right is not None:
             return True, self._matrices(left, right)
+        point = _POINT.match(gold)  # A(2,3) may be called A or nothing, but not B
+        if point and (answer.startswith(point.group().strip()) or not _POINT.match(answer)):
+            gold = _POINT.sub("", gold)
         first = collection(gold, self.answer_type)
         # In an answer, "3 or 5" is a list only where several values are asked for; elsewhere it is a guess.
         several = first is not None and first.kind in ("bare", "set")
@@ -269,6 +273,8 @@ class Comparison:
             return self._decide("text", value=False)  # a clock's 6:30 is no quotient
         if _NUMBER_BASE.findall(gold) != _NUMBER_BASE.findall(answer):
             return self._decide("number_base", value=False)  # math-verify overlooks the subscript of 12_{3}
+        if _figures(gold) != _figures(answer):
+            return self._decide("figure", value=False)  # math-verify reads a figure's name as a product
         if "'" in answer and "'" not in gold:
             return self._decide("text", value=False)  # math-verify overlooks primes
         refuse_explosive(answer)
@@ -278,6 +284,12 @@ class Comparison:
 def without_introduction(text: str) -> str:
     """`clean` text without "The answer is" in front."""
     return _INTRODUCTION.sub("", text, count=1) if _INTRODUCTION.match(text) else text
+
+
+def _figures(text: str) -> list[str]:
+    """The figures named by their corners: a triangle's in any order, an angle's or a polygon's in both directions."""
+    found = _FIGURE.findall(text)
+    return sorted("".join(sorted(name)) if triangle else min(name, name[::-1]) for triangle, name in found)
 
 
 def _words(text: str) -> str:
