@@ -103,20 +103,16 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
             r'_ARGUMENT.sub(r"\1(\2)", text)',
         ),
         ("arguments take the product", r'_ARGUMENT.sub(r"\1(\2)", text)', "text"),
-        ("no point tried", "    if differ:\n        return False", "    if False:\n        return False"),
+        ("no point tried", "    if differ:\n        return False", "    if False:\n        return False", POLICY),
         (
             "nothing simplified",
             "differ is False and bool(sympy.simplify((parsed[0] - parsed[1]).doit()) == 0)",
             "False",
+            POLICY,
         ),
-        ("absolute difference", "_TOLERANCE * scale", "_TOLERANCE"),
-        ("few digits", "_TOLERANCE = 1e-40", "_TOLERANCE = 1e-6"),
-        ("n is N", "lowercase_symbols=False", "lowercase_symbols=True"),
-        (
-            "words tried at a point",
-            "or any(len(symbol.name) > 1 and symbol.name.isalpha() for symbol in symbols)",
-            "",
-        ),
+        ("absolute difference", "_TOLERANCE * scale", "_TOLERANCE", POLICY),
+        ("few digits", "_TOLERANCE = 1e-40", "_TOLERANCE = 1e-6", POLICY),
+        ("n is N", "lowercase_symbols=False", "lowercase_symbols=True", POLICY),
     ),
     "symbolic.py": (
         (
