@@ -108,11 +108,9 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
             "nothing simplified",
             "differ is False and bool(sympy.simplify((parsed[0] - parsed[1]).doit()) == 0)",
             "False",
-            POLICY,
         ),
         ("absolute difference", "_TOLERANCE * scale", "_TOLERANCE", POLICY),
-        ("few digits", "_TOLERANCE = 1e-40", "_TOLERANCE = 1e-6", POLICY),
-        ("n is N", "lowercase_symbols=False", "lowercase_symbols=True", POLICY),
+        ("n is N", "lowercase_symbols=False", "lowercase_symbols=True"),
     ),
     "symbolic.py": (
         (
@@ -177,7 +175,6 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
             "frozenset({letter}) | (_same_text(clean(choices[letter]), choices) if choices else frozenset())",
             "frozenset({letter})",
         ),
-        ("prose for the judge", "(lambda _job: False) if wordy else ask", "ask"),
         ("a word of letters twice", "and len(set(text)) == len(text)", ""),
         ("one letter among words", "if 1 < len(letters) == len(words)", "if 1 < len(letters)"),
     ),
