@@ -1,10 +1,11 @@
-"""Break each factor of the mathematics once, and name the tests that notice.
+"""Break each factor of the mathematics and each guard of the grader once, and name the tests that notice.
 
-    python tests/mutate.py              # all of them: minutes
+    python tests/mutate.py              # all of them: half an hour
     python tests/mutate.py clip         # the breaks whose name holds this word
+    python tests/mutate.py grader       # those of tests/grader_breaks.py
 
-Every break is made in a copy of the package in a temporary folder; the tests of the pure functions run
-against it. A break that no test notices is an error. Not collected by pytest.
+Every break is made in a copy of the package in a temporary folder; the tests of the pure functions, or the
+one test that the break names, run against it. A break that no test notices is an error. Not collected by pytest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from grader_breaks import GRADER_BREAKS
+
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("advantages", "losses", "loss_facts", "difficulty", "rewards", "diagnostics", "policy")
+PURE = ("advantages", "losses", "loss_facts", "difficulty", "rewards", "diagnostics", "policy")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Break:
     file: str
     right: str
     wrong: str
+    test: str = ""  # in tests/, what notices it; none: the tests of the pure functions
 
 
 BREAKS = (
@@ -144,11 +148,13 @@ BREAKS = (
 )
 
 
-def failures(copy: Path) -> list[str]:
-    """The names of the tests that fail there; one that cannot even start counts."""
-    files = [f"tests/test_{name}.py" for name in TESTS if (copy / f"tests/test_{name}.py").is_file()]
+def failures(copy: Path, tests: set[str]) -> list[str]:
+    """The names of the first of these tests to fail there; one that cannot even start counts."""
+    pure = {f"test_{name}.py" for name in PURE}
+    files = sorted(f"tests/{name}" for test in tests for name in ({test} if test else pure))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "--tb=no", *files],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "--no-header", "-p", "no:cacheprovider", "--tb=no"]
+        + [file for file in files if (copy / file.partition("::")[0]).is_file()],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -160,23 +166,24 @@ def failures(copy: Path) -> list[str]:
 
 def main(word: str = "") -> int:
     unnoticed = 0
+    chosen = [one for one in (*BREAKS, *(Break(*row) for row in GRADER_BREAKS)) if word in one.name]
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         for folder in ("vlm_rl", "tests", "data_prep"):
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        if found := failures(copy):
+        if found := failures(copy, {one.test for one in chosen}):
             raise SystemExit(f"the tests fail without any break: {found}")
-        for one in (b for b in BREAKS if word in b.name):
+        for one in chosen:
             path = copy / "vlm_rl" / one.file
             source = path.read_text(encoding="utf-8")
             if one.right not in source:
                 raise SystemExit(f"{one.name}: {one.file} no longer holds {one.right!r}")
             path.write_text(source.replace(one.right, one.wrong), encoding="utf-8")
-            found = failures(copy)
+            found = failures(copy, {one.test})
             path.write_text(source, encoding="utf-8")
             unnoticed += not found
-            print(f"{one.name:<40} {found[0] if found else 'NO TEST NOTICED'}", flush=True)
+            print(f"{one.name:<48} {found[0] if found else 'NO TEST NOTICED'}", flush=True)
     print(f"{unnoticed} breaks unnoticed")
     return int(unnoticed > 0)
 

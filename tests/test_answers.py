@@ -168,6 +168,9 @@ CASES: list[tuple] = [
     ("2.0944", "2.1", F, False, {"meta": {"tolerance": 0.001}}),
     ("2.0944", "x", F, False, {"meta": {"tolerance": 0.001}}),
     ("1.2", "1.23", F, False),
+    ("-1.2", "-1.23", F, True, {"meta": {"precision": 1}}),
+    ("-1.2", "1.2", F, False, {"meta": {"precision": 1}}),
+    ("2.0944", "2.1", F, False, {"meta": {"tolerance": 0.001, "precision": 1}}),  # the tolerance goes first
     # labels and equations
     ("5", "x = 5", N, True),
     ("x=5", "5", X, True),
@@ -576,6 +579,7 @@ def test_the_workers_environment_is_empty(judge: SymbolicJudge, monkeypatch: pyt
         assert {line.partition("=")[0] for line in environment if line} <= {
             *("LD_LIBRARY_PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         }
+        assert "PYTHONHASHSEED=0" in environment  # the same text takes the same way every time
 
 
 def _children(pid: int) -> list[int]:

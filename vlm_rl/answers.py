@@ -29,8 +29,9 @@ from vlm_rl.verdicts import AnswerType, Grade
 if TYPE_CHECKING:
     from vlm_rl.types import Problem  # imports torch, which grading does not need
 
-GRADER_VERSION = "3"  # of the policy: another version may give another verdict
-MAX_BOXES = 8  # different texts among one response's boxes
+GRADER_VERSION = "4"  # of the policy: another version may give another verdict
+MAX_BOXES = 8  # different answers among one response's boxes
+MAX_SPELLINGS = 64  # different texts among them
 MAX_ASKED = 40  # symbolic comparisons for one response
 _MAX_ROUNDS = 4
 _TAG = re.compile(r"< {0,2}(/?) {0,2}(think|answer) {0,2}>", re.IGNORECASE)
@@ -46,6 +47,7 @@ _WHY = {  # a refusal in words, by the rule that decided
     "equation": "an equation that says something else",
     "relation": "another range",
     "number_base": "a number in another base",
+    "figure": "another figure, or its corners in another order",
     "rounded": "another number after rounding",
     "matrix": "another shape, or other entries",
     "union": "other parts, or another number of them",
@@ -224,7 +226,10 @@ def _agree(texts: list[str], task: GradeTask, ask: Ask) -> bool | None:
         refuse_long(text)
     exact = replace(task, meta={})
     distinct: dict[str, str] = {}
-    for text in dict.fromkeys(reversed(texts)):
+    spellings = dict.fromkeys(reversed(texts))
+    if len(spellings) > MAX_SPELLINGS:
+        return False
+    for text in spellings:
         distinct.setdefault(canonical(clean(text)), text)
         if len(distinct) > MAX_BOXES:
             return False

@@ -23,7 +23,7 @@ from vlm_rl.equations import EQUALS, is_list, label, members_agree, ratio, same_
 from vlm_rl.margins import Margin, margin_of, same_number
 from vlm_rl.mathtext import canonical, clean, is_prose, matrix, split_top
 from vlm_rl.polynomial import parse_closed_form
-from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refuse_long, refused
+from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refused
 from vlm_rl.rational import TooLargeError, is_date, parse_rational
 from vlm_rl.relations import as_intervals, has_relation
 from vlm_rl.units import Unit, parse_unit, quantity
@@ -42,6 +42,7 @@ _MEMBER = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")
 _POINT = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")
 _SET_IN_WORDS = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _NUMBER_BASE = re.compile(r"\(?[0-9A-F)] ?\)? ?_ ?\{([^{}]*)\}")
+_FIGURE = re.compile(r"(\\triangle ?)?(?<![A-Za-z\\])([A-Z]{3,6})(?![A-Za-z])")
 _GUESS = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
@@ -58,7 +59,6 @@ class Comparison:
 
     def equal(self, gold: str, answer: str) -> bool | None:
         """Whether two raw answer texts are equal; None while the judge has not spoken."""
-        refuse_long(answer)
         try:
             return self._same(clean(gold), without_introduction(clean(answer)), top=True)
         except TooLargeError as error:
@@ -169,6 +169,9 @@ class Comparison:
         left, right = matrix(gold), matrix(answer)
         if left is not None and right is not None:
             return True, self._matrices(left, right)
+        point = _POINT.match(gold)  # A(2,3) may be called A or nothing, but not B
+        if point and (answer.startswith(point.group().strip()) or not _POINT.match(answer)):
+            gold = _POINT.sub("", gold)
         first = collection(gold, self.answer_type)
         # In an answer, "3 or 5" is a list only where several values are asked for; elsewhere it is a guess.
         several = first is not None and first.kind in ("bare", "set")
@@ -270,6 +273,8 @@ class Comparison:
             return self._decide("text", value=False)  # a clock's 6:30 is no quotient
         if _NUMBER_BASE.findall(gold) != _NUMBER_BASE.findall(answer):
             return self._decide("number_base", value=False)  # math-verify overlooks the subscript of 12_{3}
+        if _figures(gold) != _figures(answer):
+            return self._decide("figure", value=False)  # math-verify reads a figure's name as a product
         if "'" in answer and "'" not in gold:
             return self._decide("text", value=False)  # math-verify overlooks primes
         refuse_explosive(answer)
@@ -279,6 +284,12 @@ class Comparison:
 def without_introduction(text: str) -> str:
     """`clean` text without "The answer is" in front."""
     return _INTRODUCTION.sub("", text, count=1) if _INTRODUCTION.match(text) else text
+
+
+def _figures(text: str) -> list[str]:
+    """The figures named by their corners: a triangle's in any order, an angle's or a polygon's in both directions."""
+    found = _FIGURE.findall(text)
+    return sorted("".join(sorted(name)) if triangle else min(name, name[::-1]) for triangle, name in found)
 
 
 def _words(text: str) -> str:

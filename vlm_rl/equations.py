@@ -17,6 +17,7 @@ _LABEL = re.compile(
     r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
 )
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
+_GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
 _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
 
@@ -38,7 +39,8 @@ def label(parts: list[str]) -> str | None:
 def same_label(golds: list[str], answers: list[str]) -> bool:
     """Whether two labelled values may be compared: the same label, or words that describe a number."""
     labels = golds[0], answers[0]
-    if canonical(labels[0]) == canonical(labels[1]):
+    names = {canonical(text) for text in labels}
+    if len(names) == 1 or names == _GRAPH:
         return True
     described = all(_DESCRIPTION.fullmatch(text) for text in labels) and len(labels[0]) > 1
     return described and as_rational(quantity(golds[-1]).body) is not None
@@ -67,11 +69,9 @@ def ratio(text: str) -> list[str] | None:
 
 
 def same_ratio(golds: list[str], answers: list[str]) -> bool:
-    """Whether the terms of two ratios are proportional."""
+    """Whether the terms of two ratios, equally many, are proportional."""
     left, right = ([form for term in terms if (form := parse_closed_form(term))] for terms in (golds, answers))
-    return len(left) == len(right) and all(
-        (a * d).equals(b * c) for (a, c), (b, d) in pairwise(zip(left, right, strict=True))
-    )
+    return all((a * d).equals(b * c) for (a, c), (b, d) in pairwise(zip(left, right, strict=True)))
 
 
 def _difference(left: str, right: str) -> ClosedForm | None:

@@ -22,10 +22,15 @@ _HTML = re.compile(r"<(b|i|u|em|strong|p|span)>([^<>]*)</\1>")
 _GREEK = r"\\(?:pi|alpha|beta|gamma|theta|lambda|mu|phi|omega)(?![A-Za-z])"
 _ARGUMENT = rf"([0-9A-Za-z]|{_GREEK})"  # of \frac without braces
 _FUNCTIONS = r"arc(?:sin|cos|tan)|sin|cos|tan|cot|csc|ln|log|exp"
+_LARGER = r"days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
+_SMALLER = (
+    r"hours?|hrs?|minutes?|mins?|seconds?|secs?|s|inch(?:es)?|in|ounces?|oz|cents?|centimeters?|centimetres?|cm"
+)
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\s+", " "),
+        (r"^[ $]*~(?= ?-?\.?[0-9])", r"\\sim "),  # ~5 is about 5; further on the mark is a space
         (r"\\boxed ?(?=\{)", ""),
         (r"(?<!\\)\\\$", r" \\dollar "),
         (r"\$|(?<!\\)\\[()\[\]]", " "),
@@ -56,6 +61,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\[lr]vert(?![A-Za-z])", "|"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\backslash(?![A-Za-z])", r"\\setminus "),
         (r"\\textdollar(?![A-Za-z])", r"\\dollar "),
         (r"\\\\ ?\[ ?[0-9.]+ ?(?:pt|em|ex|mm|cm)\]", r"\\\\"),
@@ -92,6 +99,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=[0-9 ])\{ *([A-Za-z]{1,5}) *\}$", r" \1"),
         (r"(?<![0-9A-Za-z_{}])\(?([0-9]+)\)? ?_\{ ?10 ?\}", r"\1"),  # base ten
         (r"\(([0-9A-F]+)\) ?_(?=\{)", r"\1_"),
+        (r"(?<=[0-9A-F]_)\{ ?\( ?([0-9]{1,2}) ?\) ?\}", r"{\1}"),
+        (rf"(?<=[0-9]) ?({_LARGER}),? and (?=[0-9]+ ?(?:{_SMALLER})[ .]*$)", r" \1 "),  # 3 hours and 20 minutes
         (r"\s+", " "),
         (r" (?=\^)", ""),
     )

@@ -24,6 +24,7 @@ import select
 import signal
 import sys
 from concurrent.futures import TimeoutError as WallClockError
+from pathlib import Path
 from typing import Any, BinaryIO
 
 Outcome = tuple[str, Any]  # ("ok", bool or str or None) | ("timeout" | "error", sentence)
@@ -101,15 +102,25 @@ def _outcome(future: Any, options: dict[str, Any]) -> Outcome:
 
 
 def limit_worker(memory_bytes: int, server: int) -> None:
-    """Run once in each worker: no files, bounded memory, dies with the server, CPU clock kills."""
+    """Run once in each worker: no files, bounded memory, dies with the server, CPU clock kills.
+
+    A comparison may take `memory_bytes` of its own.
+    """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        # On top of what a fresh worker has reserved, which is more in a replaced one: the server has threads.
+        limit = memory_bytes + _address_space()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != server:
             os._exit(1)
+
+
+def _address_space() -> int:
+    """The bytes of virtual memory of this process (Linux)."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
 def work(job: list[str], cpu_seconds: float) -> bool | str | None:

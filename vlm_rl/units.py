@@ -36,7 +36,7 @@ _MODIFIERS = """
     sixth sixths tenth tenths times over plus minus wrong incorrect mod modulo sqrt root sin cos tan log ln
     exp to by of the remainder factorial choose base option choice undefined infinite infinity
     negative positive true false yes with where for all any some maybe perhaps nor but either else
-    possibly probably versus vs oder und oppure sqr rounded around roughly near between even odd
+    possibly probably versus vs ish so something oder und oppure sqr rounded around roughly near between even odd
 """
 _NOT_UNITS = frozenset(_MODIFIERS.split())
 _NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever it is measured in
@@ -52,6 +52,18 @@ _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
 _MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
 _BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
+# Chinese: a unit or what is counted, but no word that changes the number or doubts it.
+_CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
+_CHINESE_TAIL = re.compile(
+    r"(?<=[0-9)}]) ?("
+    rf"(?:[平立]方|千(?=[克米瓦]))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}})$"
+)
+_CHINESE_UNITS = {
+    "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
+    "公斤": "kg", "吨": "t", "秒": "s", "分钟": "min", "小时": "h", "天": "day", "周": "week", "月": "month",
+    "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan", "角": "jiao", "千瓦": "kW", "公顷": "ha",
+}  # fmt: skip
+_CHINESE_POWERS = {"平方": 2, "立方": 3}
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
 _COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent"}
 _COINS |= {"USD": "dollar", "EUR": "euro", "GBP": "pound sterling"}
@@ -85,6 +97,8 @@ def quantity(text: str) -> Quantity:
     if match := _BRACKETS.search(text):
         unit = parse_unit(match[1] or match[2], number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
+    if match := _CHINESE_TAIL.search(text):
+        return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
     if match := _FRACTION_TAIL.search(text):
         unit = parse_unit(f"{match.group(1)}/{match.group(2)}", number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
@@ -130,6 +144,12 @@ def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
             exponents[unit] = exponents.get(unit, 0) + side * power * int(exponent.removesuffix("}") or 1)
             power, last = 1, unit
     return None if power != 1 or (not exponents and not _NO_UNIT & set(text.split())) else exponents
+
+
+def _chinese_unit(name: str) -> Unit:
+    power = _CHINESE_POWERS.get(name[:2], 1)
+    name = name[2:] if power > 1 else name
+    return {_CHINESE_UNITS.get(name, name): power}
 
 
 def _known_unit(name: str) -> str | None:
