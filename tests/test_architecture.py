@@ -26,6 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "tiny",
                 "ranks",
                 "journal",
+                "overlap",
                 "checkpoint",
                 "model_folder",
                 "picture_file",
