@@ -429,6 +429,25 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
         run_evaluation(parrot, builder, grader, samples=1, mode="official")
 
 
+@pytest.mark.parametrize(
+    ("kind", "choices", "meta", "words"),
+    [
+        ("choice", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),
+        ("text", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),  # pid 168: a gold that is no option
+        ("integer", (), {}, "the final value, e.g., 1, 2, 3,"),
+        ("float", (), {"precision": 1}, "with one decimal place and provide the final value, e.g., 1.2, 1.3, 1.4,"),
+        ("float", (), {"precision": 2}, "two decimal places and provide the final value, e.g., 1.23, 1.34, 1.45,"),
+        ("expression", (), {"answer_type": "list"}, "the final list, e.g., [1, 2, 3], [1.2, 1.3, 1.4],"),
+    ],
+)
+def test_mathvistas_hint_is_its_own(kind, choices, meta, words: str) -> None:
+    """As its column `query` has it: options ask for a letter, numbers for as many decimals as the gold has."""
+    mine = Problem("mathvista-1", "How many?", (), "x", kind, choices=choices, source="mathvista", meta=meta)
+    hint, question = PUBLISHED_PROMPTS["mathvista"].worded(mine).question.split("\nQuestion: ")
+    assert hint.startswith("Hint: Please answer the question ") and hint.endswith(f"{words} at the end.")
+    assert question == "How many?"
+
+
 @pytest.mark.parametrize("name", ["mathvision", "mathvista", "logicvista", "wemath", "dynamath", "mathverse"])
 def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None:
     """Gold, precision, options and grouping, from the same files by both ways."""
