@@ -56,7 +56,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "diagnostics",
             },
             {"samplers", "learner", "trackers"},
-            {"evaluate", "scoring"},
+            {"evaluate", "scoring", "resumable"},
             {"study"},
             {
                 "curves",
