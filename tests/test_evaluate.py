@@ -137,6 +137,8 @@ def test_summary_by_hand() -> None:
     assert summary["mean_length_wrong"] == 320 / 5
     # The interval is over problems: from the four means, not from the eight samples.
     assert summary["interval"] == list(bootstrap_interval(np.array([0.5, 1, 0, 0]), seed=0))
+    uneven = [record("a", "correct", 1), record("a", "correct", 1), record("b", "wrong", 1)]
+    assert summarise(uneven, seed=0)["accuracy"] == 1 / 2  # of problems
 
 
 def test_summary_where_nothing_is_right_or_there_is_nothing() -> None:
@@ -427,6 +429,12 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
     with pytest.raises(UserError, match="official needs problems of one known benchmark; these are of no named"):
         run_evaluation(parrot, builder, grader, samples=1, mode="official")
+
+
+def test_mathvistas_gold_is_its_options_text_again() -> None:
+    """Preparation makes it a letter; the published rule compares texts, those of the nearest option too."""
+    one = Problem("mathvista-1", "?", (), "B", "choice", choices=("yes", "no"), source="mathvista")
+    assert (question_of(one).gold, question_of(one).choices) == ("no", ("yes", "no"))
 
 
 @pytest.mark.parametrize(
