@@ -224,15 +224,21 @@ def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
 
 
 def score_line(name: str, summary: Mapping[str, Any]) -> str:
-    """One set's result with what it takes to believe it."""
-    low, high = summary["interval"]
+    """One set's result with what it takes to believe it; the benchmark's own number where that is another."""
     k = f" avg@{summary['k']}" if summary["k"] > 1 else ""
-    failed = f", {summary['timeouts']} timeouts, {summary['errors']} errors in grading"
+    headline = summary.get("headline", "accuracy")
+    own = summary["scores"][headline] if headline != "accuracy" else None
     return (
-        f"{name}: accuracy{k} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], n {summary['num_problems']}, "
+        f"{name}: "
+        + (f"{headline} {_with_ends(own['score'], own['interval'])} of {own['n']}, " if own and own["n"] else "")
+        + f"accuracy{k} {_with_ends(summary['accuracy'], summary['interval'])}, n {summary['num_problems']}, "
         f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}, "
-        f"mean length {summary['mean_length']:.1f}" + (failed if summary["timeouts"] or summary["errors"] else "")
+        f"timeouts {summary['timeouts']}, errors {summary['errors']}, mean length {summary['mean_length']:.1f}"
     )
+
+
+def _with_ends(score: float, interval: Sequence[float]) -> str:
+    return f"{score:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 # -- controls ------------------------------------------------------------------------------------
