@@ -470,11 +470,25 @@ def test_mathvistas_hint_is_its_own(kind, choices, meta, words: str) -> None:
     assert question == "How many?"
 
 
-@pytest.mark.parametrize("name", ["mathvision", "mathvista", "logicvista", "wemath", "dynamath", "mathverse"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mathvision",
+        "mathvista",
+        "logicvista",
+        "wemath",
+        "dynamath",
+        "mathverse",
+        "aime24",
+        "minerva",
+        "olympiadbench",
+    ],
+)
 def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None:
     """Gold, precision, options and grouping, from the same files by both ways."""
-    folder = shared_data() / name
-    found = sorted(folder.glob("trial*/dataset.json")) or sorted([*folder.glob("*.json"), *folder.glob("*.jsonl")])
+    folder = shared_data() / (name if (shared_data() / name).is_dir() else "text_math")
+    patterns = ("trial*/dataset.json", f"{name}*.jsonl", "*.json", "*.jsonl")
+    found = next(files for pattern in patterns if (files := sorted(folder.glob(pattern))))
     annotated = {q.id: q for q in read_questions(BENCHMARKS[name], found)}
     rows = [row for row in SOURCES[name].read(folder) if isinstance(row, Row)]
     assert len(rows) == len(annotated)

@@ -74,8 +74,8 @@ def question_of(problem: Problem) -> Question:
 def _facets(problem: Problem) -> dict[str, tuple[str, ...]]:
     """What the benchmark reports by, under its own names: the same tables as `vlm-rl score` prints."""
     meta = problem.meta
-    values = {_CATEGORY.get(problem.source, "category"): problem.category}
-    values |= {facet: meta.get(name) for name, facet in _META.items()} | meta.get("reported_by", {})
+    values = {facet: meta.get(name) for name, facet in _META.items()} | meta.get("reported_by", {})
+    values[_CATEGORY.get(problem.source, "category")] = problem.category
     if problem.source in _QUESTION_TYPES:
         has_choices = problem.answer_type == "choice" or bool(problem.choices)
         values["question_type"] = _QUESTION_TYPES[problem.source][has_choices]
