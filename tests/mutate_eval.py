@@ -245,7 +245,10 @@ BREAKS = (
     ),
     Break("text sets: lists are ordered", "scoring/text_sets.py", 'answer_type="list"', 'answer_type="expression"'),
     Break(
-        "text sets: tolerance unread", "scoring/text_sets.py", '{"tolerance": float(error)} if error else {}', "{}"
+        "text sets: tolerance unread",
+        "scoring/text_sets.py",
+        '{} if tolerance is None else {"tolerance": tolerance}',
+        "{}",
     ),
     Break(
         "text sets: 073 is no 73",

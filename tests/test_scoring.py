@@ -635,21 +635,22 @@ def test_text_golds_in_their_publishers_shapes(tmp_path: Path, grader: Grader) -
         {"id": 4, "problem": "p", "answer": ["0.01\n", "0.02\n"]},
         {"id": 5, "problem": "p", "final_answer": ["1,3,5"], "is_multiple_answer": True},
         {"id": 6, "problem": "p", "final_answer": ["2.5"], "error": "0.1"},
-        {"id": 7, "problem": "p", "final_answer": ["2.5"], "error": "0.1"},
+        {"id": 7, "problem": "p", "final_answer": ["3"], "error": "0.1"},
+        {"id": 8, "problem": "p", "final_answer": ["3,4"], "error": "0.1,0.2", "is_multiple_answer": True},
     ]
     benchmark = BENCHMARKS["minerva"]
     questions = read_questions(benchmark, [write(tmp_path / "a.jsonl", rows)])
-    assert [q.gold for q in questions] == ["27", "73", "1.6", "0.01", "1,3,5", "2.5", "2.5"]
+    assert [q.gold for q in questions] == ["27", "73", "1.6", "0.01", "1,3,5", "2.5", "3", "3,4"]
     texts = [r"\boxed{27}", "The answer is 73.", r"\boxed{1.6}", r"\boxed{0.02}", r"\boxed{5, 1, 3}"]
-    texts += [r"\boxed{2.58}", r"\boxed{2.62}"]
+    texts += [r"\boxed{2.58}", r"\boxed{3.12}", r"\boxed{4, 3}"]
     answers = [Answer(q.id, text) for q, text in zip(questions, texts, strict=True)]
     plain = TEMPLATES["plain"]
     official = judge_all(benchmark, questions, answers, mode="official", grader=grader, template=plain)
-    assert [r.right for r in official] == [True] * 6 + [False]
+    assert [r.right for r in official] == [True] * 6 + [False, True]
     strict = judge_all(benchmark, questions, answers, mode="strict", grader=grader, template=plain)
-    assert [r.right for r in strict] == [True, False, True, True, True, True, False]
-    summary = summarise_rows(benchmark, official, mode="official", num_questions=8, template="plain")
-    assert (summary["rule"], summary["missing"], summary["n"]) == ("emulated", 1, 7)
+    assert [r.right for r in strict] == [True, False, True, True, True, True, False, True]
+    summary = summarise_rows(benchmark, official, mode="official", num_questions=9, template="plain")
+    assert (summary["rule"], summary["missing"], summary["n"]) == ("emulated", 1, 8)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ from vlm_rl.prompts import PromptBuilder
 from vlm_rl.ranks import barrier, rank, world_size
 from vlm_rl.runs import RunDirectory
 from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.vllm import import_vllm
 from vlm_rl.types import Problem
 
 Settings = dict[str, Any]  # everything that makes the answers what they are
+
+_LIBRARIES = ("vlm-rl", "torch", "transformers", "pillow", "math-verify")
 
 
 def answer_settings(
@@ -49,7 +52,7 @@ def answer_settings(
         "min_pixels": builder.min_pixels,
         "max_pixels": builder.max_pixels,
         "grader_version": GRADER_VERSION,
-        "versions": {name: version(name) for name in ("vlm-rl", "torch", "transformers")},
+        "versions": _versions(sampler),
     }
 
 
@@ -86,6 +89,11 @@ def data_digest(problems: Sequence[Problem]) -> str:
     texts = [json.dumps([p.id, p.question, p.answer, p.answer_type, *p.choices]).encode() for p in problems]
     rows = [digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
     return digest(*(row.encode() for row in sorted(rows)))
+
+
+def _versions(sampler: Sampler) -> dict[str, str]:
+    engine = {"vllm": import_vllm().__version__} if sampler.name == "vllm" else {}
+    return {name: version(name) for name in _LIBRARIES} | engine
 
 
 def digest(*parts: bytes) -> str:
