@@ -319,7 +319,9 @@ BREAKS = (
     ),
     Break("eval: journal of other settings", "journal.py", "if lines and lines[0] == head.encode():", "if lines:"),
     Break("eval: a cut line is read", "journal.py", 'split(b"\\n")[:-1]', 'split(b"\\n")'),
-    Break("eval: facets under other names", PREPARED, 'facets = {"category": (problem.category,), **facets}', "pass"),
+    Break("eval: facets under other names", PREPARED, '_CATEGORY.get(problem.source, "category")', '"category"'),
+    Break("eval: alternatives forgotten", PREPARED, 'tuple(meta.get("alternatives") or ())', "()"),
+    Break("eval: own number unsaid", "evaluate.py", 'if headline != "accuracy" else None', "if False else None"),
     Break("eval: variants are seeds", PREPARED, 'meta.get("seed", meta.get("problem", ""))', "problem.id"),
     Break("eval: MathVista's gold is a letter", PREPARED, 'gold = problem.choices[ord(gold) - ord("A")]', "pass"),
     Break(
