@@ -55,6 +55,8 @@ def _problem(
 
 # -- MathVista -------------------------------------------------------------------------------------
 
+_MATHVISTA_FACETS = ("language", "source", "category", "context", "grade")  # its scores are reported by these too
+
 
 def read_mathvista(path: Path, split: str = "testmini") -> Iterator[Row | Dropped]:
     """AI4Math/MathVista: testmini.json (an object of rows) beside images/, or the hub's Parquet.
@@ -86,6 +88,7 @@ def read_mathvista(path: Path, split: str = "testmini") -> Iterator[Row | Droppe
                 "unit": unit,
                 "skills": about.get("skills"),
                 "answer_type": row.get("answer_type"),
+                "reported_by": {name: about[name] for name in _MATHVISTA_FACETS if about.get(name)},
                 **meta,
                 **absent,
             },
@@ -213,13 +216,13 @@ def read_logicvista(path: Path, split: str = "test") -> Iterator[Row | Dropped]:
         gold, question = gold_of(row.get("answer")), text_of(row, "question")
         letters = re.fullmatch(r"[A-I](\s*,\s*[A-I])*", gold) is not None
         refs, absent = pictures.of(row, "image", "imagename")
-        skills = row.get("skill") or [""]
+        skills, capability = row.get("skill") or [""], row.get("broad_capability") or row.get("capability")
         problem = _problem(
             key,
             question,
             source="logicvista",
             category=skills if isinstance(skills, str) else skills[0],
-            meta=absent,
+            meta={"reported_by": {"capability": capability}, **absent} if capability else absent,
             answer=gold,
             answer_type="choice" if letters else infer_answer_type(gold),
             choices=parse_choices(question) if letters else (),

@@ -26,6 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "tiny",
                 "ranks",
                 "journal",
+                "overlap",
                 "checkpoint",
                 "model_folder",
                 "picture_file",
@@ -55,7 +56,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "diagnostics",
             },
             {"samplers", "learner", "trackers"},
-            {"evaluate", "scoring"},
+            {"evaluate", "scoring", "resumable"},
             {"study"},
             {
                 "curves",

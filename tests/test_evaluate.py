@@ -25,7 +25,7 @@ from vlm_rl.answers import GRADER_VERSION, Grader
 from vlm_rl.cli import main
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.evaluate import evaluate, grade_groups, summarise, with_images
+from vlm_rl.evaluate import evaluate, grade_groups, score_line, summarise, with_images
 from vlm_rl.journal import Journal
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.published_prompts import PUBLISHED_PROMPTS
@@ -34,7 +34,7 @@ from vlm_rl.runs import EVAL_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.score_command import read_questions
-from vlm_rl.scoring.prepared import question_of
+from vlm_rl.scoring.prepared import official_judgements, question_of
 from vlm_rl.scoring.registry import BENCHMARKS
 from vlm_rl.statistics import bootstrap_interval, random_derangement, score_interval, wilson_interval
 from vlm_rl.templates import TEMPLATES
@@ -137,6 +137,8 @@ def test_summary_by_hand() -> None:
     assert summary["mean_length_wrong"] == 320 / 5
     # The interval is over problems: from the four means, not from the eight samples.
     assert summary["interval"] == list(bootstrap_interval(np.array([0.5, 1, 0, 0]), seed=0))
+    uneven = [record("a", "correct", 1), record("a", "correct", 1), record("b", "wrong", 1)]
+    assert summarise(uneven, seed=0)["accuracy"] == 1 / 2  # of problems
 
 
 def test_summary_where_nothing_is_right_or_there_is_nothing() -> None:
@@ -417,11 +419,14 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     assert (
         found.summary["scores"]["average"]["score"] == 0.75 and found.summary["scores"]["worst_case"]["score"] == 0.5
     )
-    assert found.summary["by"]["category"]["algebra"]["n"] == 4
+    assert found.summary["by"]["subject"]["algebra"]["n"] == 4
     assert notes == ["accuracy 1.000", "accuracy 0.750"]  # the running score
     assert all("## Question\nHow many?" in text and "'short answer' key" in text for text in parrot.prompts)
     assert ["floating-point number.\n## Answer" in text for text in parrot.prompts] == [True, True, False, False]
     assert {r["question"] for r in found.records} == {"How many?"}  # the record keeps the question itself
+    line = score_line("dynamath", found.summary)
+    assert line.startswith("dynamath: worst_case 0.500 [") and "] of 2, accuracy 0.750 [" in line
+    assert "n 4, box 0.25, truncated 0.00, timeouts 0, errors 0, mean length 3.0" in line
     strict = run_evaluation(parrot, builder, grader, samples=1, problems=problems)
     assert not any(r["verdict"] == "correct" for r in strict.records)
     assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
@@ -429,11 +434,61 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
         run_evaluation(parrot, builder, grader, samples=1, mode="official")
 
 
-@pytest.mark.parametrize("name", ["mathvision", "mathvista", "logicvista", "wemath", "dynamath", "mathverse"])
+def test_mathvistas_gold_is_its_options_text_again() -> None:
+    """Preparation makes it a letter; the published rule compares texts, those of the nearest option too."""
+    one = Problem("mathvista-1", "?", (), "B", "choice", choices=("yes", "no"), source="mathvista")
+    assert (question_of(one).gold, question_of(one).choices) == ("no", ("yes", "no"))
+
+
+def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> None:
+    """Minerva's lists of golds, as preparation keeps them: any of them is right."""
+    one = Problem(
+        "minerva-1", "?", (), "0.01", "float", source="minerva", category="c", meta={"alternatives": ["0.02"]}
+    )
+    texts = [["The answer is 0.02.", "The answer is 0.03."]]
+    (judged,) = official_judgements([one], texts, grader=grader, template=TEMPLATES["plain"])
+    assert [judgement.verdict for judgement in judged] == ["correct", "wrong"]
+    assert question_of(one).facets == {"type": ("c",)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "meta", "words"),
+    [
+        ("choice", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),
+        ("text", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),  # pid 168: a gold that is no option
+        ("integer", (), {}, "the final value, e.g., 1, 2, 3,"),
+        ("float", (), {"precision": 1}, "with one decimal place and provide the final value, e.g., 1.2, 1.3, 1.4,"),
+        ("float", (), {"precision": 2}, "two decimal places and provide the final value, e.g., 1.23, 1.34, 1.45,"),
+        ("expression", (), {"answer_type": "list"}, "the final list, e.g., [1, 2, 3], [1.2, 1.3, 1.4],"),
+    ],
+)
+def test_mathvistas_hint_is_its_own(kind, choices, meta, words: str) -> None:
+    """As its column `query` has it: options ask for a letter, numbers for as many decimals as the gold has."""
+    mine = Problem("mathvista-1", "How many?", (), "x", kind, choices=choices, source="mathvista", meta=meta)
+    hint, question = PUBLISHED_PROMPTS["mathvista"].worded(mine).question.split("\nQuestion: ")
+    assert hint.startswith("Hint: Please answer the question ") and hint.endswith(f"{words} at the end.")
+    assert question == "How many?"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mathvision",
+        "mathvista",
+        "logicvista",
+        "wemath",
+        "dynamath",
+        "mathverse",
+        "aime24",
+        "minerva",
+        "olympiadbench",
+    ],
+)
 def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None:
     """Gold, precision, options and grouping, from the same files by both ways."""
-    folder = shared_data() / name
-    found = sorted(folder.glob("trial*/dataset.json")) or sorted([*folder.glob("*.json"), *folder.glob("*.jsonl")])
+    folder = shared_data() / (name if (shared_data() / name).is_dir() else "text_math")
+    patterns = ("trial*/dataset.json", f"{name}*.jsonl", "*.json", "*.jsonl")
+    found = next(files for pattern in patterns if (files := sorted(folder.glob(pattern))))
     annotated = {q.id: q for q in read_questions(BENCHMARKS[name], found)}
     rows = [row for row in SOURCES[name].read(folder) if isinstance(row, Row)]
     assert len(rows) == len(annotated)
@@ -441,6 +496,7 @@ def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None
         ours = question_of(row.problem)
         theirs = annotated[ours.id.removeprefix(f"{name}-")]
         assert ours.gold.strip("()$ ") == theirs.gold.strip("()$ ")
+        assert ours.facets == {facet: found for facet, found in theirs.facets.items() if found != ("",)}
         if name in ("mathvista", "wemath"):
             assert ours.gold == theirs.gold and ours.choices == theirs.choices
         if name in ("dynamath", "wemath"):

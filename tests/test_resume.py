@@ -96,6 +96,57 @@ def test_killed_again_and_again(toys: Toys, changes: dict, whole: tuple[RunDirec
     assert_sound(out)
 
 
+@pytest.mark.slow
+def test_killed_in_an_evaluation_it_answers_nothing_twice(toys: Toys, changes: dict, whole) -> None:
+    """SIGKILL after two of the four problems of step 2; then the whole is what it would have been."""
+    name, (expected, _) = "in-evaluation", whole
+    config, run = toys.config(name, **changes), toys.run(name)
+    assert toys.runner("train", str(config), faults={"kill_after_answers": {"number": 4 + 2}}).code == -signal.SIGKILL
+    (journal,) = (run.path / "eval").glob(".*")
+    head, first, second = journal.read_bytes().splitlines()
+    assert journal.name == ".heldout-000002-0.jsonl"
+    finished = {path: path.stat().st_mtime_ns for path in (run.path / "eval" / "heldout").iterdir()}
+    marked = first.replace(b'"reason": "', b'"reason": "MARK ', 1)  # would be gone if it were graded again
+    journal.write_bytes(b"\n".join([head, marked, second, b'[{"cut']))
+    finish(toys, name, config)
+    rows = {e.step: e.rows().to_pylist() for e in run.evals()}
+    assert [row["reason"].startswith("MARK ") for row in rows[2]].count(True) == 1
+    rows[2] = [row | {"reason": row["reason"].removeprefix("MARK ")} for row in rows[2]]
+    assert rows == {e.step: e.rows().to_pylist() for e in expected.evals()}
+    assert [e.summary for e in run.evals()] == [e.summary for e in expected.evals()]
+    assert not list((run.path / "eval").glob(".*"))
+    assert len(finished) == 2 and all(path.stat().st_mtime_ns == at for path, at in finished.items())
+
+
+def test_eval_gives_the_numbers_of_the_training(toys: Toys, whole: tuple[RunDirectory, int]) -> None:
+    """On the kept checkpoint, with the run's settings: the same responses, verdicts and scores."""
+    run, out = whole[0], toys.folder / "again"
+    step, checkpoint = run.checkpoints()[-1]
+    words = ["--model", checkpoint, "--data", toys.heldout, "--out", out, "--seed", 3, "--max-tokens", 14]
+    result = toys.runner("eval", *map(str, words), "--sampler", "transformers", "--max-prompt-tokens", "160")
+    assert result.code == 0, result.output[-3000:]
+    (again,) = RunDirectory(out).evals()
+    during = next(e for e in run.evals() if e.step == step)
+    assert again.rows().to_pylist() == during.rows().to_pylist()
+    shared = during.summary.keys() & again.summary.keys() - {
+        "policy_version"
+    }  # updates of a run, which eval has none
+    assert {"accuracy", "interval", "data_sha256", "sampling", "template_system"} <= shared
+    assert {key: during.summary[key] for key in shared} == {key: again.summary[key] for key in shared}
+
+
+@pytest.mark.slow
+def test_the_best_of_the_saved_steps_is_kept(toys: Toys) -> None:
+    """Evaluated after every step and saved after every second: a better step without a checkpoint is no reason
+    to let the best of those go that have one."""
+    changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 1}, "train": {"steps": 6}}
+    run = toys.train_run("best", **changes, checkpoint={"every": 2, "keep_last": 1})
+    accuracy = {e.step: e.summary["accuracy"] for e in run.evals()}
+    assert list(accuracy) == list(range(7))
+    best = 4 if accuracy[4] >= accuracy[2] else 2  # as known when step 6 is saved
+    assert [step for step, _ in run.checkpoints()] == [best, 6]
+
+
 def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
     """12 problems, 4 a step: steps 1 to 3 are the first epoch, 4 to 6 the second."""
     expected = toys.train_run("six-steps", train={"steps": 6}, checkpoint={"every": 6})
@@ -117,10 +168,12 @@ def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
 
 def test_a_finished_run_resumes_to_nothing(toys: Toys, whole: tuple[RunDirectory, int]) -> None:
     before = (whole[0].path / "metrics.jsonl").read_bytes()
+    evaluated = whole[0].evals()[-1].path.stat().st_mtime_ns
     result = toys.runner("train", str(whole[0].path), "--resume")
     assert result.code == 0, result.output[-3000:]
     assert f"{whole[0].path} is finished: step-000004" in result.output
     assert (whole[0].path / "metrics.jsonl").read_bytes() == before
+    assert whole[0].evals()[-1].path.stat().st_mtime_ns == evaluated
 
 
 def test_ctrl_c_says_how_to_go_on(toys: Toys) -> None:

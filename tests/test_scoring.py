@@ -9,6 +9,7 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,6 +28,7 @@ from vlm_rl.scoring.items import Answer, Judgement, Question, Row
 from vlm_rl.scoring.lettered import judge_logicvista, judge_mathverse
 from vlm_rl.scoring.registry import BENCHMARKS
 from vlm_rl.scoring.score import judge_all, summarise_rows
+from vlm_rl.statistics import score_interval
 from vlm_rl.templates import TEMPLATES
 
 
@@ -117,6 +119,8 @@ def test_values_are_those_of_fractions(top: int, bottom: int, other: int, sign: 
         (r"$35 \mathrm{~km}$", r"35\mathrm{~}"),
         ("Square D", "squared"),
         ("1 Euro", "1euro"),
+        ("So it must be (B).", "b"),
+        (r"so $\boxed{x = 5}$", "5"),
         ("we make 5 - 1 = 4 cuts.\nThe answer is: 4", "4"),
         (r"\(\boxed{D.}\)", "d"),  # the following are Gemini-Pro's
         (r"\(\boxed{ \text{(A)} }\)", "a"),
@@ -197,6 +201,7 @@ def vista(kind: str, gold: str, *choices: str, precision: float | None = None) -
         (vista("integer", "3"), "3.9", "3"),
         (vista("integer", "3"), "three", None),
         (vista("float", "1.2", precision=1.0), "1.249", "1.2"),  # a precision stored as a float
+        (vista("float", "0.21", precision=2), "0.214", "0.21"),
         (vista("float", "0.21", precision=2), "inf", "inf"),
         (vista("integer", "3"), "1e999", None),
         (vista("list", "[1, 2]"), "[1, 2]", "[1, 2]"),
@@ -266,6 +271,8 @@ def test_mathverse_hands_free_answers_to_the_grader() -> None:
     assert judge_mathverse(Question("1", "9", "integer"), Answer("1", "The answer is 9.")) == "9"
     judged = judge_mathverse(Question("1", "D", "choice"), Answer("1", r"\boxed{D}"))
     assert isinstance(judged, Judgement) and judged.verdict == "correct"
+    both = judge_mathverse(Question("1", "D", "choice"), Answer("1", "Answer: B, D"))
+    assert isinstance(both, Judgement) and both.verdict == "wrong"  # two letters are no choice
 
 
 # -- We-Math --------------------------------------------------------------------------------------------
@@ -302,6 +309,8 @@ def test_wemath_score_by_hand() -> None:
     assert found["rates_strict"] == {"IK": 0.25, "IG": 0.25, "CM": 0.25, "RM": 0.5}
     assert found["rates_loose"]["RM"] == 0
     assert found["incomplete_problems"] == 1
+    # S1: all ten steps, those of the incomplete problem too; S2 and S3: the wholes of two and of three steps
+    assert [found[name]["score"] for name in ("S1", "S2", "S3")] == [8 / 10, 3 / 4, 0]
     # (n - IG/2 - RM - IK) / n, as published
     cases = found["cases_strict"]
     assert found["score_strict"]["score"] == (4 - 0.5 * cases["IG"] - cases["RM"] - cases["IK"]) / 4
@@ -309,7 +318,7 @@ def test_wemath_score_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("response", "letter"),
-    [("Answer: C", "C"), ("<Answer>: <B>.", "B"), ("Answer A. Answer: (D)", None), ("C", "C"), ("I think", None)],
+    [("Answer: C", "C"), ("<Answer>: <B>.", "B"), ("Answer A. Answer: (D)", None), ("G", "G"), ("I think", None)],
 )
 def test_wemath_reads_the_first_character_after_the_last_answer(response: str, letter: str | None) -> None:
     assert wemath.judge(Question("x", "C", "choice"), Answer("x", response)).extracted == letter
@@ -340,7 +349,9 @@ def test_dynamath_worst_case_by_hand() -> None:
         ("float", "7", "no JSON here", "wrong"),
         ("choice", "B", '{"short answer": "(B) five"}', "correct"),
         ("choice", "B", '{"short answer": "Because"}', "correct"),  # the published rule looks into three characters
+        ("choice", "B", '{"short answer": "The B"}', "wrong"),  # and no further
         ("text", "even", '{"short answer": "not even"}', "correct"),
+        ("float", "7", "so\n72", "correct"),  # without JSON the last line, less its last character
     ],
 )
 def test_dynamath_rule(kind: str, gold: str, response: str, verdict: str) -> None:
@@ -370,6 +381,40 @@ def test_avg_and_pass_at_k_by_hand() -> None:
     assert found["accuracy"]["score"] == 0.25 and found["accuracy"]["n"] == 2
     assert found["pass@1"]["score"] == 0.25
     assert found["pass@2"]["score"] == pytest.approx(5 / 12) and found["pass@4"]["score"] == 0.5
+    three = metrics.scores("aime24", [one for one in rows if one.answer.sample < 3])
+    assert [name for name in three if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]  # k itself, always
+
+
+def test_intervals_are_those_of_the_bootstrap_with_its_seed() -> None:
+    scores = np.linspace(0, 1, 41) ** 2  # with so many values another seed has another interval
+    found = metrics.with_interval(scores)
+    assert found == {"score": scores.mean(), "n": 41, "interval": list(score_interval(scores, seed=0))}
+    assert found["interval"] != metrics.with_interval(scores, seed=1)["interval"]
+
+
+def test_health_by_hand() -> None:
+    """Five responses to two questions: one cut of the three whose end is known, two boxes, one empty."""
+    verdicts = ["correct", "no_answer", "timeout", "error", "correct"]
+    notes, stops = ["free point", "", "", "", "published verdict"], ["length", "stop", None, "stop", None]
+    rows = [
+        Row(
+            Question("ab"[i % 2], "1", "integer"),
+            Answer("ab"[i % 2], " " if i == 2 else "x", sample=i // 2, stop_reason=stop),
+            Judgement(verdict, None, "", note),  # type: ignore[arg-type]
+            has_box=i < 2,
+        )
+        for i, (verdict, note, stop) in enumerate(zip(verdicts, notes, stops, strict=True))
+    ]
+    assert metrics.health(rows) == {
+        "n": 2,
+        "num_responses": 5,
+        "k": 3,
+        "k_min": 2,
+        "box_share": 2 / 5,
+        "truncated_share": 1 / 3,
+        "empty_share": 1 / 5,
+        **dict.fromkeys(("no_answer", "timeouts", "errors", "published_verdicts", "free_points"), 1),
+    }
 
 
 def test_facets_count_a_question_in_each_of_its_values() -> None:
@@ -424,6 +469,7 @@ def test_published_mathvision_rows_keep_their_verdicts(tmp_path: Path, capsys: p
     assert official["rule"] == "official" and official["scores"]["accuracy"]["score"] == pytest.approx(2 / 3)
     assert official["published_accuracy"] == pytest.approx(1 / 3) and official["judged_otherwise"] == ["3"]
     assert [r["verdict"] for r in official["rows"]] == ["correct", "wrong", "correct"]
+    assert [r["category"] for r in official["rows"]] == ["arithmetic", "counting", "counting"]  # the first facet
     assert official["by"]["subject"]["counting"]["n"] == 2
     printed = capsys.readouterr().out
     for part in (
@@ -588,19 +634,23 @@ def test_text_golds_in_their_publishers_shapes(tmp_path: Path, grader: Grader) -
         {"idx": 3, "problem": "p", "solution": r"so \boxed{1.6}"},
         {"id": 4, "problem": "p", "answer": ["0.01\n", "0.02\n"]},
         {"id": 5, "problem": "p", "final_answer": ["1,3,5"], "is_multiple_answer": True},
+        {"id": 6, "problem": "p", "final_answer": ["2.5"], "error": "0.1"},
+        {"id": 7, "problem": "p", "final_answer": ["3"], "error": "0.1"},
+        {"id": 8, "problem": "p", "final_answer": ["3,4"], "error": "0.1,0.2", "is_multiple_answer": True},
     ]
     benchmark = BENCHMARKS["minerva"]
     questions = read_questions(benchmark, [write(tmp_path / "a.jsonl", rows)])
-    assert [q.gold for q in questions] == ["27", "73", "1.6", "0.01", "1,3,5"]
+    assert [q.gold for q in questions] == ["27", "73", "1.6", "0.01", "1,3,5", "2.5", "3", "3,4"]
     texts = [r"\boxed{27}", "The answer is 73.", r"\boxed{1.6}", r"\boxed{0.02}", r"\boxed{5, 1, 3}"]
+    texts += [r"\boxed{2.58}", r"\boxed{3.12}", r"\boxed{4, 3}"]
     answers = [Answer(q.id, text) for q, text in zip(questions, texts, strict=True)]
     plain = TEMPLATES["plain"]
     official = judge_all(benchmark, questions, answers, mode="official", grader=grader, template=plain)
-    assert [r.right for r in official] == [True] * 5
+    assert [r.right for r in official] == [True] * 6 + [False, True]
     strict = judge_all(benchmark, questions, answers, mode="strict", grader=grader, template=plain)
-    assert [r.right for r in strict] == [True, False, True, True, True]
-    summary = summarise_rows(benchmark, official, mode="official", num_questions=6, template="plain")
-    assert (summary["rule"], summary["missing"], summary["n"]) == ("emulated", 1, 5)
+    assert [r.right for r in strict] == [True, False, True, True, True, True, False, True]
+    summary = summarise_rows(benchmark, official, mode="official", num_questions=9, template="plain")
+    assert (summary["rule"], summary["missing"], summary["n"]) == ("emulated", 1, 8)
 
 
 @pytest.mark.parametrize(

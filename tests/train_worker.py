@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vlm_rl import train as loop
 from vlm_rl.answers import Grader
 from vlm_rl.cli import main
 from vlm_rl.config import Section
+from vlm_rl.journal import Journal
 from vlm_rl.learner import _import_deepspeed
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.verdicts import Grade
@@ -102,9 +104,23 @@ def _before(phase: str, number: int, act: Callable[[], None]) -> None:
     if phase == "save":
         session.commit = watched(session.commit, lambda *_: True)
     elif phase == "evaluation":
-        session.evaluate = watched(session.evaluate, lambda *_: True)
+        session.evaluate_into = watched(session.evaluate_into, lambda *_: True)
     else:
         session.Timings.phase = watched(session.Timings.phase, lambda _, name: name == phase)
+
+
+def kill_after_answers(number: int) -> None:
+    """SIGKILL once an evaluation, which goes problem by problem here, has kept its number-th problem."""
+    session.evaluate_into = partial(session.evaluate_into, batch_size=1)
+    add, kept = Journal.add, {"count": 0}
+
+    def counted(self: Journal, groups: Any) -> None:
+        add(self, groups)
+        kept["count"] += len(groups)
+        if kept["count"] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal.add = counted
 
 
 def skip_sync(number: int) -> None:
@@ -172,6 +188,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "count_events": count_events,
     "terminate_in": terminate_in,
     "interrupt_in": interrupt_in,
+    "kill_after_answers": kill_after_answers,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
     "drop_tensor": drop_tensor,

@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +26,7 @@ from vlm_rl.answers import GRADER_VERSION, Grader, task_of
 from vlm_rl.errors import UserError
 from vlm_rl.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode_png
 from vlm_rl.journal import Journal
+from vlm_rl.overlap import overlapped
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.published_prompts import PublishedPrompt
 from vlm_rl.ranks import gather_shares, share
@@ -68,7 +71,8 @@ def evaluate(
 ) -> Evaluation:
     """Answer every problem `params.responses` times (the k of avg@k) and grade the answers.
 
-    `images` other than real is a control: see `with_images`. `batch_size` prompts are in memory at a time.
+    `images` other than real is a control: see `with_images`. While `batch_size` prompts are answered, the next ones
+    are built and the last ones graded, beside the engine: three times as many are in memory.
     `advance(n, note=...)` is called when n more of this rank's problems are done, with the score so far; `journal`
     keeps finished problems, and those that it already holds are not answered again; `wording` asks in a benchmark's
     own words. Beside `summarise`'s numbers, and those of the problems' benchmark, the summary holds how they came
@@ -85,18 +89,20 @@ def evaluate(
     left = [problem for problem in mine if problem.id not in answered]
     if advance is not None and len(left) < len(mine):
         advance(len(mine) - len(left), note=_running(answered))
-    for start in range(0, len(left), batch_size):
-        batch = left[start : start + batch_size]
-        prompts = [builder.build(wording.worded(problem) if wording else problem) for problem in batch]
-        groups = sampler.generate(prompts, params, seed=seed, step=step)
-        graded = grade_groups(batch, prompts, groups, grader=grader, template=builder.template)
-        if mode == "official":
-            graded = _by_published_rule(batch, graded, grader=grader, template=builder.template)
-        answered |= zip((problem.id for problem in batch), graded, strict=True)
-        if journal is not None:
-            journal.add(graded)
-        if advance is not None:
-            advance(len(batch), note=_running(answered))
+    batches = [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
+    answering = overlapped(
+        batches,
+        before=lambda batch: [builder.build(wording.worded(problem) if wording else problem) for problem in batch],
+        heavy=lambda prompts: sampler.generate(prompts, params, seed=seed, step=step),
+        after=partial(
+            _grade_batch, grader=grader, template=builder.template, published=mode == "official", journal=journal
+        ),
+    )
+    with closing(answering):
+        for batch, graded in zip(batches, answering, strict=True):
+            answered |= zip((problem.id for problem in batch), graded, strict=True)
+            if advance is not None:
+                advance(len(batch), note=_running(answered))
     records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
     _attach_images(records, shown, samples=params.responses)
     origin = {
@@ -113,6 +119,25 @@ def evaluate(
         "grader_version": GRADER_VERSION,
     }
     return Evaluation(records, summarise(records, seed=seed) | benchmark_scores(shown, records) | origin)
+
+
+def _grade_batch(
+    problems: Sequence[Problem],
+    prompts: Sequence[Prompt],
+    groups: Sequence[Sequence[Rollout]],
+    *,
+    grader: Grader,
+    template: Template,
+    published: bool,
+    journal: Journal | None,
+) -> list[list[Record]]:
+    """The records of answered problems, and on the disk too where there is a journal."""
+    graded = grade_groups(problems, prompts, groups, grader=grader, template=template)
+    if published:
+        graded = _by_published_rule(problems, graded, grader=grader, template=template)
+    if journal is not None:
+        journal.add(graded)
+    return graded
 
 
 def _by_published_rule(
@@ -199,15 +224,21 @@ def summarise(records: Sequence[Record], *, seed: int) -> dict[str, Any]:
 
 
 def score_line(name: str, summary: Mapping[str, Any]) -> str:
-    """One set's result with what it takes to believe it."""
-    low, high = summary["interval"]
+    """One set's result with what it takes to believe it; the benchmark's own number where that is another."""
     k = f" avg@{summary['k']}" if summary["k"] > 1 else ""
-    failed = f", {summary['timeouts']} timeouts, {summary['errors']} errors in grading"
+    headline = summary.get("headline", "accuracy")
+    own = summary["scores"][headline] if headline != "accuracy" else None
     return (
-        f"{name}: accuracy{k} {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}], n {summary['num_problems']}, "
+        f"{name}: "
+        + (f"{headline} {_with_ends(own['score'], own['interval'])} of {own['n']}, " if own and own["n"] else "")
+        + f"accuracy{k} {_with_ends(summary['accuracy'], summary['interval'])}, n {summary['num_problems']}, "
         f"box {summary['box_share']:.2f}, truncated {summary['truncated_share']:.2f}, "
-        f"mean length {summary['mean_length']:.1f}" + (failed if summary["timeouts"] or summary["errors"] else "")
+        f"timeouts {summary['timeouts']}, errors {summary['errors']}, mean length {summary['mean_length']:.1f}"
     )
+
+
+def _with_ends(score: float, interval: Sequence[float]) -> str:
+    return f"{score:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 # -- controls ------------------------------------------------------------------------------------

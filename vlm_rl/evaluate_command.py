@@ -12,29 +12,27 @@ trained on are refused.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vlm_rl.answers import GRADER_VERSION, Grader
+from vlm_rl.answers import Grader
 from vlm_rl.checkpoint import MANIFEST, read_manifest
 from vlm_rl.config import Config, parse_config
 from vlm_rl.data import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.errors import UserError
-from vlm_rl.evaluate import Evaluation, evaluate, score_line
-from vlm_rl.journal import Journal
+from vlm_rl.evaluate import score_line
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.published_prompts import PUBLISHED_PROMPTS, PublishedPrompt, eval_template
-from vlm_rl.ranks import barrier, init_ranks, rank, share, world_size
+from vlm_rl.ranks import barrier, init_ranks, rank, share
+from vlm_rl.resumable import Settings, answer_settings, changed_settings, digest, evaluate_into, journal_path
 from vlm_rl.runs import RunDirectory, check_benchmark_name
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
@@ -42,8 +40,6 @@ from vlm_rl.scoring.prepared import benchmark_of
 from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.terminal import make_console, progress
 from vlm_rl.types import Problem
-
-Settings = dict[str, Any]  # everything that makes the answers what they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +96,17 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             asked = [_settings(one, options, params, origin, builder=builder, sampler=sampler) for one in sets]
             left = _unanswered(results, sets, asked, origin)
             for one, settings in left:
-                journal_path = results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl"
-                with Journal.open(journal_path, settings) as journal:
-                    evaluation = _answer(
-                        one,
-                        options,
-                        params,
-                        origin,
-                        builder=builder,
-                        sampler=sampler,
-                        grader=grader,
-                        journal=journal,
-                        wording=wording,
-                    )
-                    summary = {**evaluation.summary, **settings}
-                    if rank() == 0:
-                        results.write_eval(one.name, origin.step, evaluation.records, summary)
-                    barrier()  # nobody forgets what is not in the result yet
-                    journal.remove()
+                summary = _answer(
+                    one,
+                    settings,
+                    options,
+                    params,
+                    results,
+                    builder=builder,
+                    sampler=sampler,
+                    grader=grader,
+                    wording=wording,
+                )
                 make_console().print(score_line(one.name, summary))
     barrier()
     make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
@@ -126,30 +115,32 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
 
 def _answer(
     one: EvalSet,
+    settings: Settings,
     options: argparse.Namespace,
     params: SamplingParams,
-    origin: Origin,
+    results: RunDirectory,
     *,
     builder: PromptBuilder,
     sampler: Sampler,
     grader: Grader,
-    journal: Journal,
     wording: PublishedPrompt | None,
-) -> Evaluation:
-    """One set, with a progress bar; what the journal holds is not answered again."""
+) -> dict[str, Any]:
+    """The summary of one set, answered with a progress bar and written."""
     with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
-        return evaluate(
+        return evaluate_into(
+            results,
+            one.name,
             one.problems,
+            settings=settings,
+            step=settings["step"],
             sampler=sampler,
             builder=builder,
             grader=grader,
             params=params,
             seed=options.seed,
-            step=origin.step,
             images=options.images,
             batch_size=max(1, options.batch_size // params.responses),
             advance=advance,
-            journal=journal,
             mode=options.mode,
             wording=wording,
         )
@@ -167,42 +158,17 @@ def _settings(
     """Everything that makes the answers what they are, for the summary and for a resume."""
     return {
         "model": str(options.model),
-        "model_files": _digest(json.dumps(_file_stamps(options.model)).encode()),
+        "model_files": digest(json.dumps(_file_stamps(options.model)).encode()),
         "set": str(one.path),
-        "data_sha256": data_digest(one.problems),
         "images": options.images,
         "mode": options.mode,
-        "num_ranks": world_size(),
-        "sampling": asdict(params),
-        "seed": options.seed,
-        "step": origin.step,
-        "sampler": sampler.name,
-        "template": builder.template.name,
-        "template_system": builder.template.system,
-        "template_prefill": builder.template.prefill,
         "template_words": asdict(PUBLISHED_PROMPTS[options.template])
         if options.template in PUBLISHED_PROMPTS
         else None,
-        "min_pixels": builder.min_pixels,
-        "max_pixels": builder.max_pixels,
         "max_prompt_tokens": options.max_prompt_tokens,
-        "grader_version": GRADER_VERSION,
-        "versions": {name: version(name) for name in ("vlm-rl", "torch", "transformers")},
-    }
-
-
-def data_digest(problems: Sequence[Problem]) -> str:
-    """A hash of what is asked and of the golds, images included, whatever the order of the rows."""
-    texts = [json.dumps([p.id, p.question, p.answer, p.answer_type, *p.choices]).encode() for p in problems]
-    rows = [_digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
-    return _digest(*(row.encode() for row in sorted(rows)))
-
-
-def _digest(*parts: bytes) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
+    } | answer_settings(
+        one.problems, builder=builder, sampler=sampler, params=params, seed=options.seed, step=origin.step
+    )
 
 
 def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
@@ -300,14 +266,13 @@ def _unanswered(
         if found is None:
             left.append((one, settings))
             continue
-        now = json.loads(json.dumps(settings))
-        if changed := [key for key, value in now.items() if found.summary.get(key) != value]:
+        if changed := changed_settings(found.summary, settings):
             raise UserError(
                 f"{results.path} has a result of {one.name} at step {origin.step} with another {', '.join(changed)}: "
                 "choose another --out, or remove it"
             )
         make_console().print(f"kept: {score_line(one.name, found.summary)}")
-        (results.path / "eval" / f".{one.name}-{origin.step:06d}-{rank()}.jsonl").unlink(missing_ok=True)
+        journal_path(results, one.name, origin.step).unlink(missing_ok=True)
     barrier()  # nobody writes before everybody has looked
     return left
 

@@ -16,14 +16,14 @@ from vlm_rl.types import Problem
 
 @dataclass(frozen=True, slots=True)
 class PublishedPrompt:
-    """Words before and after a question; `by_type` replaces `before` for the kinds of answer that it names."""
+    """Words before and after a question; `by_kind` replaces `before` for the kinds of answer that it names."""
 
     name: str
     source: str  # where it is published, and under which licence
     before: str
     after: str = ""
-    by_type: Mapping[str, str] = field(default_factory=dict)
-    after_by_type: Mapping[str, str] = field(default_factory=dict)  # put in front of `after`
+    by_kind: Mapping[str, str] = field(default_factory=dict)
+    after_by_kind: Mapping[str, str] = field(default_factory=dict)  # put in front of `after`
 
     @property
     def template(self) -> Template:
@@ -32,9 +32,19 @@ class PublishedPrompt:
 
     def worded(self, problem: Problem) -> Problem:
         """The problem as it is asked."""
-        before = self.by_type.get(problem.answer_type, self.before)
-        after = self.after_by_type.get(problem.answer_type, "") + self.after
+        kind = _kind(problem)
+        before, after = self.by_kind.get(kind, self.before), self.after_by_kind.get(kind, "") + self.after
         return replace(problem, question=f"{before}{problem.question}{after}")
+
+
+def _kind(problem: Problem) -> str:
+    """What the words depend on: "choice" (where there are options), "integer", "float", "float 2" (decimals), ..."""
+    if problem.choices:
+        return "choice"
+    if problem.meta.get("answer_type") == "list":  # as MathVista calls what is prepared as an expression
+        return "list"
+    places = problem.meta.get("precision")
+    return problem.answer_type if places is None else f"{problem.answer_type} {places}"
 
 
 _LETTER = "provide the correct option letter, e.g., A, B, C, D, at the end.\nQuestion: "
@@ -66,19 +76,23 @@ PUBLISHED_PROMPTS: dict[str, PublishedPrompt] = {
             "mathvista",
             "AI4Math/MathVista, column query, CC BY-SA 4.0",
             "Hint: Please answer the question and " + _VALUE.format("1, 2, 3"),
-            by_type={
+            by_kind={
                 "choice": "Hint: Please answer the question and " + _LETTER,
                 "integer": "Hint: Please answer the question requiring an integer answer and "
                 + _VALUE.format("1, 2, 3"),
-                "float": "Hint: Please answer the question requiring a floating-point number with one decimal place "
-                "and " + _VALUE.format("1.2, 1.3, 1.4"),
+                "float 1": "Hint: Please answer the question requiring a floating-point number with one decimal "
+                "place and " + _VALUE.format("1.2, 1.3, 1.4"),
+                "float 2": "Hint: Please answer the question requiring a floating-point number with two decimal "
+                "places and " + _VALUE.format("1.23, 1.34, 1.45"),
+                "list": "Hint: Please answer the question requiring a Python list as an answer and provide the final "
+                "list, e.g., [1, 2, 3], [1.2, 1.3, 1.4], at the end.\nQuestion: ",
             },
         ),
         PublishedPrompt(
             "mathverse",
             "AI4Math/MathVerse, column query_cot, MIT",
             "Please first conduct reasoning, and then answer the question and " + _VALUE.format("1, 2.5, 300"),
-            by_type={"choice": "Please first conduct reasoning, and then answer the question and " + _LETTER},
+            by_kind={"choice": "Please first conduct reasoning, and then answer the question and " + _LETTER},
         ),
         PublishedPrompt(
             "wemath",
@@ -93,7 +107,7 @@ PUBLISHED_PROMPTS: dict[str, PublishedPrompt] = {
             "DynaMath/DynaMath, its script for open models, Apache-2.0",
             "## Question\n",
             after=_DYNAMATH,
-            after_by_type={"float": "Please answer in a floating-point number."},
+            after_by_kind={"float": "Please answer in a floating-point number."},
         ),
     )
 }

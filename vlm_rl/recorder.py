@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.diagnostics import batch_metrics, gradient_mass, length_pull, update_metrics
-from vlm_rl.evaluate import Evaluation, score_line
+from vlm_rl.evaluate import score_line
 from vlm_rl.learner import UpdateResult
 from vlm_rl.ranks import rank
 from vlm_rl.runs import RunDirectory, rollout_rows
@@ -55,12 +56,10 @@ class Recorder:
         if self.is_main:
             self.run.append_metrics(step, self.attempt, metrics)
 
-    def evaluation(self, benchmark: str, step: int, evaluation: Evaluation) -> None:
-        """Record one evaluation and print its line."""
-        if not self.is_main:
-            return
-        self.run.write_eval(benchmark, step, evaluation.records, evaluation.summary)
-        self.line.note(f"step {step}  {score_line(benchmark, evaluation.summary)}")
+    def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
+        """Print the line of one evaluation."""
+        if self.is_main:
+            self.line.note(f"step {step}  {score_line(benchmark, summary)}")
 
     def progress(self, benchmark: str, *, total: int) -> AbstractContextManager[Advance]:
         """A progress bar for one evaluation of this many problems, in place of the live line."""

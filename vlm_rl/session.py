@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,13 @@ from vlm_rl.data import (
 )
 from vlm_rl.difficulty import Belief
 from vlm_rl.errors import StoppedError, UserError
-from vlm_rl.evaluate import evaluate
 from vlm_rl.learner import Learner, Reference
 from vlm_rl.model_folder import check_model_folder
 from vlm_rl.policy import Policy, load_model
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.ranks import all_gather, barrier, from_main, init_ranks, rank, share, world_size
 from vlm_rl.recorder import Recorder
+from vlm_rl.resumable import Settings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.runs import RunDirectory
 from vlm_rl.samplers.base import FingerprintBuilder, SamplingParams, check_fresh
@@ -115,6 +116,7 @@ class Session:
         self.ledger = Ledger()
         self.belief = Belief()
         self.step = 0  # rollout steps finished
+        self.weights = ""  # a checksum of those that the sampler has
         self.difficulty: dict[str, float] = {}  # HA-DW's weights of the last batch, as metrics
         if found:
             self._restore(*found)
@@ -258,10 +260,11 @@ class Session:
         return root / f"step-{state['step']:06d}"
 
     def _best_step(self) -> int | None:
-        """The evaluated step with the highest accuracy on the first set of data.eval."""
+        """The saved step with the highest accuracy on the first set of data.eval."""
         if not self.eval_sets:
             return None
-        results = self.run.evals(next(iter(self.eval_sets)))
+        saved = {step for step, _ in self.run.checkpoints()}
+        results = [result for result in self.run.evals(next(iter(self.eval_sets))) if result.step in saved]
         return max(results, key=lambda r: (r.summary["accuracy"], r.step)).step if results else None
 
     # --- weights to the sampler ---------------------------------------------------------------
@@ -271,6 +274,7 @@ class Session:
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
         check_fresh(self.sampler, fingerprint.result())
+        self.weights = f"{fingerprint.result().checksum:016x}"
 
     # --- settings of the pure functions -------------------------------------------------------
 
@@ -316,7 +320,10 @@ class Session:
     # --- evaluation ---------------------------------------------------------------------------
 
     def evaluate_if_due(self) -> None:
-        """Measure the policy on data.eval every eval.every steps, step 0 and the last one included."""
+        """Measure the policy on data.eval every eval.every steps, step 0 and the last one included.
+
+        After a kill in the middle what is answered stays: neither answered nor graded again.
+        """
         every = self.config.eval.every
         if not every or (self.step % every and self.step != self.config.train.steps):
             return
@@ -326,19 +333,28 @@ class Session:
             responses=self.config.eval.samples,
         )
         for name, problems in self.eval_sets.items():
+            how = {"builder": self.builder, "sampler": self.sampler, "params": params, "seed": self.config.seed}
+            settings = {"weights": self.weights, **answer_settings(problems, **how, step=self.step)}
+            if from_main(partial(self._is_evaluated, name, settings)):
+                continue
             with self.recorder.progress(name, total=len(share(problems))) as advance:
-                evaluation = evaluate(
+                summary = evaluate_into(
+                    self.run,
+                    name,
                     problems,
-                    sampler=self.sampler,
-                    builder=self.builder,
-                    grader=self.grader,
-                    params=params,
-                    seed=self.config.seed,
+                    settings=settings,
                     step=self.step,
+                    grader=self.grader,
                     advance=advance,
+                    **how,
                 )
-            self.recorder.evaluation(name, self.step, evaluation)
+            self.recorder.evaluation(name, self.step, summary)
         self.stop_if_asked(self.state())
+
+    def _is_evaluated(self, name: str, settings: Settings) -> bool:
+        """Whether a run that was stopped behind its evaluation has left the result of these very weights."""
+        results = (result for result in self.run.evals(name) if result.step == self.step)
+        return any(not changed_settings(result.summary, settings) for result in results)
 
     # --- stopping -----------------------------------------------------------------------------
 

@@ -18,7 +18,20 @@ from vlm_rl.templates import Template
 from vlm_rl.types import Problem
 
 Record = Mapping[str, Any]
-_FACETS = ("level", "skills", "version", "subfield", "key", "kind")  # of a problem's meta
+# A problem's category and meta, under the names by which its benchmark reports.
+_CATEGORY = {
+    "mathvista": "task",
+    "mathvision": "subject",
+    "mathverse": "subject",
+    "logicvista": "skill",
+    "wemath": "concept",
+    "dynamath": "subject",
+    "math500": "subject",
+    "minerva": "type",
+    "olympiadbench": "subfield",
+}
+_META = {name: name for name in ("level", "skills", "version", "subfield", "kind")} | {"key": "step"}
+_QUESTION_TYPES = {"mathvista": ("free_form", "multi_choice"), "mathverse": ("free-form", "multi-choice")}
 
 
 def benchmark_of(problems: Sequence[Problem]) -> Benchmark | None:
@@ -43,14 +56,34 @@ def question_of(problem: Problem) -> Question:
         kind = "list"
     group = meta.get("seed", meta.get("problem", ""))
     part = meta.get("variant", str(meta.get("key", "")).rpartition("_")[2])
-    facets = {name: _values(meta[name]) for name in _FACETS if meta.get(name) not in (None, "", [])}
-    if problem.category:
-        facets = {"category": (problem.category,), **facets}
     known = {name: meta[name] for name in ("precision", "tolerance", "unit") if meta.get(name) is not None}
-    others = tuple(meta.get("alternative_golds") or ())
+    others = tuple(meta.get("alternatives") or ())
     return Question(
-        problem.id, gold, kind, problem.choices, known, facets, problem=str(group), part=str(part), other_golds=others
+        problem.id,
+        gold,
+        kind,
+        problem.choices,
+        known,
+        _facets(problem),
+        problem=str(group),
+        part=str(part),
+        other_golds=others,
     )
+
+
+def _facets(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """What the benchmark reports by, under its own names: the same tables as `vlm-rl score` prints."""
+    meta = problem.meta
+    values = {facet: meta.get(name) for name, facet in _META.items()} | meta.get("reported_by", {})
+    values[_CATEGORY.get(problem.source, "category")] = problem.category
+    if problem.source in _QUESTION_TYPES:
+        has_choices = problem.answer_type == "choice" or bool(problem.choices)
+        values["question_type"] = _QUESTION_TYPES[problem.source][has_choices]
+    if problem.source == "mathvista":
+        values["answer_type"] = meta.get("answer_type")
+    if problem.source == "dynamath":
+        values["answer_type"] = "multiple choice" if problem.answer_type == "choice" else problem.answer_type
+    return {facet: _values(value) for facet, value in values.items() if value not in (None, "", [], ())}
 
 
 def _values(value: Any) -> tuple[str, ...]:

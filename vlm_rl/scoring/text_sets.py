@@ -32,9 +32,19 @@ def read_question(row: Mapping[str, Any], where: str) -> Question:
     )
     if row.get("is_multiple_answer"):
         question = replace(question, answer_type="list")
-    error, unit = row.get("error"), row.get("unit")
-    meta = {**({"tolerance": float(error)} if error else {}), **({"unit": str(unit)} if unit else {})}
+    tolerance, unit = _number(row.get("error")), row.get("unit")
+    if tolerance is not None:
+        question = replace(question, answer_type="float")
+    meta = {**({} if tolerance is None else {"tolerance": tolerance}), **({"unit": str(unit)} if unit else {})}
     return replace(question, meta=meta)
+
+
+def _number(text: Any) -> float | None:
+    """A row's tolerance; a list of them belongs to several answers, and is none of ours."""
+    try:
+        return float(text) if text else None
+    except (TypeError, ValueError):
+        return None
 
 
 def judge(_question: Question, answer: Answer) -> str:
