@@ -80,11 +80,16 @@ class OpenRun:
 
     name: str
     directory: RunDirectory
-    algorithm: str
+    algorithm: str  # "" for evaluations of a model that was not trained here
     num_steps: int  # planned
     contaminated: tuple[str, ...]
     cache: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
     drawn: dict[int, Drawn] = field(default_factory=dict)  # by step; a step's file never changes once it is whole
+
+    @property
+    def title(self) -> str:
+        """Its name, and by which rule it was trained."""
+        return f"{self.name} ({self.algorithm})" if self.algorithm else self.name
 
     def curves(self) -> RunCurves:
         """Its numbers over time; read again when the run has written more."""
@@ -125,8 +130,9 @@ class Library:
         self.faults: list[str] = []
         self.runs: dict[str, OpenRun] = {}
         self.checkpoints: dict[str, dict[str, Checkpoint]] = {}  # benchmark -> key -> checkpoint
+        self._is_alone = len(directories) == 1
         for name, path in zip(names, directories, strict=True):
-            self._add(name, RunDirectory(path), alone=len(directories) == 1)
+            self._add(name, RunDirectory(path))
         for benchmark, found in self.checkpoints.items():
             self.checkpoints[benchmark] = pooled(found) | found
         if not self.checkpoints:
@@ -134,17 +140,18 @@ class Library:
             why = "".join(f"\n  {fault}" for fault in self.faults)
             raise UserError(f"nothing to show: no evaluation in {places}; `vlm-rl eval` or eval.every makes one{why}")
 
-    def _add(self, name: str, run: RunDirectory, *, alone: bool) -> None:
+    def _add(self, name: str, run: RunDirectory) -> None:
         try:
             config, results = run.config(), run.evals()
-            opened = OpenRun(name, run, config.algorithm.name.upper(), config.train.steps, run.contaminated())
+            trained = (run.path / "metrics.jsonl").exists()
+            algorithm = config.algorithm.name.upper() if trained else ""
+            opened = OpenRun(name, run, algorithm, config.train.steps, run.contaminated())
         except (UserError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             self.faults.append(f"{name} was left out: {str(error)[:200]}")
             return
         self.runs[name] = opened
         for result in results:
-            label = f"step {result.step}" if alone else f"{name} · step {result.step}"
-            key = f"{name}@{result.step}"
+            label, key = self.label(name, result.step), key_of(name, result.step)
             self.checkpoints.setdefault(result.benchmark, {})[key] = Checkpoint(
                 key, label, result.step, (name,), (result,), run.path, config.model.path, tuple(config.data.eval)
             )
@@ -152,6 +159,10 @@ class Library:
     @property
     def benchmarks(self) -> list[str]:
         return list(self.checkpoints)
+
+    def label(self, run: str, step: int) -> str:
+        """What the page calls a checkpoint, evaluated or not."""
+        return f"step {step}" if self._is_alone else f"{run} · step {step}"
 
     def labels(self, benchmark: str) -> dict[str, str]:
         """key -> label of the checkpoints evaluated on a benchmark, by run and step."""
@@ -178,6 +189,11 @@ class Library:
         single = {key: one for key, one in self.checkpoints[benchmark].items() if len(one.runs) == 1}
         before = [key for key, one in single.items() if one.step == 0]
         return before or [next(iter(single))]
+
+
+def key_of(run: str, step: int) -> str:
+    """What the address calls a checkpoint."""
+    return f"{run}@{step}"
 
 
 def find_runs(folder: Path) -> list[Path]:

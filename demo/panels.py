@@ -35,7 +35,7 @@ def header_html(library: Library) -> str:
         if run.contaminated
     )
     marks += "".join(f"<p class='banner soft'>{escape(fault)}</p>" for fault in library.faults)
-    names = [f"{run.name} ({run.algorithm})" for run in library.runs.values()]
+    names = [run.title for run in library.runs.values()]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return (
         "<div class='top'><div><h1>How checkpoints reason, and how long</h1>"

@@ -13,7 +13,8 @@ from demo.library import Library
 from demo.table import Table, build_table, keep, ordered, settle
 from demo.view import View
 
-NUM_SLOTS = 6  # colours
+NUM_SLOTS = 6  # colours of the page's checkpoints, which are six at most
+NUM_COLORS = 10  # of the style sheet; the live panel asks others, too
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from demo import lengths as stats
+from demo.around import Around, asked_slots
 from demo.export import csv_bytes, export, samples
 from demo.length_charts import lengths_html
 from demo.library import Library, find_runs
@@ -299,11 +300,20 @@ def test_reasoning_and_answer_add_up_to_the_stored_length(tmp_path):
         ("$a\nb$", []),
         (r"\boxed{a \} b}", [r"\boxed{a \} b}"]),
         ("$" + "x" * 3000 + "$", []),
+        (r"a $ b$ and $c $ d", []),
+        (r"$5 and \$6, $n$ of them", ["n"]),
     ],
 )
 def test_formulas_are_found(text, formulas):
     html = math_html(text)
     assert [part.partition("<")[0] for part in html.split("'>")[1:]] == formulas
+
+
+def test_a_formula_by_itself_takes_the_blank_lines_around_it_along():
+    assert (
+        math_html("so\n\n$$x$$\n\nand $y$ too")
+        == "so<span class='tex display'>x</span>and <span class='tex'>y</span> too"
+    )
 
 
 @given(st.text(max_size=80))
@@ -332,6 +342,40 @@ def test_colours_stay_when_others_come_and_go():
     assert choose_slots(["run@0", "run@1", "run@2"], known)["run@2"] == 2
     several = choose_slots(["run@0", "run@6", "run@7"], known)  # 6 and 0, 7 and 1 want the same
     assert len(set(several.values())) == 3 and several["run@0"] == 0
+
+
+def test_the_live_panel_has_the_pages_checkpoints_colours_and_problem(tmp_path):
+    for rule in ("ba", "grpo"):
+        for seed in (0, 1):
+            build_run(tmp_path / rule / f"seed-{seed}", steps=2, seed=seed, algorithm=rule, num_problems=3)
+    scenes = Scenes(Library([tmp_path]))
+    names = {
+        f"{rule}/seed-{seed} · step {step}": (rule, seed, step)
+        for rule in ("ba", "grpo")
+        for seed in (0, 1)
+        for step in (0, 2)
+    }
+    around = Around(scenes, {name: f"{rule}/seed-{seed}@{step}" for name, (rule, seed, step) in names.items()})
+    query = "base=ba/*@0&others=grpo/*@2&others=ba/seed-1@2&at=toy-test-0001"
+    scene = scenes.of(View.parse(query))
+    shown = ["ba/seed-0 · step 0", "grpo/seed-0 · step 2", "ba/seed-1 · step 2"]  # of pooled seeds the first
+    assert around.shown(query) == shown
+    colors = around.colors(query, [*reversed(shown), "ba/seed-0 · step 2", "a server"])
+    assert [colors[name] for name in shown] == [f"var(--c{slot})" for slot in scene.colors]
+    assert len(set(colors.values())) == 5
+    example = around.problem(query)
+    assert example is not None and example.title == "toy-test-0001" and example.question == "Count the red squares."
+    assert example.image == scene.table.checkpoints[0].responses.records("toy-test-0001")[0]["image"][0]
+    assert around.problem("text=nowhere") is None
+
+
+def test_everyone_asked_has_a_colour_of_its_own():
+    known = [f"run@{step}" for step in range(12)]
+    shown = {f"run@{step}": step for step in range(6)}
+    slots = asked_slots([*known[6:11], "server"], shown, known)  # none of them is on the page
+    assert len(set(slots.values())) == 6 and set(range(6, 10)) <= set(slots.values())
+    assert asked_slots(["server", "run@3"], shown, known) == {"run@3": 3, "server": 6}
+    assert asked_slots(["run@7"], {"run@0": 0}, known) == {"run@7": 1}  # as on the page, were it shown there
 
 
 def test_ticks_are_round_and_inside():
