@@ -135,7 +135,7 @@ def _body(
 def _choices(scene: Scene) -> dict[str, list[tuple[str, str]]]:
     """(label, value) pairs of every control that has some."""
     library, view = scene.library, scene.view
-    labels = [(label, key) for key, label in library.labels(view.benchmark).items()]
+    labels = [(label, key) for key, label in library.labels(view.benchmark).items()] if view.benchmark else []
     known = [(name, str(key)) for key, (_, name) in DIFFICULTIES.items() if key in set(scene.table.difficulty_P)]
     return {
         "benchmark": [(name, name) for name in library.benchmarks],
@@ -159,6 +159,8 @@ def _value(view: View, key: str) -> Any:
     value = getattr(view, key)
     if isinstance(value, tuple):
         return list(value)
+    if key in ("benchmark", "base"):
+        return value or None  # there is none without an evaluation
     return "" if value is None else str(value)
 
 

@@ -38,7 +38,8 @@ class Around:
         """A CSS colour for each model asked: that of its checkpoint on the page."""
         scene = self.scenes.of(View.parse(query))
         keys = [self.keys.get(name, name) for name in names]
-        slots = asked_slots(keys, shown_slots(scene), list(scene.library.checkpoints[scene.view.benchmark]))
+        known = list(scene.library.checkpoints.get(scene.view.benchmark, ()))
+        slots = asked_slots(keys, shown_slots(scene), known)
         return {name: f"var(--c{slots[key]})" for name, key in zip(names, keys, strict=True)}
 
     def problem(self, query: str) -> Example | None:

@@ -124,7 +124,7 @@ class Library:
     """The runs under some folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raises UserError where a folder holds no run, or none of them an evaluation that can be read."""
+        """Raises UserError where a folder holds no run, or none of them an evaluation or a log that can be read."""
         directories = list(dict.fromkeys(path for folder in folders for path in find_runs(folder)))
         names = distinct_names([RunDirectory(path) for path in directories])
         self.faults: list[str] = []
@@ -135,10 +135,12 @@ class Library:
             self._add(name, RunDirectory(path))
         for benchmark, found in self.checkpoints.items():
             self.checkpoints[benchmark] = pooled(found) | found
-        if not self.checkpoints:
+        if not self.checkpoints and not any(run.algorithm for run in self.runs.values()):
             places = ", ".join(str(path) for path in folders) or "no run at all"
             why = "".join(f"\n  {fault}" for fault in self.faults)
-            raise UserError(f"nothing to show: no evaluation in {places}; `vlm-rl eval` or eval.every makes one{why}")
+            raise UserError(
+                f"nothing to show: no evaluation and no log in {places}; `vlm-rl eval` or eval.every makes one{why}"
+            )
 
     def _add(self, name: str, run: RunDirectory) -> None:
         try:

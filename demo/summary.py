@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from demo.lengths import Summary
+from urllib.parse import urlencode
+
+from demo.lengths import Summary, duels
 from demo.scene import Scene
 from demo.svg import number, percent
 from vlm_rl.cards import escape
 from vlm_rl.statistics import Estimate
+
+_MAX_DUELS = 3
 
 
 def summary_html(scene: Scene) -> str:
@@ -15,14 +19,31 @@ def summary_html(scene: Scene) -> str:
         _card(scene, index, one, label)
         for index, (one, label) in enumerate(zip(scene.summaries, scene.labels, strict=True))
     ]
-    return f"<div class='summary'>{''.join(cards)}</div>"
+    return f"<div class='summary n{len(cards)}'>{''.join(cards)}</div>{_duels(scene)}"
+
+
+def _duels(scene: Scene) -> str:
+    """The checkpoints beside the baseline against each other, a line each."""
+    rows = []
+    for one in duels(scene.table, scene.keep_P)[:_MAX_DUELS] if len(scene.order) else []:
+        this, that = (
+            f"<b class='k{scene.colors[i]}'><i class='swatch'></i>{escape(scene.labels[i])}</b>"
+            for i in (one.index, one.against)
+        )
+        go = urlencode({"base": scene.view.keys[one.against], "others": scene.view.keys[one.index]})
+        numbers = " · ".join(_changes(one.tokens, one.score))
+        rows.append(
+            f"<p>{this} against {that}: <strong>{escape(judgement(one.tokens, one.score))}</strong> "
+            f"<span class='quiet'>{numbers}</span> <button data-go='{escape(go)}'>only these two</button></p>"
+        )
+    return f"<div class='duels'>{''.join(rows)}</div>" if rows else ""
 
 
 def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
     slot = scene.colors[index]
     head = f"<header><i class='swatch'></i><h3>{escape(label)}</h3></header>"
     if not one.num_problems:
-        return f"<article class='card sum k{slot}'>{head}<p class='quiet'>no problem passes the filters</p></article>"
+        return f"<article class='card sum k{slot}'>{head}<p class='quiet'>nothing to count</p></article>"
     low, high = one.interval
     accuracy = (
         f"<b>{100 * one.accuracy:.1f} %</b> right <span class='quiet'>[{100 * low:.0f}, {100 * high:.0f}]</span>"
@@ -57,9 +78,14 @@ def judgement(tokens: Estimate, score: Estimate) -> str:
 
 def change_lines(one: Summary) -> list[str]:
     """The paired changes in numbers, each with its 95 % interval."""
-    tokens = f"{_signed(one.tokens.mean)} tokens{_interval(one.tokens, 1)}"
-    score = f"{_signed(100 * one.score.mean)} points{_interval(one.score, 100)}"
-    return [tokens, score, f"better on {one.won:,}, worse on {one.lost:,} problems"]
+    return [*_changes(one.tokens, one.score), f"better on {one.won:,}, worse on {one.lost:,} problems"]
+
+
+def _changes(tokens: Estimate, score: Estimate) -> tuple[str, str]:
+    return (
+        f"{_signed(tokens.mean)} tokens{_interval(tokens, 1)}",
+        f"{_signed(100 * score.mean)} points{_interval(score, 100)}",
+    )
 
 
 def _interval(one: Estimate, scale: float) -> str:
@@ -72,6 +98,8 @@ def _signed(value: float) -> str:
 
 def count_html(scene: Scene) -> str:
     """How many problems are shown of how many, and how to get the others back."""
+    if not scene.table.checkpoints:
+        return ""
     kept, all_ = len(scene.order), scene.table.num_problems
     noun = "problem" if all_ == 1 else "problems"
     if not scene.view.filtered:

@@ -28,7 +28,7 @@ from demo.export import csv_bytes, export, samples
 from demo.length_charts import lengths_html
 from demo.library import Library, find_runs
 from demo.mathtext import math_html, value_html
-from demo.panels import problem_panel, take_html
+from demo.panels import lengths_panel, problem_panel, take_html
 from demo.pictures import images_of
 from demo.record import record
 from demo.recorded import RECORDED, default_folders
@@ -240,6 +240,63 @@ def test_difficulty_classes_and_pairs(small):
     assert [pair.problem_id for pair in stats.pairs(table, 1, everything, limit=2)] == ["p2", "p3"]  # both ends
 
 
+def test_the_checkpoints_beside_the_baseline_are_compared_with_each_other(tmp_path):
+    for name, lengths, verdicts in (
+        ("a", [10, 20, 30, 40], [WRONG, RIGHT, RIGHT, WRONG]),
+        ("b", [15, 26, 37, 48], [WRONG, RIGHT, RIGHT, RIGHT]),
+    ):
+        run = build_run(tmp_path / name, steps=2, eval_steps=(), seed=ord(name))
+        run.write_eval("set", 0, rows_of([9, 9, 9, 9], [WRONG] * 4), {})
+        run.write_eval("set", 2, rows_of(lengths, verdicts), {})
+    scene = Scenes(Library([tmp_path])).of(View.parse("base=a@0&others=b@0&others=b@2&others=a@2"))
+    [duel] = stats.duels(scene.table, scene.keep_P)  # the last one of each run
+    assert (duel.index, duel.against) == (3, 2)
+    assert duel.tokens.mean == -(5 + 6 + 7 + 8) / 4 and duel.score.mean == -0.25
+    page = summary_html(scene)
+    assert "<strong>shorter, accuracy: no clear change</strong>" in page and "base=b%402&amp;others=a%402" in page
+    assert "duels" not in summary_html(Scenes(scene.library).of(View.parse("base=a@0&others=b@2")))
+    assert "duels" not in summary_html(Scenes(scene.library).of(View.parse("base=a@0&others=b@2&others=a@2&text=no")))
+
+
+def test_a_run_is_drawn_in_the_colour_of_its_latest_checkpoint(tmp_path):
+    run = build_run(tmp_path / "run", steps=4)
+    scene = Scenes(Library([run.path])).of(View.parse("base=run@0&others=run@4&others=run@2"))
+    assert (
+        scene.colors == [0, 2, 1] and scene.run_slots() == {"run": 2} and scene.run_groups() == [("run", 2, ("run",))]
+    )
+
+
+def test_what_is_missing_is_called_by_its_name(tmp_path):
+    bare = build_run(tmp_path / "bare", steps=2, eval_steps=())
+    scene = Scenes(Library([bare.path])).of(View())
+    assert "no evaluation yet" in problem_panel(scene) and "no evaluation yet" in lengths_panel(scene)
+    assert "no evaluation yet" in take_html(scene) and "<svg" in training_html(scene.library, scene.view, {})
+    assert summary_html(scene) == "<div class='summary n0'></div>" and count_html(scene) == ""
+    with pytest.raises(UserError, match="no evaluation yet"):
+        export(scene, "page.html")
+    empty = build_run(tmp_path / "empty", steps=2, eval_steps=())
+    empty.write_eval("set", 0, rows_of([], []), {})
+    empty.write_eval("set", 2, rows_of([1], [RIGHT]), {})
+    library = Library([empty.path])
+    scene = Scenes(library).of(View.parse("base=empty@0"))
+    assert "of step 0 on set holds no rows" in problem_panel(scene) and "nothing to count" in summary_html(scene)
+    assert "No problem passes the filters" in lengths_panel(Scenes(library).of(View.parse("base=empty@2&low=9")))
+    assert export(scene, "page.html") and len(samples(scene)) == 0
+
+
+def test_results_of_an_evaluation_name_no_algorithm(tmp_path):
+    build_run(tmp_path / "trained", steps=1, num_problems=2, algorithm="ba")
+    build_run(tmp_path / "evaluated", steps=1, num_problems=2, metrics=False)
+    assert [run.title for run in Library([tmp_path]).runs.values()] == ["evaluated", "trained (BA)"]
+
+
+def test_the_rollouts_of_each_run_can_be_read(tmp_path):
+    library = Library([build_run(tmp_path / name, steps=2, num_problems=2).path for name in "ab"])
+    page = training_html(library, Scenes(library).of(View.parse("rollouts=b&step=1")).view, {})
+    assert "Rollouts of b, step 1" in page and "<option value='b' selected>" in page
+    assert "Rollouts of a, step 2" in training_html(library, Scenes(library).of(View.parse("rollouts=c")).view, {})
+
+
 def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
     assert "prove nothing" in count_html(small.of(View.parse("change=right")))
     assert "prove nothing" not in count_html(small.of(View.parse("low=1"))) + count_html(small.of(View()))
@@ -443,7 +500,7 @@ def test_a_broken_run_is_named_and_left_out(tmp_path):
 
 
 def test_mistakes_are_the_users(tmp_path):
-    bare = build_run(tmp_path / "bare", steps=1, eval_steps=())
+    bare = build_run(tmp_path / "bare", steps=1, eval_steps=(), metrics=False)
     with pytest.raises(UserError, match="nothing to show"):
         Library([bare.path])
     with pytest.raises(UserError, match="no run directory"):

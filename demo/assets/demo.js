@@ -43,7 +43,6 @@ function setDark(dark) {
 function copyLink(button) {
   const field = button.parentElement.querySelector('input');
   const said = button.textContent;
-  field.value = location.href;
   field.select();
   document.execCommand('copy');
   button.textContent = 'copied';
@@ -78,7 +77,15 @@ async function drawFormulas() {
     } catch (error) { span.textContent = source; }
   }
 }
-new MutationObserver(() => drawFormulas().catch(() => {})).observe(document.body, { childList: true, subtree: true });
+// -- the link of the panel to take away, with this server's address in front
+function completeLinks() {
+  for (const field of document.querySelectorAll('.link input')) {
+    const whole = location.origin + location.pathname + field.getAttribute('value');
+    if (field.value !== whole) field.value = whole;
+  }
+}
+
+new MutationObserver(() => { completeLinks(); drawFormulas().catch(() => {}); }).observe(document.body, { childList: true, subtree: true });
 drawFormulas().catch(() => {});
 
 // -- a chart as PNG, in the colours of the moment
