@@ -36,7 +36,8 @@ def _duels(scene: Scene) -> str:
             f"<p>{this} against {that}: <strong>{escape(judgement(one.tokens, one.score))}</strong> "
             f"<span class='quiet'>{numbers}</span> <button data-go='{escape(go)}'>only these two</button></p>"
         )
-    return f"<div class='duels'>{''.join(rows)}</div>" if rows else ""
+    caution = "<p class='quiet'>Intervals are over problems, for these very runs: other seeds may differ.</p>"
+    return f"<div class='duels'>{''.join(rows)}{caution}</div>" if rows else ""
 
 
 def _card(scene: Scene, index: int, one: Summary, label: str) -> str:

@@ -23,6 +23,7 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 import gradio as gr
 import httpx
+import numpy as np
 import uvicorn
 from browser import open_page
 from endpoint_server import WORDS, Server, endpoint_server
@@ -41,6 +42,7 @@ from demo.live_html import view_html
 from demo.replies import IsCancelled, Question, Replies, Reply, Settings, count_reasoning, split_growing
 from demo.scene import Scenes
 from demo.server import guarded
+from demo.tokens import TokenCounter
 from demo.uploads import MAX_BYTES, Pictures
 from vlm_rl.errors import UserError
 from vlm_rl.prompts import PromptBuilder
@@ -259,6 +261,9 @@ def test_reasoning_is_counted_in_the_models_own_tokens(loaded):
     expected = len(builder.tokenizer.encode(head, add_special_tokens=False))
     assert count_reasoning(ids, builder.decode) == expected < len(ids)
     assert count_reasoning(ids[: expected - 1], builder.decode) == expected - 1, "an open block is all reasoning"
+    counter = TokenCounter(Path(builder.tokenizer.name_or_path) / "tokenizer.json")
+    stored = counter.split([head + tail], np.array([len(ids)]))
+    assert stored.reasoning_R.tolist() == [expected], "the browser of saved results counts alike"
     assert count_reasoning(builder.encode_response("no block").tolist(), builder.decode) == 0
     assert count_reasoning([1, 2, 3], lambda some: "abc"[: len(some)], prefill="<think>") == 3
     letters = "x</think>y</think>z"

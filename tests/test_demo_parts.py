@@ -190,9 +190,11 @@ def test_only_shared_problems_are_compared(tmp_path):
 def test_the_summary_by_hand(small):
     before, after = small.of(View()).summaries
     assert (before.accuracy, before.median, before.mean, before.cut) == (0.5, 25, 25, 0)
+    assert before.p90 == pytest.approx(37)  # 0.9 of the way along 10, 20, 30, 40: between the last two
     assert (after.accuracy, after.median, after.cut) == (0.5, 20, 0.25)
     assert after.tokens.mean == pytest.approx((5 + 0 - 10 + 40) / 4) and (after.won, after.lost) == (1, 1)
     alone = small.of(View.parse("change=right")).summaries[1]
+    assert (alone.won, alone.lost) == (1, 0)
     assert alone.num_problems == 1 and alone.tokens.mean == 5 and not alone.tokens.has_interval
     nothing = small.of(View.parse("text=nowhere")).summaries[1]
     assert nothing.num_problems == 0 and math.isnan(nothing.accuracy)
@@ -222,6 +224,12 @@ def test_distributions_hold_every_response_once(first, second):
             assert share == pytest.approx(np.mean((one >= low) & (one < high)))
         x, y = stats.ecdf(one)
         assert y[-1] == pytest.approx(1) and all(y[i] == pytest.approx(np.mean(one <= x[i])) for i in range(len(x)))
+
+
+def test_the_spread_of_known_lengths():
+    found = stats.spread(np.arange(101))
+    assert (found.num, found.p10, found.p25, found.median, found.p75, found.p90) == (101, 10, 25, 50, 75, 90)
+    assert stats.spread(np.array([])).num == 0 and math.isnan(stats.spread(np.array([])).median)
 
 
 def test_difficulty_classes_and_pairs(small):
@@ -457,6 +465,8 @@ def test_the_table_holds_the_view_row_by_row(small):
     assert back.equals(table)
     rows = list(csv.DictReader(io.StringIO(export(scene, "samples.csv").decode())))
     assert [row["length"] for row in rows] == ["10", "15", "20", "20"]
+    alone = export(scene, "page.html").decode()
+    assert "<button" not in alone and "data-go" not in alone and "<svg" in alone
     with pytest.raises(UserError, match="can be exported"):
         export(scene, "../secrets")
 
