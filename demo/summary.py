@@ -7,6 +7,8 @@ from urllib.parse import urlencode
 from demo.lengths import Summary, duels
 from demo.scene import Scene
 from demo.svg import number, percent
+from demo.table import DIFFICULTIES
+from demo.view import CHANGES, FLAGS, UNFILTERED
 from vlm_rl.cards import escape
 from vlm_rl.statistics import Estimate
 
@@ -52,7 +54,8 @@ def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
     cut = f" · <em>{percent(one.cut)} cut</em>" if one.cut else ""
     lengths = f"<b>{number(round(one.median))}</b> tokens, median <span class='quiet'>p90 {one.p90:,.0f}{cut}</span>"
     verdict = "<p class='said quiet'>baseline</p>" if not index else f"<p class='said'>{_said(one)}</p>"
-    change = "" if not index else "".join(f"<p class='quiet'>{line}</p>" for line in change_lines(one))
+    change = "".join(f"<p class='quiet'>{line}</p>" for line in _changes(one.tokens, one.score)) if index else ""
+    change += f"<p class='quiet'>{_moved(scene, index, one)}</p>" if index else ""
     return (
         f"<article class='card sum k{slot}'>{head}<p class='big'>{accuracy}</p><p class='big'>{lengths}</p>"
         f"{verdict}{change}</article>"
@@ -77,9 +80,15 @@ def judgement(tokens: Estimate, score: Estimate) -> str:
     return f"{length}, {paid}"
 
 
-def change_lines(one: Summary) -> list[str]:
-    """The paired changes in numbers, each with its 95 % interval."""
-    return [*_changes(one.tokens, one.score), f"better on {one.won:,}, worse on {one.lost:,} problems"]
+def _moved(scene: Scene, index: int, one: Summary) -> str:
+    """How many problems became better and worse; each number leads to them."""
+
+    def mark(count: int, text: str, change: str) -> str:
+        patch = {"change": change, "focus": scene.view.keys[index], "tab": "problems", "at": ""}
+        go = f" data-go='{escape(urlencode(patch))}' tabindex='0' role='button'" if count else ""
+        return f"<span{go}>{text} {count:,}</span>"
+
+    return f"{mark(one.won, 'better on', 'right')}, {mark(one.lost, 'worse on', 'wrong')} problems"
 
 
 def _changes(tokens: Estimate, score: Estimate) -> tuple[str, str]:
@@ -107,4 +116,23 @@ def count_html(scene: Scene) -> str:
         return f"<p class='count'><b>{all_:,}</b> {noun} that all of them answered</p>"
     chosen = scene.view.change or scene.view.verdict
     caution = "; chosen by their verdicts, so the changes above describe them and prove nothing" if chosen else ""
-    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters{caution}</p>"
+    words = escape(", ".join(filter_words(scene)))
+    back = f" <button data-go='{UNFILTERED}'>take all filters back</button>" if kept else ""  # else the panel has one
+    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters: {words}{caution}{back}</p>"
+
+
+def filter_words(scene: Scene) -> list[str]:
+    """The filters that are set, as the controls call them."""
+    view = scene.view
+    labels = {one.key: one.label for one in scene.table.checkpoints}
+    return [
+        *([CHANGES[view.change]] if view.change else []),
+        *([{"correct": "right", "wrong": "not right"}[view.verdict]] if view.verdict else []),
+        *(FLAGS[name] for name in view.flags),
+        *(name or "no category" for name in view.category),
+        *(DIFFICULTIES[name][1] for name in view.difficulty if name in DIFFICULTIES),
+        *([] if view.low is None else [f"at least {view.low:,} tokens"]),
+        *([] if view.high is None else [f"at most {view.high:,} tokens"]),
+        *([f"“{view.text}”"] if view.text else []),
+        *([f"looked for in {labels[view.focus]}"] if view.focus else []),
+    ]

@@ -33,7 +33,7 @@ from demo.pictures import images_of
 from demo.record import record
 from demo.recorded import RECORDED, default_folders
 from demo.scene import Scenes, choose_slots
-from demo.summary import count_html, judgement, summary_html
+from demo.summary import count_html, filter_words, judgement, summary_html
 from demo.svg import Frame, ticks
 from demo.table import keep, ordered, settle
 from demo.tokens import TokenCounter
@@ -305,6 +305,21 @@ def test_the_rollouts_of_each_run_can_be_read(tmp_path):
     assert "Rollouts of a, step 2" in training_html(library, Scenes(library).of(View.parse("rollouts=c")).view, {})
 
 
+def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
+    query = "change=right&focus=run@2&difficulty=never&low=1&text=of+it&flags=cut&category=even&verdict=correct"
+    words = filter_words(small.of(View.parse(query)))
+    assert words[:5] == ["became right", "right", "cut at the limit", "even", "never solved"]
+    assert words[5:] == ["at least 1 tokens", "“of it”", "looked for in step 2"]
+    page = summary_html(small.of(View()))
+    assert (
+        "data-go='change=right&amp;focus=run%402&amp;tab=problems&amp;at=' tabindex='0' role='button'>better on 1<"
+        in page
+    )
+    for change, ids in (("right", ["p0"]), ("wrong", ["p1"])):
+        assert kept(small, f"change={change}&focus=run@2") == ids
+    assert "became right" in count_html(small.of(View.parse("change=right")))
+
+
 def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
     assert "prove nothing" in count_html(small.of(View.parse("change=right")))
     assert "prove nothing" not in count_html(small.of(View.parse("low=1"))) + count_html(small.of(View()))
@@ -466,7 +481,7 @@ def test_the_table_holds_the_view_row_by_row(small):
     rows = list(csv.DictReader(io.StringIO(export(scene, "samples.csv").decode())))
     assert [row["length"] for row in rows] == ["10", "15", "20", "20"]
     alone = export(scene, "page.html").decode()
-    assert "<button" not in alone and "data-go" not in alone and "<svg" in alone
+    assert "<button" not in alone and "data-go='" not in alone and "<svg" in alone
     with pytest.raises(UserError, match="can be exported"):
         export(scene, "../secrets")
 
