@@ -38,8 +38,7 @@ class Around:
         """A CSS colour for each model asked: that of its checkpoint on the page."""
         scene = self.scenes.of(View.parse(query))
         keys = [self.keys.get(name, name) for name in names]
-        known = list(scene.library.checkpoints.get(scene.view.benchmark, ()))
-        slots = asked_slots(keys, shown_slots(scene), known)
+        slots = asked_slots(keys, shown_slots(scene), scene.library.color_order(scene.view.benchmark))
         return {name: f"var(--c{slots[key]})" for name, key in zip(names, keys, strict=True)}
 
     def problem(self, query: str) -> Example | None:

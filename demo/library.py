@@ -175,13 +175,22 @@ class Library:
 
         Of a comparison the pooled ones. At most four, so that the columns stay wide.
         """
+        return self._main(benchmark)[:4]
+
+    def color_order(self, benchmark: str) -> list[str]:
+        """All checkpoints, those that people compare first: they get colours that no other wants."""
+        if benchmark not in self.checkpoints:
+            return []
+        return list(dict.fromkeys([*self._main(benchmark), *self.checkpoints[benchmark]]))
+
+    def _main(self, benchmark: str) -> tuple[str, ...]:
         found = self.checkpoints[benchmark]
         several = {key: one for key, one in found.items() if len(one.runs) > 1} or found
         by_run: dict[tuple[str, ...], list[str]] = {}
         for key, one in several.items():
             by_run.setdefault(one.runs, []).append(key)
         first = next(iter(by_run.values()))[0]
-        return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))[:4]
+        return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))
 
     def base_keys(self, benchmark: str) -> list[str]:
         """The checkpoints whose pass rate is a problem's difficulty: those before training (step 0).

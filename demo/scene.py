@@ -96,8 +96,7 @@ class Scenes:
         keep_P = keep(table, settled)
         order = ordered(table, keep_P, settled.sort, settled.focus)
         position = next((i for i, p in enumerate(order.tolist()) if table.ids[p] == settled.at), 0)
-        known = list(self.library.checkpoints.get(settled.benchmark, ()))
-        slots = choose_slots(settled.keys, known)
+        slots = choose_slots(settled.keys, self.library.color_order(settled.benchmark))
         return Scene(self.library, settled, table, keep_P, order, position, slots, tuple(notes))
 
     def _table(self, benchmark: str, keys: tuple[str, ...]) -> Table:

@@ -269,9 +269,8 @@ def test_the_checkpoints_beside_the_baseline_are_compared_with_each_other(tmp_pa
 def test_a_run_is_drawn_in_the_colour_of_its_latest_checkpoint(tmp_path):
     run = build_run(tmp_path / "run", steps=4)
     scene = Scenes(Library([run.path])).of(View.parse("base=run@0&others=run@4&others=run@2"))
-    assert (
-        scene.colors == [0, 2, 1] and scene.run_slots() == {"run": 2} and scene.run_groups() == [("run", 2, ("run",))]
-    )
+    assert scene.colors == [0, 1, 2] and scene.run_slots() == {"run": 1}
+    assert scene.run_groups() == [("run", 1, ("run",))]
 
 
 def test_what_is_missing_is_called_by_its_name(tmp_path):
@@ -422,6 +421,17 @@ def test_colours_stay_when_others_come_and_go():
     assert choose_slots(["run@0", "run@1", "run@2"], known)["run@2"] == 2
     several = choose_slots(["run@0", "run@6", "run@7"], known)  # 6 and 0, 7 and 1 want the same
     assert len(set(several.values())) == 3 and several["run@0"] == 0
+
+
+def test_the_checkpoints_that_people_compare_never_change_their_colours(tmp_path):
+    for index, name in enumerate("abcde"):
+        build_run(tmp_path / name, steps=4, num_problems=2, seed=index)
+    scenes = Scenes(Library([tmp_path]))
+    ends = [f"{name}@4" for name in "abcde"]
+    whole = scenes.of(View(base="a@0", others=tuple(ends)))
+    assert sorted(whole.colors) == [0, 1, 2, 3, 4, 5]
+    for two in zip(ends, ends[1:], strict=False):
+        assert scenes.of(View(base=two[0], others=two[1:])).slots.items() <= whole.slots.items()
 
 
 def test_the_live_panel_has_the_pages_checkpoints_colours_and_problem(tmp_path):
