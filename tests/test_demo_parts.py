@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -430,7 +431,7 @@ def test_the_checkpoints_that_people_compare_never_change_their_colours(tmp_path
     ends = [f"{name}@4" for name in "abcde"]
     whole = scenes.of(View(base="a@0", others=tuple(ends)))
     assert sorted(whole.colors) == [0, 1, 2, 3, 4, 5]
-    for two in zip(ends, ends[1:], strict=False):
+    for two in pairwise(ends):
         assert scenes.of(View(base=two[0], others=two[1:])).slots.items() <= whole.slots.items()
 
 
