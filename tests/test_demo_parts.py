@@ -376,6 +376,7 @@ def test_reasoning_and_answer_add_up_to_the_stored_length(tmp_path):
         (r"so \boxed{\frac{1}{2}} it is", [r"\boxed{\frac{1}{2}}"]),
         (r"$x^2$ and \(y\) and \[z\] and $$w$$", ["x^2", "y", "z", "w"]),
         ("it costs $5 and $6", []),
+        ("for $5-$6 each", []),
         (r"\boxed{never closed", []),
         ("$a\nb$", []),
         (r"\boxed{a \} b}", [r"\boxed{a \} b}"]),
@@ -394,6 +395,11 @@ def test_a_formula_by_itself_takes_the_blank_lines_around_it_along():
         math_html("so\n\n$$x$$\n\nand $y$ too")
         == "so<span class='tex display'>x</span>and <span class='tex'>y</span> too"
     )
+
+
+def test_a_formula_is_escaped_like_everything_else():
+    for text in ("$<img src='x'>$", r"\boxed{<img src='x'>}"):
+        assert "<img" not in math_html(text) and "&lt;img src=&#x27;x&#x27;&gt;" in math_html(text)
 
 
 @given(st.text(max_size=80))
