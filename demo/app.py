@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 import gradio as gr
 from gradio.events import api
 
-from demo.library import Library
 from demo.panels import failure_html, header_html, lengths_panel, notes_html, problem_panel, take_html
 from demo.scene import Scene, Scenes
 from demo.summary import count_html, summary_html
@@ -61,18 +60,17 @@ class Parts:
         return [*self.shown, self.tabs, *self.values]
 
 
-def build_page(library: Library, *, live: Callable[[Library], None] | None = None) -> gr.Blocks:
+def build_page(scenes: Scenes, *, live: Callable[[gr.HTML], None]) -> gr.Blocks:
     """The page about these runs.
 
-    `live` draws the panel that asks checkpoints: it is called inside that panel's gr.Tab with the library, makes
-    its own components and events there, and nothing else on the page knows of it. Without it there is no such tab.
+    `live` draws the panel that asks checkpoints: it is called inside that panel's gr.Tab with the bridge, makes
+    its own components and events there, and nothing else on the page knows of it.
     """
-    scenes = Scenes(library)
     first = scenes.of(View())
     with gr.Blocks(title="vlm-rl demo", analytics_enabled=False) as app:
-        gr.HTML(header_html(library))
+        gr.HTML(header_html(scenes.library))
         bridge = gr.HTML("", html_template=_katex_place(), js_on_load=script(), elem_id="bridge")
-        parts = Parts(bridge, *_body(library, first, live))
+        parts = Parts(bridge, *_body(first, bridge, live))
         _wire(app, scenes, parts)
     return app
 
@@ -84,7 +82,7 @@ def _katex_place() -> str:
 
 
 def _body(
-    library: Library, scene: Scene, live: Callable[[Library], None] | None
+    scene: Scene, bridge: gr.HTML, live: Callable[[gr.HTML], None]
 ) -> tuple[gr.Tabs, dict[str, Any], dict[str, gr.HTML]]:
     controls: dict[str, Any] = {}
     panels: dict[str, gr.HTML] = {}
@@ -123,9 +121,8 @@ def _body(
         with gr.Tab(TABS["training"], id="training"):
             dropdown("runs", "Runs; without a choice, those of the checkpoints above", multiselect=True)
             panels["training"] = gr.HTML(elem_id="training")
-        if live is not None:
-            with gr.Tab(TABS["live"], id="live"):
-                live(library)  # the live panel plugs in here: see build_page
+        with gr.Tab(TABS["live"], id="live"):
+            live(bridge)
         with gr.Tab(TABS["take"], id="take"):
             panels["take"] = gr.HTML(elem_id="take")
     controls["clear"] = clear
@@ -138,7 +135,7 @@ def _body(
 def _choices(scene: Scene) -> dict[str, list[tuple[str, str]]]:
     """(label, value) pairs of every control that has some."""
     library, view = scene.library, scene.view
-    labels = [(label, key) for key, label in library.labels(view.benchmark).items()]
+    labels = [(label, key) for key, label in library.labels(view.benchmark).items()] if view.benchmark else []
     known = [(name, str(key)) for key, (_, name) in DIFFICULTIES.items() if key in set(scene.table.difficulty_P)]
     return {
         "benchmark": [(name, name) for name in library.benchmarks],
@@ -150,7 +147,7 @@ def _choices(scene: Scene) -> dict[str, list[tuple[str, str]]]:
         "category": [(name or "none", name) for name in sorted({str(one) for one in scene.table.category_P})],
         "difficulty": known,
         "focus": [("any of them", ""), *[(one.label, one.key) for one in scene.table.checkpoints]],
-        "runs": [(f"{run.name} ({run.algorithm})", run.name) for run in library.runs.values()],
+        "runs": [(run.title, run.name) for run in library.runs.values()],
     }
 
 
@@ -162,6 +159,8 @@ def _value(view: View, key: str) -> Any:
     value = getattr(view, key)
     if isinstance(value, tuple):
         return list(value)
+    if key in ("benchmark", "base"):
+        return value or None  # there is none without an evaluation
     return "" if value is None else str(value)
 
 
@@ -204,7 +203,7 @@ def _wire(app: gr.Blocks, scenes: Scenes, parts: Parts) -> None:
         triggers = [control.submit, control.blur] if key in _TEXTS else [control.input]
         gr.on(triggers, set_key(key), [parts.bridge, control], outputs, trigger_mode="always_last", **_QUIET)
     for tab in parts.tabs.children:
-        if isinstance(tab, gr.Tab) and tab.id in parts.panels:
+        if isinstance(tab, gr.Tab):
             tab.select(_opener(scenes, str(tab.id), parts), parts.bridge, parts.shown, **_QUIET)
     timer = gr.Timer(_REFRESH_SECONDS, active=any(run.alive() for run in scenes.library.runs.values()))
     timer.tick(_refresher(scenes), parts.bridge, parts.panels["training"], **_QUIET)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from demo.library import Library, key_of
 from demo.replies import IsCancelled, Question, Replies, Reply, Settings, Stop, count_reasoning
 from vlm_rl.errors import UserError
 from vlm_rl.runs import RunDirectory
@@ -29,6 +30,7 @@ class Checkpoint:
 
     name: str
     path: Path
+    key: str  # of the library's checkpoint, where it was evaluated
     template: str
     min_pixels: int
     max_pixels: int
@@ -50,19 +52,19 @@ class Loaded:
             torch.accelerator.empty_cache()
 
 
-def find_checkpoints(runs: Mapping[str, RunDirectory]) -> list[Checkpoint]:
-    """Every model folder that these runs and evaluations name, by run and step, labelled as the evaluations are.
+def find_checkpoints(library: Library) -> list[Checkpoint]:
+    """Every model folder that the runs and evaluations name, by run and step, called as everywhere on the page.
 
     A folder that is not there any more is left out, and so is a run that cannot be read.
     """
     found: list[Checkpoint] = []
-    for name, run in runs.items():
+    for name, opened in library.runs.items():
         with suppress(UserError, OSError, ValueError):
-            data = run.config().data
-            for step, folder in sorted(_folders(run).items()):
+            data = opened.directory.config().data
+            for step, folder in sorted(_folders(opened.directory).items()):
                 if (folder / "config.json").is_file():
-                    label = f"step {step}" if len(runs) == 1 else f"{name} · step {step}"
-                    found.append(Checkpoint(label, folder, data.template, data.min_pixels, data.max_pixels))
+                    limits = data.template, data.min_pixels, data.max_pixels
+                    found.append(Checkpoint(library.label(name, step), folder, key_of(name, step), *limits))
     return found
 
 

@@ -9,14 +9,13 @@ are not followed, compressed replies are refused, and the key is masked in every
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -24,16 +23,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from demo.replies import END_THINK, THINK, IsCancelled, Question, Replies, Reply, Settings, Stop, split_growing
+from demo.chat import EndpointError, Reading, beginning, body_of, events, said
+from demo.replies import IsCancelled, Question, Replies, Reply, Settings
 from vlm_rl.errors import UserError
-from vlm_rl.images import decode_image, encode_png, fit_to_grid
-from vlm_rl.types import IMAGE_MARKER
 
 PUBLISH_SECONDS = 0.1
-_MAX_BYTES = 8 * 2**20  # of a reply on the wire
-_MAX_LINE = 2**20
-_MAX_TEXT = 200_000  # characters shown
-_MIN_PIXELS, _MAX_PIXELS = 3136, 1_003_520  # of the picture sent, as in the recipes
 _NAME = re.compile(r"[\w][\w .:-]{0,39}")
 _UNUSUAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # vLLM's names; they undo a generation_config
 
@@ -109,10 +103,6 @@ def _key(name: str, variables: Mapping[str, str]) -> str:
     return os.environ[variable]
 
 
-class EndpointError(Exception):
-    """The server did not do its part; the message is for the page."""
-
-
 class EndpointBackend:
     """demo.replies.Backend: one streamed chat completion."""
 
@@ -143,7 +133,7 @@ class EndpointBackend:
 
     async def _guarded(self, question: Question, settings: Settings, stop: IsCancelled, states: States) -> None:
         """Stream until the end, `stop` or the deadline; the last state says which, and None follows it."""
-        reading = _Reading()
+        reading = Reading()
         task = asyncio.create_task(self._stream(question, settings, reading, states))
         deadline = time.monotonic() + self._timeouts.whole
         problem = ""
@@ -172,7 +162,7 @@ class EndpointBackend:
             states.put(reading.state(stop="cancelled" if task.cancelled() else reading.stop or "stop"))
         states.put(None)
 
-    async def _stream(self, question: Question, settings: Settings, reading: _Reading, states: States) -> None:
+    async def _stream(self, question: Question, settings: Settings, reading: Reading, states: States) -> None:
         limits = httpx.Timeout(self._timeouts.pause, connect=self._timeouts.connect)
         headers = {"Accept-Encoding": "identity"}
         if self._endpoint.key:
@@ -180,7 +170,7 @@ class EndpointBackend:
         # trust_env: no proxy, and no password of a .netrc, that the operator did not name here
         async with httpx.AsyncClient(timeout=limits, headers=headers, trust_env=False) as client:
             model = self._endpoint.model or await self._only_model(client)
-            body = _body(question, settings, model=model, system=self._system)
+            body = body_of(question, settings, model=model, system=self._system)
             if await self._try(client, {**body, **_UNUSUAL}, reading, states):
                 return
             reading.note = "the server's own top-k and repetition penalty: it takes no other"
@@ -191,20 +181,20 @@ class EndpointBackend:
         self,
         client: httpx.AsyncClient,
         body: dict[str, Any],
-        reading: _Reading,
+        reading: Reading,
         states: States,
     ) -> bool:
         """False where the server refuses the request as such; `reading.refusal` says how."""
         async with client.stream("POST", f"{self._endpoint.url}/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                reading.refusal = f"the server answered {answer.status_code}: {_said(await _beginning(answer))}"
+                reading.refusal = f"the server answered {answer.status_code}: {said(await beginning(answer))}"
                 if answer.status_code in (400, 422):
                     return False
                 raise EndpointError(reading.refusal)
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise EndpointError("the server sent a compressed reply, which was not asked for")
             published = 0.0
-            async for event in _events(answer):
+            async for event in events(answer):
                 reading.add(event)
                 if time.monotonic() - published > PUBLISH_SECONDS:
                     states.put(reading.state(stop=""))
@@ -215,7 +205,7 @@ class EndpointBackend:
 
     async def _only_model(self, client: httpx.AsyncClient) -> str:
         async with client.stream("GET", f"{self._endpoint.url}/models") as answer:
-            text = await _beginning(answer, characters=100_000)
+            text = await beginning(answer, characters=100_000)
         try:
             names = [str(entry["id"]) for entry in json.loads(text)["data"]]
         except (ValueError, TypeError, KeyError):
@@ -230,133 +220,3 @@ class EndpointBackend:
     def _masked(self, text: str) -> str:
         key = self._endpoint.key
         return text.replace(key, "***") if key else text
-
-
-class _Reading:
-    """What has come of a reply."""
-
-    def __init__(self) -> None:
-        self.stop: Stop = ""
-        self.note = ""
-        self.refusal = ""
-        self._reasoning: list[str] = []  # of servers that keep it apart
-        self._content: list[str] = []
-        self._num_chars = 0
-        self._usage: tuple[int, int | None] | None = None  # (tokens, of these in the reasoning)
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """One event of the stream. Raises EndpointError for an error in it, and beyond the limits."""
-        if event.get("error"):
-            raise EndpointError(f"the server reports: {_short(_said(json.dumps({'error': event['error']})))}")
-        self._usage = _usage(event.get("usage")) or self._usage
-        for choice in (event.get("choices") or [])[:1]:
-            delta = choice.get("delta") or {}
-            self._append(self._reasoning, delta.get("reasoning_content") or delta.get("reasoning"))
-            self._append(self._content, delta.get("content"))
-            reason = choice.get("finish_reason")
-            if reason:
-                self.stop = "length" if reason == "length" else "stop"
-
-    def state(self, *, stop: Stop, failure: str = "") -> Reply:
-        """As of now; without the server's own figures every piece that came counts as one token."""
-        text = "".join(self._content)
-        if self._reasoning:
-            closing = END_THINK if self._content or self.stop else ""
-            text = f"{THINK}{''.join(self._reasoning)}{closing}{text}"
-        tokens, reasoning = self._usage or (len(self._reasoning) + len(self._content), None)
-        is_exact = reasoning is not None
-        if reasoning is None:
-            thought, answer = split_growing(text, is_over=bool(stop or failure))
-            reasoning = round(tokens * len(thought or "") / max(1, len(thought or "") + len(answer)))
-        return Reply(
-            phase="failed" if failure else "ended" if stop else "writing",
-            text=text,
-            tokens=tokens,
-            reasoning_tokens=reasoning,
-            counted_by="server" if self._usage else "estimate",
-            is_split_exact=is_exact,
-            stop=stop,
-            note=failure or self.note,
-        )
-
-    def _append(self, pieces: list[str], text: object) -> None:
-        if not isinstance(text, str) or not text:
-            return
-        pieces.append(text)
-        self._num_chars += len(text)
-        if self._num_chars > _MAX_TEXT:
-            raise EndpointError(f"the reply is longer than {_MAX_TEXT:,} characters")
-
-
-def _usage(tree: object) -> tuple[int, int | None] | None:
-    """(tokens, of these in the reasoning where the server says so)."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("completion_tokens"), int):
-        return None
-    details = tree.get("completion_tokens_details")
-    reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return tree["completion_tokens"], reasoning if isinstance(reasoning, int) and reasoning > 0 else None
-
-
-def _body(question: Question, settings: Settings, *, model: str, system: str) -> dict[str, Any]:
-    """The request; its picture goes as the pixels alone, brought below the recipes' size."""
-    content: list[dict[str, Any]] = []
-    if question.image is not None:
-        image = decode_image(question.image, where="the picture")
-        fitted = fit_to_grid(image, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS)
-        address = f"data:image/png;base64,{base64.b64encode(encode_png(fitted)).decode()}"
-        content.append({"type": "image_url", "image_url": {"url": address}})
-    content.append({"type": "text", "text": question.text.replace(IMAGE_MARKER, "").strip()})
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    return {
-        "model": model,
-        "messages": [*messages, {"role": "user", "content": content}],
-        "max_tokens": settings.max_tokens,
-        "temperature": settings.temperature,
-        "seed": settings.seed,
-        "top_p": 1.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to [DONE]."""
-    buffer, total = b"", 0
-    async for chunk in answer.aiter_raw():
-        total += len(chunk)
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        if total > _MAX_BYTES or len(buffer) > _MAX_LINE:
-            raise EndpointError(f"the reply is larger than {_MAX_BYTES // 2**20} MiB, or has no line ends")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                return
-            event = json.loads(data)
-            if isinstance(event, dict):
-                yield event
-
-
-async def _beginning(answer: httpx.Response, *, characters: int = 300) -> str:
-    """The start of a reply as text, whatever its size."""
-    data = b""
-    async for chunk in answer.aiter_raw():
-        data += chunk
-        if len(data) > 4 * characters:
-            break
-    return _short(data.decode("utf-8", errors="replace"), characters)
-
-
-def _said(text: str) -> str:
-    """The message inside an error of the protocol, or the text as it is."""
-    try:
-        error = json.loads(text)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, TypeError, KeyError):
-        return text
-
-
-def _short(text: str, characters: int = 300) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= characters else f"{text[:characters]}…"

@@ -33,7 +33,9 @@ MEDIA_TYPES = {
 
 
 def export(scene: Scene, name: str) -> bytes:
-    """One of MEDIA_TYPES of this view. Raises UserError for another name."""
+    """One of MEDIA_TYPES of this view. Raises UserError for another name, and where nothing was evaluated."""
+    if not scene.table.checkpoints:
+        raise UserError(scene.emptiness)
     if name == "samples.csv":
         return csv_bytes(samples(scene))
     if name == "samples.parquet":
@@ -113,7 +115,7 @@ def page(scene: Scene) -> str:
         f"{summary_html(scene)}<h2>Lengths</h2>{lengths_html(scene)}<h2>Problems</h2>{more}{examples}"
     )
     body = body.replace(CLICK_HINT, "")
-    body = re.sub(r"<button class='(?:save|theme)'.*?</button>", "", body)
+    body = re.sub(r"<button .*?</button>", "", body)
     body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace(
         "<svg class", "<svg role='img' class"
     )

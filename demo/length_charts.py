@@ -42,8 +42,8 @@ def lengths_html(scene: Scene) -> str:
             "Reasoning and answer apart need the model's tokenizer, and no tokenizer.json lies in the checkpoints of "
             "one of these runs. Choose “whole response”."
         )
-    if not scene.keep_P.any():
-        return missing("No problem passes the filters: take one back.")
+    if scene.emptiness:
+        return missing(scene.emptiness)
     cards = [
         figure(
             "Share of responses with at most so many tokens",
@@ -197,7 +197,8 @@ def _quantile_bar(frame: Frame, y: float, one: Spread, *, hollow: bool, go: str)
     kind = "box hollow" if hollow else "box"
     x = frame.x(one.p25)
     box = svg.bar(x, y - 5, frame.x(one.p75) - x, 10, kind=kind, tip=tip, go=go) if one.p75 > one.p25 else ""
-    median = svg.dot(frame.x(one.median), y, radius=4, kind="median", tip=tip, go=go, key=not box)
+    dot = "median" if box or hollow else "dot"  # without a box the dot alone says whether they are right
+    median = svg.dot(frame.x(one.median), y, radius=4, kind=dot, tip=tip, go=go, key=not box)
     return svg.rule(frame.x(one.p10), y, frame.x(one.p90), y) + box + median
 
 
@@ -368,4 +369,4 @@ def _tokens(scene: Scene) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−") if value else "0"
+    return f"{value:+,.1f}".replace("-", "−").removesuffix(".0") if value else "0"

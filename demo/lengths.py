@@ -70,6 +70,28 @@ def _summary(table: Table, index: int, keep_P: np.ndarray) -> Summary:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Two checkpoints, neither of them the baseline, on the kept problems; indices into the table's."""
+
+    index: int
+    against: int
+    tokens: Estimate  # change, paired by problem
+    score: Estimate
+
+
+def duels(table: Table, keep_P: np.ndarray) -> list[Duel]:
+    """The last shown checkpoint of each run against that of each run before it, the baseline's own column aside."""
+    last = {one.runs: index for index, one in enumerate(table.checkpoints) if index}
+    columns = sorted(last.values())
+    length, score = table.length_CP[:, keep_P], table.score_CP[:, keep_P]
+    return [
+        Duel(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a]))
+        for place, b in enumerate(columns)
+        for a in columns[:place]
+    ]
+
+
 def quantile(values: np.ndarray, share: float) -> float:
     """NaN for no values."""
     return float(np.quantile(values, share)) if len(values) else math.nan

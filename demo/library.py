@@ -80,11 +80,16 @@ class OpenRun:
 
     name: str
     directory: RunDirectory
-    algorithm: str
+    algorithm: str  # "" for evaluations of a model that was not trained here
     num_steps: int  # planned
     contaminated: tuple[str, ...]
     cache: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
     drawn: dict[int, Drawn] = field(default_factory=dict)  # by step; a step's file never changes once it is whole
+
+    @property
+    def title(self) -> str:
+        """Its name, and by which rule it was trained."""
+        return f"{self.name} ({self.algorithm})" if self.algorithm else self.name
 
     def curves(self) -> RunCurves:
         """Its numbers over time; read again when the run has written more."""
@@ -119,32 +124,36 @@ class Library:
     """The runs under some folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raises UserError where a folder holds no run, or none of them an evaluation that can be read."""
+        """Raises UserError where a folder holds no run, or none of them an evaluation or a log that can be read."""
         directories = list(dict.fromkeys(path for folder in folders for path in find_runs(folder)))
         names = distinct_names([RunDirectory(path) for path in directories])
         self.faults: list[str] = []
         self.runs: dict[str, OpenRun] = {}
         self.checkpoints: dict[str, dict[str, Checkpoint]] = {}  # benchmark -> key -> checkpoint
+        self._is_alone = len(directories) == 1
         for name, path in zip(names, directories, strict=True):
-            self._add(name, RunDirectory(path), alone=len(directories) == 1)
+            self._add(name, RunDirectory(path))
         for benchmark, found in self.checkpoints.items():
             self.checkpoints[benchmark] = pooled(found) | found
-        if not self.checkpoints:
+        if not self.checkpoints and not any(run.algorithm for run in self.runs.values()):
             places = ", ".join(str(path) for path in folders) or "no run at all"
             why = "".join(f"\n  {fault}" for fault in self.faults)
-            raise UserError(f"nothing to show: no evaluation in {places}; `vlm-rl eval` or eval.every makes one{why}")
+            raise UserError(
+                f"nothing to show: no evaluation and no log in {places}; `vlm-rl eval` or eval.every makes one{why}"
+            )
 
-    def _add(self, name: str, run: RunDirectory, *, alone: bool) -> None:
+    def _add(self, name: str, run: RunDirectory) -> None:
         try:
             config, results = run.config(), run.evals()
-            opened = OpenRun(name, run, config.algorithm.name.upper(), config.train.steps, run.contaminated())
+            trained = (run.path / "metrics.jsonl").exists()
+            algorithm = config.algorithm.name.upper() if trained else ""
+            opened = OpenRun(name, run, algorithm, config.train.steps, run.contaminated())
         except (UserError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             self.faults.append(f"{name} was left out: {str(error)[:200]}")
             return
         self.runs[name] = opened
         for result in results:
-            label = f"step {result.step}" if alone else f"{name} · step {result.step}"
-            key = f"{name}@{result.step}"
+            label, key = self.label(name, result.step), key_of(name, result.step)
             self.checkpoints.setdefault(result.benchmark, {})[key] = Checkpoint(
                 key, label, result.step, (name,), (result,), run.path, config.model.path, tuple(config.data.eval)
             )
@@ -152,6 +161,10 @@ class Library:
     @property
     def benchmarks(self) -> list[str]:
         return list(self.checkpoints)
+
+    def label(self, run: str, step: int) -> str:
+        """What the page calls a checkpoint, evaluated or not."""
+        return f"step {step}" if self._is_alone else f"{run} · step {step}"
 
     def labels(self, benchmark: str) -> dict[str, str]:
         """key -> label of the checkpoints evaluated on a benchmark, by run and step."""
@@ -162,13 +175,22 @@ class Library:
 
         Of a comparison the pooled ones. At most four, so that the columns stay wide.
         """
+        return self._main(benchmark)[:4]
+
+    def color_order(self, benchmark: str) -> list[str]:
+        """All checkpoints, those that people compare first: they get colours that no other wants."""
+        if benchmark not in self.checkpoints:
+            return []
+        return list(dict.fromkeys([*self._main(benchmark), *self.checkpoints[benchmark]]))
+
+    def _main(self, benchmark: str) -> tuple[str, ...]:
         found = self.checkpoints[benchmark]
         several = {key: one for key, one in found.items() if len(one.runs) > 1} or found
         by_run: dict[tuple[str, ...], list[str]] = {}
         for key, one in several.items():
             by_run.setdefault(one.runs, []).append(key)
         first = next(iter(by_run.values()))[0]
-        return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))[:4]
+        return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))
 
     def base_keys(self, benchmark: str) -> list[str]:
         """The checkpoints whose pass rate is a problem's difficulty: those before training (step 0).
@@ -178,6 +200,11 @@ class Library:
         single = {key: one for key, one in self.checkpoints[benchmark].items() if len(one.runs) == 1}
         before = [key for key, one in single.items() if one.step == 0]
         return before or [next(iter(single))]
+
+
+def key_of(run: str, step: int) -> str:
+    """What the address calls a checkpoint."""
+    return f"{run}@{step}"
 
 
 def find_runs(folder: Path) -> list[Path]:

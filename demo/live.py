@@ -1,15 +1,15 @@
 """The live panel: one question about one picture, asked to several models side by side while they answer.
 
-    live = open_live(runs, options)          # at start; live.pictures.routes() go into the application
+    live = open_live(scenes, options)        # at start; live.pictures.routes() go into the application
     with gr.Tab("Live"):
-        build_live(live)
+        build_live(live, bridge)
 
 A page chooses among the models that the operator named, never an address of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +20,13 @@ import gradio as gr
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from demo.around import Around, Example
 from demo.backends import CheckpointBackend, Engine, Shelf, find_checkpoints, load_checkpoint
 from demo.desk import MAX_COLUMNS, Desk, Limits
 from demo.endpoints import Endpoint, EndpointBackend
-from demo.live_html import error_html, note_html, view_html
+from demo.live_html import error_html, gold_html, note_html, view_html
 from demo.replies import Backend, Question, Settings
+from demo.scene import Scenes
 from demo.uploads import Pictures
 from vlm_rl.errors import UserError
 from vlm_rl.images import decode_image
@@ -38,16 +40,7 @@ _NOBODY = (
 )
 _HOW = "Choose a picture or an example, write a question, and ask. The answers grow here side by side."
 _NUM_EXAMPLES = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A stored problem to start from."""
-
-    title: str
-    question: str
-    image: bytes
-    gold: str
+_AT_HAND, _SHOWN = "the problem in the panel of problems", -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +50,7 @@ class Live:
     desk: Desk
     pictures: Pictures
     examples: Sequence[Example]
+    around: Around
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +63,19 @@ class LiveOptions:
     limits: Limits = Limits()  # noqa: RUF009  (frozen)
 
 
-def open_live(runs: Mapping[str, RunDirectory], options: LiveOptions | None = None) -> Live:
+def open_live(scenes: Scenes, options: LiveOptions | None = None) -> Live:
     """Look for checkpoints and example problems; nothing is loaded before somebody asks."""
     options = options or LiveOptions()
     load = partial(load_checkpoint, engine=options.engine, max_tokens=options.limits.max_tokens)
     shelf = Shelf(load, most=options.most_loaded if options.engine == "transformers" else 1)
-    checkpoints = find_checkpoints(runs)
+    checkpoints = find_checkpoints(scenes.library)
     system = TEMPLATES[checkpoints[0].template if checkpoints else "think_answer"].system
     backends: list[Backend] = [CheckpointBackend(checkpoint, shelf) for checkpoint in checkpoints]
     backends += [EndpointBackend(endpoint, system=system) for endpoint in options.endpoints]
-    examples = read_examples(list(runs.values()))
-    return Live(Desk(backends, limits=options.limits), Pictures([example.image for example in examples]), examples)
+    examples = read_examples([run.directory for run in scenes.library.runs.values()])
+    pictures = Pictures([example.image or b"" for example in examples])
+    around = Around(scenes, {one.name: one.key for one in checkpoints})
+    return Live(Desk(backends, limits=options.limits), pictures, examples, around)
 
 
 def read_examples(runs: Sequence[RunDirectory], *, most: int = _NUM_EXAMPLES) -> list[Example]:
@@ -111,34 +107,30 @@ def _first_examples(benchmark: str, path: Any) -> list[Example]:
     return list(examples.values())
 
 
-def build_live(
-    live: Live, *, color_of: Callable[[str], str] | None = None, chosen: Sequence[str] | None = None
-) -> None:
-    """The panel's components and events, in the gradio context of the caller.
-
-    `color_of` gives the accent of a model by its name, a CSS colour; `chosen` are those asked at first.
-    """
+def build_live(live: Live, bridge: gr.HTML) -> None:
+    """The panel's components and events, in the gradio context of the caller; `bridge` holds the page's query."""
     names = list(live.desk.backends)
     if not names:
         gr.HTML(note_html(_NOBODY))
         return
-    color_of = color_of or (lambda name: f"var(--c{names.index(name) % 10})")
-    first = [name for name in chosen or () if name in names] or list(dict.fromkeys([names[0], names[-1]]))
     with gr.Row(elem_classes="live-form"):
         with gr.Column(scale=1, min_width=220):
             picture = _picture()
         with gr.Column(scale=2, min_width=300):
             example = gr.Dropdown(
-                [(one.title, index) for index, one in enumerate(live.examples)],
+                [(_AT_HAND, _SHOWN), *[(one.title, index) for index, one in enumerate(live.examples)]],
                 value=None,
-                label="Example",
-                visible=bool(live.examples),
+                label="Start from",
             )
             question = gr.Textbox(label="Question", lines=4, max_lines=10, max_length=live.desk.limits.max_question)
             gold = gr.HTML(elem_classes="live-gold")
         with gr.Column(scale=2, min_width=300):
             asked = gr.Dropdown(
-                names, value=first, multiselect=True, max_choices=MAX_COLUMNS, label="Ask (up to six, side by side)"
+                names,
+                value=[],
+                multiselect=True,
+                max_choices=MAX_COLUMNS,
+                label="Ask up to six; without a choice, the checkpoints above",
             )
             with gr.Row():
                 seed = gr.Number(value=0, precision=0, minimum=0, maximum=2**31 - 1, label="Seed", min_width=90)
@@ -156,9 +148,9 @@ def build_live(
                 stop = gr.Button("Stop", elem_id="live-stop", interactive=False, min_width=120)
     columns = gr.HTML(note_html(_HOW), elem_id="live-columns")
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-    on = _Handlers(live, color_of)
-    example.input(on.choose, example, [picture, question, gold], **quiet)
-    ask.click(on.ask, [picture, question, asked, seed, heat, most], [columns, ask, stop], **quiet)
+    on = _Handlers(live)
+    example.input(on.choose, [bridge, example], [picture, question, gold], **quiet)
+    ask.click(on.ask, [bridge, picture, question, asked, seed, heat, most], [columns, ask, stop], **quiet)
     stop.click(on.stop, None, None, **quiet)
 
 
@@ -176,18 +168,38 @@ def _picture() -> gr.HTML:
 class _Handlers:
     """What the panel's events do. Methods, since gradio gives the request to what has a signature of its own."""
 
-    def __init__(self, live: Live, color_of: Callable[[str], str]) -> None:
-        self._live, self._color_of = live, color_of
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
-    def choose(self, index: int | None) -> tuple[str, str, str]:
-        """(picture's token, question, the right answer in words) of an example."""
+    def choose(self, query: str, index: int | None) -> tuple[str, str, str]:
+        """(picture's token, question, the right answer in words) of an example, or of the problem shown."""
+        try:
+            if index == _SHOWN:
+                return self._at_hand(query)
+        except UserError as error:
+            return "", "", error_html(str(error))
         if index is None or not 0 <= index < len(self._live.examples):
             return "", "", ""
         example = self._live.examples[index]
-        return f"example-{index:04d}", example.question, note_html(f"right answer: {example.gold}")
+        return f"example-{index:04d}", example.question, gold_html(example.gold)
+
+    def _at_hand(self, query: str) -> tuple[str, str, str]:
+        example = self._live.around.problem(query)
+        if example is None:
+            raise UserError("there is no problem with one picture in the panel of problems: choose another")
+        token = "" if example.image is None else self._live.pictures.add(example.image)
+        return token, example.question, gold_html(example.gold)
 
     def ask(
-        self, token: Any, text: Any, names: Any, seed: Any, temperature: Any, most: Any, request: gr.Request
+        self,
+        query: str,
+        token: Any,
+        text: Any,
+        names: Any,
+        seed: Any,
+        temperature: Any,
+        most: Any,
+        request: gr.Request,
     ) -> Iterator[tuple[Any, Any, Any]]:
         """(columns, ask button, stop button) while the answers grow."""
         busy, free = _buttons(asking=True), _buttons(asking=False)
@@ -195,17 +207,26 @@ class _Handlers:
             settings = _settings(seed, temperature, most)
             image = self._live.pictures.get(token) if isinstance(token, str) and token else None
             question = Question(str(text or ""), image)
-            views = self._live.desk.ask(str(request.session_hash), list(names or ()), question, settings)
+            asked = self._asked(query, list(names or ()))
+            colors = self._live.around.colors(query, asked)
+            views = self._live.desk.ask(str(request.session_hash), asked, question, settings)
             with closing(views):
                 shown = ""
                 for view in views:
-                    page = view_html(view, settings, color_of=self._color_of)
+                    page = view_html(view, settings, colors=colors)
                     if page != shown:
                         yield page, *(free if view.is_over else busy)
                     shown = page
             yield gr.skip(), *free
         except UserError as error:
             yield error_html(str(error)), *free
+
+    def _asked(self, query: str, names: list[str]) -> list[str]:
+        """The models chosen, else those of the checkpoints that the page shows."""
+        asked = names or self._live.around.shown(query)
+        if not asked:
+            raise UserError("the checkpoints above have no weights on this machine: choose others to ask")
+        return asked
 
     def stop(self, request: gr.Request) -> None:
         self._live.desk.cancel(str(request.session_hash))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from demo.desk import View
+from demo.mathtext import math_html, value_html
 from demo.replies import Reply, Settings, split_growing
 from vlm_rl.cards import escape
 
@@ -17,14 +18,14 @@ _COUNTERS = {
 }
 
 
-def view_html(view: View, settings: Settings, *, color_of: Callable[[str], str]) -> str:
+def view_html(view: View, settings: Settings, *, colors: Mapping[str, str]) -> str:
     """All columns and the line above them."""
     longest = max(1, *(reply.tokens for reply in view.replies))
     columns = "".join(
-        column_html(name, reply, longest=longest, color=color_of(name))
+        column_html(name, reply, longest=longest, color=colors[name])
         for name, reply in zip(view.names, view.replies, strict=True)
     )
-    return f"{_status(view, settings)}<div class='samples live-columns'>{columns}</div>"
+    return f"{_status(view, settings)}<div class='columns n{len(view.replies)} live-columns'>{columns}</div>"
 
 
 def column_html(name: str, reply: Reply, *, longest: int, color: str) -> str:
@@ -33,8 +34,8 @@ def column_html(name: str, reply: Reply, *, longest: int, color: str) -> str:
     has_nothing = reply.phase == "failed" and not reply.text
     return (
         f"<article class='card sample live-card {reply.phase}' style='--accent:{escape(color)}'>"
-        f"<div class='head'><span class='title'>{escape(name)}</span>{_chip(reply)}</div>"
-        f"{'' if has_nothing else _counts(reply, longest=longest)}{note}"
+        f"<div><div class='head'><span class='title'>{escape(name)}</span>{_chip(reply)}</div>"
+        f"{'' if has_nothing else _counts(reply, longest=longest)}{note}</div>"
         f"{'' if has_nothing else _texts(reply)}</article>"
     )
 
@@ -42,17 +43,18 @@ def column_html(name: str, reply: Reply, *, longest: int, color: str) -> str:
 def _texts(reply: Reply) -> str:
     """Reasoning and answer; while they grow their ends stay in sight."""
     reasoning, answer = split_growing(reply.text, is_over=reply.is_over)
-    tail = "" if reply.is_over else " tail"
-    thought = (
-        "<p class='quiet'>no reasoning block</p>"
-        if reasoning is None and (answer or reply.is_over)
-        else f"<div class='text reasoning{tail}' tabindex='0'><div>{escape(reasoning or '') or '&nbsp;'}</div></div>"
-    )
-    said = escape(answer) or ("<span class='quiet'>nothing after the reasoning</span>" if reply.is_over else "&nbsp;")
-    return (
-        f"<p class='label'>reasoning</p>{thought}<p class='label'>answer</p>"
-        f"<div class='text answer{tail}' tabindex='0'><div>{said}</div></div>"
-    )
+    if reasoning is None and (answer or reply.is_over):
+        thought = "<p class='quiet'>no reasoning block</p>"
+    else:
+        thought = _text("reasoning", math_html(reasoning or "") or "&nbsp;", is_over=reply.is_over)
+    empty = "<span class='quiet'>nothing after the reasoning</span>" if reply.is_over else "&nbsp;"
+    said = _text("answer", math_html(answer) or empty, is_over=reply.is_over)
+    return f"<div><p class='label'>reasoning</p>{thought}</div><div><p class='label'>answer</p>{said}</div>"
+
+
+def _text(kind: str, body: str, *, is_over: bool) -> str:
+    tail = "" if is_over else " tail"
+    return f"<div class='text {kind}{tail}' tabindex='0'><div>{body}</div></div>"
 
 
 def settings_text(settings: Settings) -> str:
@@ -69,6 +71,11 @@ def error_html(text: str) -> str:
 def note_html(text: str) -> str:
     """What to do on an empty panel."""
     return f"<p class='note'>{escape(text)}</p>"
+
+
+def gold_html(gold: str) -> str:
+    """The right answer of an example, not sent with the question."""
+    return f"<p class='note'>right answer: <b>{value_html(gold)}</b></p>"
 
 
 def _status(view: View, settings: Settings) -> str:

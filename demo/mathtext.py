@@ -27,8 +27,9 @@ def math_html(text: str) -> str:
         if found is None:
             break
         start, end, source, display = found
-        parts += [_plain(text[position:start]), formula(source, display=display)]
-        position = end
+        before = text[position:start]
+        parts += [_plain(before.rstrip() if display else before), formula(source, display=display)]
+        position = end + _blank(text, end) if display else end
     return "".join([*parts, _plain(text[position:])])
 
 
@@ -42,6 +43,11 @@ def value_html(text: str) -> str:
 def formula(source: str, *, display: bool = False) -> str:
     """One formula, for the script to draw."""
     return f"<span class='tex{' display' if display else ''}'>{escape(source)}</span>"
+
+
+def _blank(text: str, position: int) -> int:
+    """How much white space follows there: around a formula that stands by itself, it would be drawn as more lines."""
+    return len(text) - position - len(text[position:].lstrip())
 
 
 def _plain(text: str) -> str:

@@ -35,7 +35,7 @@ def header_html(library: Library) -> str:
         if run.contaminated
     )
     marks += "".join(f"<p class='banner soft'>{escape(fault)}</p>" for fault in library.faults)
-    names = [f"{run.name} ({run.algorithm})" for run in library.runs.values()]
+    names = [run.title for run in library.runs.values()]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return (
         "<div class='top'><div><h1>How checkpoints reason, and how long</h1>"
@@ -47,19 +47,19 @@ def header_html(library: Library) -> str:
 
 def problem_panel(scene: Scene) -> str:
     """The problem shown, its columns, and the way to the next one."""
-    if scene.problem_id is None:
+    if scene.emptiness:
         return _empty(scene)
-    records = [one.responses.records(scene.problem_id) for one in scene.table.checkpoints]
     base = scene.table.checkpoints[0]
-    record = records[0][0]
     index = int(scene.order[scene.position])
+    name = scene.table.ids[index]
+    record = base.responses.records(name)[0]
     problem = problem_html(
         record,
         images_of(record, scene.view.benchmark, base.sets),
         base_rate=float(scene.table.base_rate_P[index]),
         difficulty=str(scene.table.difficulty_P[index]),
     )
-    columns = columns_of(scene.table, scene.slots, scene.problem_id, scene.view.sample)
+    columns = columns_of(scene.table, scene.slots, name, scene.view.sample)
     return f"{_walk(scene)}{problem}{columns_html(columns, scene.view)}"
 
 
@@ -94,21 +94,17 @@ def select_html(name: str, label: str, options: Mapping[str, str], value: str) -
 
 def lengths_panel(scene: Scene) -> str:
     """The charts of lengths, and of which tokens they speak."""
+    if scene.emptiness:
+        return _empty(scene)
     return (
         f"<div class='walk'>{select_html('part', 'tokens of the', PARTS, scene.view.part)}</div>{lengths_html(scene)}"
     )
 
 
 def _empty(scene: Scene) -> str:
-    if not scene.table.num_problems:
-        return (
-            "<p class='missing'>These checkpoints were not evaluated on the same problems: they have none in common. "
-            "Choose others above.</p>"
-        )
-    return (
-        "<p class='missing'>No problem passes the filters. "
-        f"<button data-go='{UNFILTERED}'>take all filters back</button></p>"
-    )
+    back = f" <button data-go='{UNFILTERED}'>take all filters back</button>" if scene.table.num_problems else ""
+    other = "" if scene.table.checkpoints else " <button data-go='tab=training'>see the training</button>"
+    return f"<p class='missing'>{escape(scene.emptiness)}{back}{other}</p>"
 
 
 def notes_html(scene: Scene) -> str:
@@ -118,6 +114,8 @@ def notes_html(scene: Scene) -> str:
 
 def take_html(scene: Scene) -> str:
     """Links to the exports of this view, and the link to the view itself."""
+    if not scene.table.checkpoints:
+        return _empty(scene)
     query = escape(scene.view.query())
     rows = "".join(
         f"<li><a class='button' href='export/{name}?{query}' download='{name}'>{title}</a><span>{text}</span></li>"

@@ -70,14 +70,11 @@ def _reasoning_tokens(checkpoint: Checkpoint, record: Mapping[str, Any]) -> int 
 def problem_html(record: Mapping[str, Any], images: Sequence[bytes], *, base_rate: float, difficulty: str) -> str:
     """Images, question, right answer, once for all columns."""
     pictures = "".join(_picture(image, number) for number, image in enumerate(images, 1))
-    if not images and record["image_sha256"]:
-        pictures = (
-            "<p class='quiet'>The image is not stored with these results, and the prepared set is not here.</p>"
-        )
+    missing = "the image is neither stored with these results nor in a prepared set here"
     question = str(record["question"] or "")
     for number in range(1, question.count("<image>") + 1):
         question = question.replace("<image>", "" if len(images) < 2 else f"[image {number}]", 1)
-    facts = [escape(str(record["problem_id"]))]
+    facts = [escape(str(record["problem_id"])), *([missing] if record["image_sha256"] and not images else [])]
     if record["category"]:
         facts.append(escape(str(record["category"])))
     if difficulty:
@@ -158,7 +155,7 @@ def _tokens(column: Column, base: Column, longest: int) -> str:
     """The length as a bar, reasoning and answer apart; a mark where the baseline ended."""
     total, reasoning = column.length, column.reasoning_tokens
     if reasoning is None:
-        parts, said = [(total, "whole")], "reasoning and answer apart need the model's tokenizer"
+        parts, said = [(total, "whole")], "in all; to split them takes the model's tokenizer"
     else:
         parts = [(reasoning, "reasoning"), (total - reasoning, "rest")]
         said = f"{reasoning:,} reasoning + {total - reasoning:,} answer"

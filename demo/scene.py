@@ -9,11 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from demo.lengths import Summary, summarise
-from demo.library import Library
+from demo.library import Checkpoint, Library
 from demo.table import Table, build_table, keep, ordered, settle
 from demo.view import View
 
-NUM_SLOTS = 6  # colours
+NUM_SLOTS = 6  # colours of the page's checkpoints, which are six at most
+NUM_COLORS = 10  # of the style sheet; the live panel asks others, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +48,37 @@ class Scene:
         return self.table.ids[self.order[self.position]] if len(self.order) else None
 
     def run_slots(self) -> dict[str, int]:
-        """Colour of each run on the charts over training: its checkpoint's, the later one's where it has two."""
-        return {run: self.slots[one.key] for one in self.table.checkpoints for run in one.runs}
+        """Colour of each run on the charts over training: its checkpoint's, the latest one's where it has several."""
+        by_step = sorted(self.table.checkpoints, key=lambda one: one.step)
+        return {run: self.slots[one.key] for one in by_step for run in one.runs}
 
     def run_groups(self) -> list[tuple[str, int, tuple[str, ...]]]:
         """(title, colour, runs) of the runs that the checkpoints come from; seeds that are pooled stay together."""
-        found: dict[tuple[str, ...], tuple[str, int]] = {}
+        found: dict[tuple[str, ...], Checkpoint] = {}
         for one in self.table.checkpoints:
-            title = one.runs[0] if len(one.runs) == 1 else f"{one.runs[0].rpartition('/')[0]}, {len(one.runs)} seeds"
-            found[one.runs] = title, self.slots[one.key]
-        return [(title, slot, runs) for runs, (title, slot) in found.items()]
+            if one.runs not in found or found[one.runs].step < one.step:
+                found[one.runs] = one
+        return [(_runs_title(runs), self.slots[one.key], runs) for runs, one in found.items()]
+
+    @property
+    def emptiness(self) -> str:
+        """Why there is no problem to show, and what to do; empty where there is one."""
+        if len(self.order):
+            return ""
+        if not self.table.checkpoints:
+            return (
+                "These runs hold no evaluation yet: `vlm-rl eval` or eval.every makes one. Start the demo again then."
+            )
+        for one in self.table.checkpoints:
+            if not one.responses.ids:
+                return f"The evaluation of {one.label} on {self.view.benchmark} holds no rows: evaluate again."
+        if not self.table.num_problems:
+            return "These checkpoints were not evaluated on the same problems. Choose others above."
+        return "No problem passes the filters."
+
+
+def _runs_title(runs: Sequence[str]) -> str:
+    return runs[0] if len(runs) == 1 else f"{runs[0].rpartition('/')[0]}, {len(runs)} seeds"
 
 
 class Scenes:
@@ -74,7 +96,7 @@ class Scenes:
         keep_P = keep(table, settled)
         order = ordered(table, keep_P, settled.sort, settled.focus)
         position = next((i for i, p in enumerate(order.tolist()) if table.ids[p] == settled.at), 0)
-        slots = choose_slots(settled.keys, list(self.library.checkpoints[settled.benchmark]))
+        slots = choose_slots(settled.keys, self.library.color_order(settled.benchmark))
         return Scene(self.library, settled, table, keep_P, order, position, slots, tuple(notes))
 
     def _table(self, benchmark: str, keys: tuple[str, ...]) -> Table:

@@ -12,7 +12,8 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ from demo.app import build_page
 from demo.export import MEDIA_TYPES, export
 from demo.library import Library
 from demo.live import LiveOptions, build_live, open_live
-from demo.scene import NUM_SLOTS, Scenes
+from demo.scene import Scenes
 from demo.theme import head, stylesheet_of_app
 from demo.uploads import MAX_BYTES, PICTURE_PATH
 from demo.view import MAX_QUERY, View
@@ -130,25 +131,11 @@ def make_server(folders: Sequence[Path], *, open_wider: bool = False, live: Live
     """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
     library = Library(folders)
-    asked = open_live({name: run.directory for name, run in library.runs.items()}, live)
+    scenes = Scenes(library)
+    asked = open_live(scenes, live)
     outer = FastAPI(openapi_url=None, routes=list(asked.pictures.routes()))
-    _add_exports(outer, Scenes(library))
-    first = library.benchmarks[0]
-    labels = library.labels(first)
-    chosen = [labels[key] for key in library.first_choice(first)]
-
-    def draw(_: Library) -> None:
-        build_live(asked, color_of=_accents(list(labels.values()), list(asked.desk.backends)), chosen=chosen)
-
-    return guarded(build_page(library, live=draw), outer, open_wider=open_wider)
-
-
-def _accents(evaluated: Sequence[str], asked: Sequence[str]) -> Callable[[str], str]:
-    """A model's colour in the live panel: an evaluated checkpoint's own, for others one that no checkpoint has."""
-    own = {name: index % NUM_SLOTS for index, name in enumerate(evaluated)}
-    others = [name for name in asked if name not in own]
-    slots = own | {name: NUM_SLOTS + index % 4 for index, name in enumerate(others)}
-    return lambda name: f"var(--c{slots[name]})"
+    _add_exports(outer, scenes)
+    return guarded(build_page(scenes, live=partial(build_live, asked)), outer, open_wider=open_wider)
 
 
 def guarded(page: gr.Blocks, outer: FastAPI, *, open_wider: bool = False) -> ASGIApp:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from demo.lengths import Summary
+from urllib.parse import urlencode
+
+from demo.lengths import Summary, duels
 from demo.scene import Scene
 from demo.svg import number, percent
+from demo.table import DIFFICULTIES
+from demo.view import CHANGES, FLAGS, UNFILTERED
 from vlm_rl.cards import escape
 from vlm_rl.statistics import Estimate
+
+_MAX_DUELS = 3
 
 
 def summary_html(scene: Scene) -> str:
@@ -15,14 +21,32 @@ def summary_html(scene: Scene) -> str:
         _card(scene, index, one, label)
         for index, (one, label) in enumerate(zip(scene.summaries, scene.labels, strict=True))
     ]
-    return f"<div class='summary'>{''.join(cards)}</div>"
+    return f"<div class='summary n{len(cards)}'>{''.join(cards)}</div>{_duels(scene)}"
+
+
+def _duels(scene: Scene) -> str:
+    """The checkpoints beside the baseline against each other, a line each."""
+    rows = []
+    for one in duels(scene.table, scene.keep_P)[:_MAX_DUELS] if len(scene.order) else []:
+        this, that = (
+            f"<b class='k{scene.colors[i]}'><i class='swatch'></i>{escape(scene.labels[i])}</b>"
+            for i in (one.index, one.against)
+        )
+        go = urlencode({"base": scene.view.keys[one.against], "others": scene.view.keys[one.index]})
+        numbers = " · ".join(_changes(one.tokens, one.score))
+        rows.append(
+            f"<p>{this} against {that}: <strong>{escape(judgement(one.tokens, one.score))}</strong> "
+            f"<span class='quiet'>{numbers}</span> <button data-go='{escape(go)}'>only these two</button></p>"
+        )
+    caution = "<p class='quiet'>Intervals are over problems, for these very runs: other seeds may differ.</p>"
+    return f"<div class='duels'>{''.join(rows)}{caution}</div>" if rows else ""
 
 
 def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
     slot = scene.colors[index]
     head = f"<header><i class='swatch'></i><h3>{escape(label)}</h3></header>"
     if not one.num_problems:
-        return f"<article class='card sum k{slot}'>{head}<p class='quiet'>no problem passes the filters</p></article>"
+        return f"<article class='card sum k{slot}'>{head}<p class='quiet'>nothing to count</p></article>"
     low, high = one.interval
     accuracy = (
         f"<b>{100 * one.accuracy:.1f} %</b> right <span class='quiet'>[{100 * low:.0f}, {100 * high:.0f}]</span>"
@@ -30,7 +54,8 @@ def _card(scene: Scene, index: int, one: Summary, label: str) -> str:
     cut = f" · <em>{percent(one.cut)} cut</em>" if one.cut else ""
     lengths = f"<b>{number(round(one.median))}</b> tokens, median <span class='quiet'>p90 {one.p90:,.0f}{cut}</span>"
     verdict = "<p class='said quiet'>baseline</p>" if not index else f"<p class='said'>{_said(one)}</p>"
-    change = "" if not index else "".join(f"<p class='quiet'>{line}</p>" for line in change_lines(one))
+    change = "".join(f"<p class='quiet'>{line}</p>" for line in _changes(one.tokens, one.score)) if index else ""
+    change += f"<p class='quiet'>{_moved(scene, index, one)}</p>" if index else ""
     return (
         f"<article class='card sum k{slot}'>{head}<p class='big'>{accuracy}</p><p class='big'>{lengths}</p>"
         f"{verdict}{change}</article>"
@@ -55,11 +80,22 @@ def judgement(tokens: Estimate, score: Estimate) -> str:
     return f"{length}, {paid}"
 
 
-def change_lines(one: Summary) -> list[str]:
-    """The paired changes in numbers, each with its 95 % interval."""
-    tokens = f"{_signed(one.tokens.mean)} tokens{_interval(one.tokens, 1)}"
-    score = f"{_signed(100 * one.score.mean)} points{_interval(one.score, 100)}"
-    return [tokens, score, f"better on {one.won:,}, worse on {one.lost:,} problems"]
+def _moved(scene: Scene, index: int, one: Summary) -> str:
+    """How many problems became better and worse; each number leads to them."""
+
+    def mark(count: int, text: str, change: str) -> str:
+        patch = {"change": change, "focus": scene.view.keys[index], "tab": "problems", "at": ""}
+        go = f" data-go='{escape(urlencode(patch))}' tabindex='0' role='button'" if count else ""
+        return f"<span{go}>{text} {count:,}</span>"
+
+    return f"{mark(one.won, 'better on', 'right')}, {mark(one.lost, 'worse on', 'wrong')} problems"
+
+
+def _changes(tokens: Estimate, score: Estimate) -> tuple[str, str]:
+    return (
+        f"{_signed(tokens.mean)} tokens{_interval(tokens, 1)}",
+        f"{_signed(100 * score.mean)} points{_interval(score, 100)}",
+    )
 
 
 def _interval(one: Estimate, scale: float) -> str:
@@ -72,10 +108,31 @@ def _signed(value: float) -> str:
 
 def count_html(scene: Scene) -> str:
     """How many problems are shown of how many, and how to get the others back."""
+    if not scene.table.checkpoints:
+        return ""
     kept, all_ = len(scene.order), scene.table.num_problems
     noun = "problem" if all_ == 1 else "problems"
     if not scene.view.filtered:
         return f"<p class='count'><b>{all_:,}</b> {noun} that all of them answered</p>"
     chosen = scene.view.change or scene.view.verdict
     caution = "; chosen by their verdicts, so the changes above describe them and prove nothing" if chosen else ""
-    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters{caution}</p>"
+    words = escape(", ".join(filter_words(scene)))
+    back = f" <button data-go='{UNFILTERED}'>take all filters back</button>" if kept else ""  # else the panel has one
+    return f"<p class='count'><b>{kept:,}</b> of {all_:,} {noun} pass the filters: {words}{caution}{back}</p>"
+
+
+def filter_words(scene: Scene) -> list[str]:
+    """The filters that are set, as the controls call them."""
+    view = scene.view
+    labels = {one.key: one.label for one in scene.table.checkpoints}
+    return [
+        *([CHANGES[view.change]] if view.change else []),
+        *([{"correct": "right", "wrong": "not right"}[view.verdict]] if view.verdict else []),
+        *(FLAGS[name] for name in view.flags),
+        *(name or "no category" for name in view.category),
+        *(DIFFICULTIES[name][1] for name in view.difficulty if name in DIFFICULTIES),
+        *([] if view.low is None else [f"at least {view.low:,} tokens"]),
+        *([] if view.high is None else [f"at most {view.high:,} tokens"]),
+        *([f"“{view.text}”"] if view.text else []),
+        *([f"looked for in {labels[view.focus]}"] if view.focus else []),
+    ]

@@ -23,7 +23,7 @@ class Frame:
     y_range: tuple[float, float]
     width: float = 560
     height: float = 300
-    left: float = 48
+    left: float = 54
     right: float = 14
     top: float = 24
     bottom: float = 40

@@ -64,7 +64,10 @@ class Table:
 
 
 def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Table:
-    """Align the checkpoints' evaluations. Raises UserError where one cannot be read."""
+    """Align the checkpoints' evaluations; without any, an empty table. Raises UserError where one cannot be read."""
+    if not library.checkpoints:
+        nothing = np.zeros((0, 0))
+        return Table((), [], (), nothing, nothing, np.zeros(0, dtype=object), np.zeros(0))
     found = library.checkpoints[benchmark]
     chosen = tuple(found[key] for key in keys)
     columns = [one.responses for one in chosen]
@@ -199,6 +202,9 @@ def ordered(table: Table, keep_P: np.ndarray, sort: str, focus: str = "") -> np.
 def settle(view: View, library: Library) -> tuple[View, list[str]]:
     """The view with everything that exists filled in, and a sentence for what the address names in vain."""
     lost: list[str] = []
+    runs = tuple(name for name in view.runs if name in library.runs)
+    if not library.checkpoints:
+        return replace(view, benchmark="", base="", others=(), focus="", runs=runs), lost
     benchmark = view.benchmark if view.benchmark in library.checkpoints else library.benchmarks[0]
     if view.benchmark and benchmark != view.benchmark:
         lost.append(f"there is no benchmark {view.benchmark} here; this is {benchmark}")
@@ -213,7 +219,6 @@ def settle(view: View, library: Library) -> tuple[View, list[str]]:
     else:
         base = base or there[0]
         others = [key for key in there if key != base]
-    step = view.step
     return (
         replace(
             view,
@@ -221,8 +226,7 @@ def settle(view: View, library: Library) -> tuple[View, list[str]]:
             base=base,
             others=tuple(others[:5]),
             focus=view.focus if view.focus in (base, *others) else "",
-            runs=tuple(name for name in view.runs if name in library.runs),
-            step=step,
+            runs=runs,
         ),
         lost,
     )

@@ -13,6 +13,7 @@ from demo import svg
 from demo.length_charts import figure, missing
 from demo.library import Library, OpenRun
 from demo.mathtext import math_html
+from demo.panels import select_html
 from demo.scene import choose_slots
 from demo.view import View
 from vlm_rl.cards import VERDICT_MARKS, escape
@@ -58,8 +59,9 @@ CURVES = (
 
 def shown_runs(library: Library, view: View) -> list[OpenRun]:
     """The runs that the view names, else those of its checkpoints; only runs that logged something have curves."""
-    known = library.checkpoints[view.benchmark]
-    names = view.runs or tuple(dict.fromkeys(run for key in view.keys for run in known[key].runs))
+    known = library.checkpoints.get(view.benchmark)
+    shown = (run for key in view.keys for run in known[key].runs) if known else library.runs
+    names = view.runs or tuple(dict.fromkeys(shown))
     return [library.runs[name] for name in names if name in library.runs]
 
 
@@ -86,8 +88,8 @@ def training_html(library: Library, view: View, known: Mapping[str, int]) -> str
     if not charts:
         names = ", ".join(run.name for run in runs)
         return missing(
-            f"Nothing was logged by {names}: these folders hold evaluations only. Choose runs that were trained, or "
-            "open the demo with the training run's folder."
+            f"Nothing was logged by {names} yet, or these folders hold evaluations only. Choose runs that were "
+            "trained, or open the demo with the training run's folder."
         )
     return f"{_key(runs, slots)}<div class='figures three'>{''.join(charts)}</div>{rollouts_html(runs, view)}"
 
@@ -156,15 +158,16 @@ def _last(steps: Sequence[np.ndarray]) -> float:
 
 
 def rollouts_html(runs: Sequence[OpenRun], view: View) -> str:
-    """The responses to one prompt of one step, of the first run that stores rollouts."""
-    for run in runs:
-        steps = run.directory.rollout_steps()
-        if steps:
-            return _rollouts(run, steps, view)
-    return missing("No rollouts are stored with these runs.")
+    """The responses to one prompt of one step, of one of the runs that store rollouts."""
+    stored = {run.name: run for run in runs if run.directory.rollout_steps()}
+    if not stored:
+        return missing("No rollouts are stored with these runs.")
+    run = stored.get(view.rollouts) or next(iter(stored.values()))
+    choice = select_html("rollouts", "of", {name: name for name in stored}, run.name) if len(stored) > 1 else ""
+    return _rollouts(run, run.directory.rollout_steps(), view, choice)
 
 
-def _rollouts(run: OpenRun, steps: Sequence[int], view: View) -> str:
+def _rollouts(run: OpenRun, steps: Sequence[int], view: View, choice: str) -> str:
     step = min(steps, key=lambda one: abs(one - (steps[-1] if view.step is None else view.step)))
     try:
         records = run.directory.rollouts(step, _COLUMNS).to_pylist()
@@ -187,7 +190,7 @@ def _rollouts(run: OpenRun, steps: Sequence[int], view: View) -> str:
         f"<input type='range' min='0' max='{last}' value='{place}' data-values='{values}' "
         f"data-name='step' aria-label='step'>"
         f"{_button('step →', {'step': steps[min(last, place + 1)], 'group': ''}, enabled=place < last)}"
-        "</div>"
+        f"{choice}</div>"
         f"<div class='prompts'>{_prompts(prompts, group)}</div>"
         f"<p class='quiet'>prompt {escape(name)}: {len(responses)} responses</p><div class='rollouts'>{cards}</div>"
     )

@@ -67,7 +67,8 @@ class View:
     text: str = ""
     # training
     runs: tuple[str, ...] = ()
-    step: int | None = None  # of the rollouts shown
+    rollouts: str = ""  # the run whose rollouts are shown
+    step: int | None = None  # of these
     group: int = 0  # which prompt of that step
 
     @classmethod

@@ -17,10 +17,13 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 import uvicorn
 from browser import Visit, open_browser, open_page
+from endpoint_server import endpoint_server
 from example_run import build_run
 from PIL import Image
 from test_report import HOSTILE
 
+from demo.endpoints import Endpoint
+from demo.live import LiveOptions
 from demo.server import host_allowed, launch, make_server
 from vlm_rl.errors import UserError
 
@@ -28,12 +31,12 @@ from vlm_rl.errors import UserError
 class Served:
     """The demo on a free port, in a thread of this process."""
 
-    def __init__(self, runs: list[Path]) -> None:
+    def __init__(self, runs: list[Path], *, live: LiveOptions | None = None) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.server = uvicorn.Server(
-            uvicorn.Config(make_server(runs), host="127.0.0.1", port=self.port, log_level="error")
+            uvicorn.Config(make_server(runs, live=live), host="127.0.0.1", port=self.port, log_level="error")
         )
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -250,6 +253,51 @@ def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
         page.get_by_label("Runs").click()
         page.get_by_role("option", name="ba (BA)").click()
         page.wait_for_selector("#training h2:has-text('Rollouts of ba')")
+
+
+@pytest.mark.slow
+def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit):
+    with endpoint_server() as models:
+        server = Served(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")]))
+        try:
+            with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as found:
+                page = found.page
+                page.wait_for_selector("#problem .ckpt")
+                page.click("button[role=tab]:has-text('Live')")
+                page.wait_for_function("location.search.includes('tab=live')")
+                page.get_by_label("Start from").click()
+                page.get_by_role("option", name="the problem in the panel of problems").click()
+                page.wait_for_selector("#live-picture img:not([hidden])")
+                assert page.get_by_label("Question").input_value() == "Count the red squares."
+                page.click("#live-ask")
+                page.wait_for_selector(".live-error:has-text('no weights on this machine')")
+                page.get_by_label("Ask up to six").click()
+                page.get_by_role("option", name="far").click()
+                page.keyboard.press("Escape")
+                page.click("#live-ask")
+                page.wait_for_selector(".live-card.ended .answer .katex")  # the box is drawn here, too
+                page.get_by_label("Beside it").click()
+                page.get_by_role("option", name="luspo · step 20").click()
+                page.wait_for_selector("#summary .sum >> nth=2")
+                assert page.locator("#live-ask").is_visible()  # another control does not leave the panel
+            with visit("?tab=live", url=server.url) as found:
+                found.page.wait_for_selector("#live-ask")
+        finally:
+            server.stop()
+
+
+@pytest.mark.slow
+def test_a_run_without_an_evaluation_opens_on_its_training(tmp_path, visit):
+    server = Served([build_run(tmp_path / "run", steps=4, eval_steps=()).path])
+    try:
+        with visit(url=server.url, ready="#problem .missing:has-text('no evaluation yet')") as found:
+            found.page.click("#problem .missing button")
+            found.page.wait_for_selector("#training svg")
+            assert "step 4" in found.page.inner_text("#training h2")
+            found.page.click("button[role=tab]:has-text('Take away')")
+            found.page.wait_for_selector("#take .missing")
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 import gradio as gr
 import httpx
+import numpy as np
 import uvicorn
 from browser import open_page
 from endpoint_server import WORDS, Server, endpoint_server
@@ -35,10 +36,13 @@ from data_prep.toy import tokenizer_texts
 from demo.backends import Checkpoint, CheckpointBackend, Loaded, Shelf, find_checkpoints, load_checkpoint, problem_of
 from demo.desk import Conversation, Desk, Limits, View
 from demo.endpoints import Endpoint, EndpointBackend, Timeouts, parse_endpoints
+from demo.library import Library
 from demo.live import LiveOptions, build_live, open_live, read_examples
 from demo.live_html import view_html
 from demo.replies import IsCancelled, Question, Replies, Reply, Settings, count_reasoning, split_growing
+from demo.scene import Scenes
 from demo.server import guarded
+from demo.tokens import TokenCounter
 from demo.uploads import MAX_BYTES, Pictures
 from vlm_rl.errors import UserError
 from vlm_rl.prompts import PromptBuilder
@@ -57,7 +61,7 @@ def never() -> bool:
 
 
 def checkpoint(path: Path, name: str = "tiny") -> Checkpoint:
-    return Checkpoint(name, path, "think_answer", 3136, 100_352)
+    return Checkpoint(name, path, f"{name}@0", "think_answer", 3136, 100_352)
 
 
 def last(states: Replies) -> Reply:
@@ -206,19 +210,25 @@ def test_another_model_put_in_its_place_is_loaded_anew(tmp_path):
 
 def test_the_models_of_a_run_are_its_base_and_its_checkpoints(tmp_path, tiny_model):
     run = build_run(tmp_path / "luspo", steps=2, num_problems=3)
-    assert find_checkpoints({"luspo": run}) == [], "models/tiny is not here"
+    assert find_checkpoints(Library([run.path])) == [], "models/tiny is not here"
     text = (run.path / "config.yaml").read_text()
     (run.path / "config.yaml").write_text(text.replace("models/tiny", str(tiny_model)))
     folder = run.path / "checkpoints" / "step-000002"
     folder.mkdir(parents=True)
     for name in ("config.json", "MANIFEST.json"):
         (folder / name).write_text("{}")
-    found = find_checkpoints({"luspo": run})
-    assert [(one.name, one.path) for one in found] == [("step 0", tiny_model), ("step 2", folder)]
+    found = find_checkpoints(Library([run.path]))
+    assert [(one.name, one.key, one.path) for one in found] == [
+        ("step 0", "luspo@0", tiny_model),
+        ("step 2", "luspo@2", folder),
+    ]
     assert (found[0].template, found[0].max_pixels) == ("think_answer", 1_003_520)
-    broken = RunDirectory(tmp_path / "none")
-    assert [one.name for one in find_checkpoints({"a": run, "b": broken})] == ["a · step 0", "a · step 2"]
-    examples = read_examples([broken, run])
+    broken = build_run(tmp_path / "broken", steps=1, num_problems=1)
+    (broken.path / "config.yaml").write_text("algorithm: [")
+    both = Library([broken.path, run.path])
+    assert [one.name for one in find_checkpoints(both)] == ["luspo · step 0", "luspo · step 2"]
+    assert list(both.labels("toy-test").values()) == ["luspo · step 0", "luspo · step 1", "luspo · step 2"]
+    examples = read_examples([RunDirectory(tmp_path / "none"), run])
     assert (
         len(examples) == 3 and examples[0].title.startswith("toy-test · ") and "<image>" not in examples[0].question
     )
@@ -251,6 +261,9 @@ def test_reasoning_is_counted_in_the_models_own_tokens(loaded):
     expected = len(builder.tokenizer.encode(head, add_special_tokens=False))
     assert count_reasoning(ids, builder.decode) == expected < len(ids)
     assert count_reasoning(ids[: expected - 1], builder.decode) == expected - 1, "an open block is all reasoning"
+    counter = TokenCounter(Path(builder.tokenizer.name_or_path) / "tokenizer.json")
+    stored = counter.split([head + tail], np.array([len(ids)]))
+    assert stored.reasoning_R.tolist() == [expected], "the browser of saved results counts alike"
     assert count_reasoning(builder.encode_response("no block").tolist(), builder.decode) == 0
     assert count_reasoning([1, 2, 3], lambda some: "abc"[: len(some)], prefill="<think>") == 3
     letters = "x</think>y</think>z"
@@ -532,11 +545,11 @@ def test_two_models_of_one_name_are_the_operators_mistake():
 
 def test_model_text_is_escaped_wherever_it_stands():
     replies = [Reply("writing", f"<think>{HOSTILE}</think>{HOSTILE}", 3, 2), Reply("failed", note=HOSTILE)]
-    page = view_html(View(0, [HOSTILE, "b"], replies), SHORT, color_of=lambda _: HOSTILE)
+    page = view_html(View(0, [HOSTILE, "b"], replies), SHORT, colors={HOSTILE: HOSTILE, "b": HOSTILE})
     assert "<script" not in page and "<img" not in page and "<form" not in page and "&lt;script" in page
     assert "seed 3 · temperature 1 · at most 24 tokens" in page
     estimated = Reply("writing", "x", 7, 2, "estimate", is_split_exact=False)
-    page = view_html(View(0, ["a"], [estimated]), SHORT, color_of=str)
+    page = view_html(View(0, ["a"], [estimated]), SHORT, colors={"a": "red"})
     assert "≈ 7" in page and "reasoning ≈ 2 · answer ≈ 5" in page and "estimated" in page
 
 
@@ -603,7 +616,7 @@ class Page:
 
     def __init__(self, live) -> None:
         with gr.Blocks(title="live", analytics_enabled=False) as blocks, gr.Tab("Live"):
-            build_live(live)
+            build_live(live, gr.HTML("", visible=False))
         self.desk = live.desk
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -634,14 +647,14 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
     weights = run.path / "checkpoints" / "step-000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     endpoints = [Endpoint("endless", server.url("endless"), "m"), Endpoint("good", server.url("good"), "m")]
-    shown = Page(open_live({"luspo": run}, LiveOptions(endpoints)))
+    shown = Page(open_live(Scenes(Library([run.path])), LiveOptions(endpoints)))
     yield shown
     shown.stop()
 
 
 def choose(page, *names: str) -> None:
     """Ask exactly these."""
-    box = page.get_by_label("Ask (up to six")
+    box = page.get_by_label("Ask up to six")
     for _ in range(page.locator(".live-form .token").count()):
         box.press("Backspace")
     for name in names:
@@ -660,7 +673,7 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
     with open_page(page.url) as visit:
         tab = visit.page
         tab.wait_for_selector("#live-ask")
-        tab.get_by_label("Example").click()
+        tab.get_by_label("Start from").click()
         tab.get_by_role("option").first.click()
         tab.wait_for_selector("#live-picture img:not([hidden])")
         assert "red squares" in tab.get_by_label("Question").input_value()

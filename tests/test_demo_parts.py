@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from demo import lengths as stats
+from demo.around import Around, asked_slots
 from demo.export import csv_bytes, export, samples
 from demo.length_charts import lengths_html
 from demo.library import Library, find_runs
 from demo.mathtext import math_html, value_html
-from demo.panels import problem_panel, take_html
+from demo.panels import lengths_panel, problem_panel, take_html
 from demo.pictures import images_of
 from demo.record import record
 from demo.recorded import RECORDED, default_folders
 from demo.scene import Scenes, choose_slots
-from demo.summary import count_html, judgement, summary_html
+from demo.summary import count_html, filter_words, judgement, summary_html
 from demo.svg import Frame, ticks
 from demo.table import keep, ordered, settle
 from demo.tokens import TokenCounter
@@ -189,9 +191,11 @@ def test_only_shared_problems_are_compared(tmp_path):
 def test_the_summary_by_hand(small):
     before, after = small.of(View()).summaries
     assert (before.accuracy, before.median, before.mean, before.cut) == (0.5, 25, 25, 0)
+    assert before.p90 == pytest.approx(37)  # 0.9 of the way along 10, 20, 30, 40: between the last two
     assert (after.accuracy, after.median, after.cut) == (0.5, 20, 0.25)
     assert after.tokens.mean == pytest.approx((5 + 0 - 10 + 40) / 4) and (after.won, after.lost) == (1, 1)
     alone = small.of(View.parse("change=right")).summaries[1]
+    assert (alone.won, alone.lost) == (1, 0)
     assert alone.num_problems == 1 and alone.tokens.mean == 5 and not alone.tokens.has_interval
     nothing = small.of(View.parse("text=nowhere")).summaries[1]
     assert nothing.num_problems == 0 and math.isnan(nothing.accuracy)
@@ -223,6 +227,12 @@ def test_distributions_hold_every_response_once(first, second):
         assert y[-1] == pytest.approx(1) and all(y[i] == pytest.approx(np.mean(one <= x[i])) for i in range(len(x)))
 
 
+def test_the_spread_of_known_lengths():
+    found = stats.spread(np.arange(101))
+    assert (found.num, found.p10, found.p25, found.median, found.p75, found.p90) == (101, 10, 25, 50, 75, 90)
+    assert stats.spread(np.array([])).num == 0 and math.isnan(stats.spread(np.array([])).median)
+
+
 def test_difficulty_classes_and_pairs(small):
     table = small.of(View()).table
     everything = np.ones(4, dtype=bool)
@@ -237,6 +247,77 @@ def test_difficulty_classes_and_pairs(small):
         ("p3", 40, 0),
     ]
     assert [pair.problem_id for pair in stats.pairs(table, 1, everything, limit=2)] == ["p2", "p3"]  # both ends
+
+
+def test_the_checkpoints_beside_the_baseline_are_compared_with_each_other(tmp_path):
+    for name, lengths, verdicts in (
+        ("a", [10, 20, 30, 40], [WRONG, RIGHT, RIGHT, WRONG]),
+        ("b", [15, 26, 37, 48], [WRONG, RIGHT, RIGHT, RIGHT]),
+    ):
+        run = build_run(tmp_path / name, steps=2, eval_steps=(), seed=ord(name))
+        run.write_eval("set", 0, rows_of([9, 9, 9, 9], [WRONG] * 4), {})
+        run.write_eval("set", 2, rows_of(lengths, verdicts), {})
+    scene = Scenes(Library([tmp_path])).of(View.parse("base=a@0&others=b@0&others=b@2&others=a@2"))
+    [duel] = stats.duels(scene.table, scene.keep_P)  # the last one of each run
+    assert (duel.index, duel.against) == (3, 2)
+    assert duel.tokens.mean == -(5 + 6 + 7 + 8) / 4 and duel.score.mean == -0.25
+    page = summary_html(scene)
+    assert "<strong>shorter, accuracy: no clear change</strong>" in page and "base=b%402&amp;others=a%402" in page
+    assert "duels" not in summary_html(Scenes(scene.library).of(View.parse("base=a@0&others=b@2")))
+    assert "duels" not in summary_html(Scenes(scene.library).of(View.parse("base=a@0&others=b@2&others=a@2&text=no")))
+
+
+def test_a_run_is_drawn_in_the_colour_of_its_latest_checkpoint(tmp_path):
+    run = build_run(tmp_path / "run", steps=4)
+    scene = Scenes(Library([run.path])).of(View.parse("base=run@0&others=run@4&others=run@2"))
+    assert scene.colors == [0, 1, 2] and scene.run_slots() == {"run": 1}
+    assert scene.run_groups() == [("run", 1, ("run",))]
+
+
+def test_what_is_missing_is_called_by_its_name(tmp_path):
+    bare = build_run(tmp_path / "bare", steps=2, eval_steps=())
+    scene = Scenes(Library([bare.path])).of(View())
+    assert "no evaluation yet" in problem_panel(scene) and "no evaluation yet" in lengths_panel(scene)
+    assert "no evaluation yet" in take_html(scene) and "<svg" in training_html(scene.library, scene.view, {})
+    assert summary_html(scene) == "<div class='summary n0'></div>" and count_html(scene) == ""
+    with pytest.raises(UserError, match="no evaluation yet"):
+        export(scene, "page.html")
+    empty = build_run(tmp_path / "empty", steps=2, eval_steps=())
+    empty.write_eval("set", 0, rows_of([], []), {})
+    empty.write_eval("set", 2, rows_of([1], [RIGHT]), {})
+    library = Library([empty.path])
+    scene = Scenes(library).of(View.parse("base=empty@0"))
+    assert "of step 0 on set holds no rows" in problem_panel(scene) and "nothing to count" in summary_html(scene)
+    assert "No problem passes the filters" in lengths_panel(Scenes(library).of(View.parse("base=empty@2&low=9")))
+    assert export(scene, "page.html") and len(samples(scene)) == 0
+
+
+def test_results_of_an_evaluation_name_no_algorithm(tmp_path):
+    build_run(tmp_path / "trained", steps=1, num_problems=2, algorithm="ba")
+    build_run(tmp_path / "evaluated", steps=1, num_problems=2, metrics=False)
+    assert [run.title for run in Library([tmp_path]).runs.values()] == ["evaluated", "trained (BA)"]
+
+
+def test_the_rollouts_of_each_run_can_be_read(tmp_path):
+    library = Library([build_run(tmp_path / name, steps=2, num_problems=2).path for name in "ab"])
+    page = training_html(library, Scenes(library).of(View.parse("rollouts=b&step=1")).view, {})
+    assert "Rollouts of b, step 1" in page and "<option value='b' selected>" in page
+    assert "Rollouts of a, step 2" in training_html(library, Scenes(library).of(View.parse("rollouts=c")).view, {})
+
+
+def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
+    query = "change=right&focus=run@2&difficulty=never&low=1&text=of+it&flags=cut&category=even&verdict=correct"
+    words = filter_words(small.of(View.parse(query)))
+    assert words[:5] == ["became right", "right", "cut at the limit", "even", "never solved"]
+    assert words[5:] == ["at least 1 tokens", "“of it”", "looked for in step 2"]
+    page = summary_html(small.of(View()))
+    assert (
+        "data-go='change=right&amp;focus=run%402&amp;tab=problems&amp;at=' tabindex='0' role='button'>better on 1<"
+        in page
+    )
+    for change, ids in (("right", ["p0"]), ("wrong", ["p1"])):
+        assert kept(small, f"change={change}&focus=run@2") == ids
+    assert "became right" in count_html(small.of(View.parse("change=right")))
 
 
 def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
@@ -295,15 +376,30 @@ def test_reasoning_and_answer_add_up_to_the_stored_length(tmp_path):
         (r"so \boxed{\frac{1}{2}} it is", [r"\boxed{\frac{1}{2}}"]),
         (r"$x^2$ and \(y\) and \[z\] and $$w$$", ["x^2", "y", "z", "w"]),
         ("it costs $5 and $6", []),
+        ("for $5-$6 each", []),
         (r"\boxed{never closed", []),
         ("$a\nb$", []),
         (r"\boxed{a \} b}", [r"\boxed{a \} b}"]),
         ("$" + "x" * 3000 + "$", []),
+        (r"a $ b$ and $c $ d", []),
+        (r"$5 and \$6, $n$ of them", ["n"]),
     ],
 )
 def test_formulas_are_found(text, formulas):
     html = math_html(text)
     assert [part.partition("<")[0] for part in html.split("'>")[1:]] == formulas
+
+
+def test_a_formula_by_itself_takes_the_blank_lines_around_it_along():
+    assert (
+        math_html("so\n\n$$x$$\n\nand $y$ too")
+        == "so<span class='tex display'>x</span>and <span class='tex'>y</span> too"
+    )
+
+
+def test_a_formula_is_escaped_like_everything_else():
+    for text in ("$<img src='x'>$", r"\boxed{<img src='x'>}"):
+        assert "<img" not in math_html(text) and "&lt;img src=&#x27;x&#x27;&gt;" in math_html(text)
 
 
 @given(st.text(max_size=80))
@@ -334,6 +430,51 @@ def test_colours_stay_when_others_come_and_go():
     assert len(set(several.values())) == 3 and several["run@0"] == 0
 
 
+def test_the_checkpoints_that_people_compare_never_change_their_colours(tmp_path):
+    for index, name in enumerate("abcde"):
+        build_run(tmp_path / name, steps=4, num_problems=2, seed=index)
+    scenes = Scenes(Library([tmp_path]))
+    ends = [f"{name}@4" for name in "abcde"]
+    whole = scenes.of(View(base="a@0", others=tuple(ends)))
+    assert sorted(whole.colors) == [0, 1, 2, 3, 4, 5]
+    for two in pairwise(ends):
+        assert scenes.of(View(base=two[0], others=two[1:])).slots.items() <= whole.slots.items()
+
+
+def test_the_live_panel_has_the_pages_checkpoints_colours_and_problem(tmp_path):
+    for rule in ("ba", "grpo"):
+        for seed in (0, 1):
+            build_run(tmp_path / rule / f"seed-{seed}", steps=2, seed=seed, algorithm=rule, num_problems=3)
+    scenes = Scenes(Library([tmp_path]))
+    names = {
+        f"{rule}/seed-{seed} · step {step}": (rule, seed, step)
+        for rule in ("ba", "grpo")
+        for seed in (0, 1)
+        for step in (0, 2)
+    }
+    around = Around(scenes, {name: f"{rule}/seed-{seed}@{step}" for name, (rule, seed, step) in names.items()})
+    query = "base=ba/*@0&others=grpo/*@2&others=ba/seed-1@2&at=toy-test-0001"
+    scene = scenes.of(View.parse(query))
+    shown = ["ba/seed-0 · step 0", "grpo/seed-0 · step 2", "ba/seed-1 · step 2"]  # of pooled seeds the first
+    assert around.shown(query) == shown
+    colors = around.colors(query, [*reversed(shown), "ba/seed-0 · step 2", "a server"])
+    assert [colors[name] for name in shown] == [f"var(--c{slot})" for slot in scene.colors]
+    assert len(set(colors.values())) == 5
+    example = around.problem(query)
+    assert example is not None and example.title == "toy-test-0001" and example.question == "Count the red squares."
+    assert example.image == scene.table.checkpoints[0].responses.records("toy-test-0001")[0]["image"][0]
+    assert around.problem("text=nowhere") is None
+
+
+def test_everyone_asked_has_a_colour_of_its_own():
+    known = [f"run@{step}" for step in range(12)]
+    shown = {f"run@{step}": step for step in range(6)}
+    slots = asked_slots([*known[6:11], "server"], shown, known)  # none of them is on the page
+    assert len(set(slots.values())) == 6 and set(range(6, 10)) <= set(slots.values())
+    assert asked_slots(["server", "run@3"], shown, known) == {"run@3": 3, "server": 6}
+    assert asked_slots(["run@7"], {"run@0": 0}, known) == {"run@7": 1}  # as on the page, were it shown there
+
+
 def test_ticks_are_round_and_inside():
     assert ticks(0, 100) == [0, 20, 40, 60, 80, 100] and ticks(0.1, 0.9, count=4) == pytest.approx(
         [0.2, 0.4, 0.6, 0.8]
@@ -356,6 +497,8 @@ def test_the_table_holds_the_view_row_by_row(small):
     assert back.equals(table)
     rows = list(csv.DictReader(io.StringIO(export(scene, "samples.csv").decode())))
     assert [row["length"] for row in rows] == ["10", "15", "20", "20"]
+    alone = export(scene, "page.html").decode()
+    assert "<button" not in alone and "data-go='" not in alone and "<svg" in alone
     with pytest.raises(UserError, match="can be exported"):
         export(scene, "../secrets")
 
@@ -399,7 +542,7 @@ def test_a_broken_run_is_named_and_left_out(tmp_path):
 
 
 def test_mistakes_are_the_users(tmp_path):
-    bare = build_run(tmp_path / "bare", steps=1, eval_steps=())
+    bare = build_run(tmp_path / "bare", steps=1, eval_steps=(), metrics=False)
     with pytest.raises(UserError, match="nothing to show"):
         Library([bare.path])
     with pytest.raises(UserError, match="no run directory"):

@@ -77,7 +77,7 @@ def seen(results: list[Path], log: Path) -> str:
             visit.page.wait_for_selector("#problem article >> nth=1")
             text = visit.page.inner_text("body")
             visit.page.get_by_role("tab", name="Live").click()
-            visit.page.get_by_label("Ask (up to six").click()
+            visit.page.get_by_label("Ask up to six").click()
             offered = visit.page.get_by_role("option").all_inner_texts()
             assert {"luspo-eval · step 2", "ba-eval · step 2"} <= {one.strip("✓ \n") for one in offered}, offered
             assert all(request.startswith(f"http://127.0.0.1:{port}/") for request in visit.requests)

@@ -1,5 +1,6 @@
 // The page's own behaviour: clicks on marks, keys, the address, formulas, pictures of charts.
 // gradio runs this once for the hidden component that holds the view's query (demo/app.py).
+const MARKS = 'svg [data-go], span[data-go]';
 const go = (patch) => trigger('go', { patch });
 
 watch('value', () => {
@@ -26,9 +27,9 @@ document.addEventListener('change', (event) => {
 document.addEventListener('keydown', (event) => {
   const typing = event.target.closest('input, textarea, select, [contenteditable], [role=listbox], [role=tab]');
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  if ((event.key === 'Enter' || event.key === ' ') && event.target.closest('svg [data-go]')) {
+  if ((event.key === 'Enter' || event.key === ' ') && event.target.closest(MARKS)) {
     event.preventDefault();
-    go(event.target.closest('[data-go]').dataset.go);
+    go(event.target.closest(MARKS).dataset.go);
     return;
   }
   const name = { ArrowLeft: 'previous', ArrowRight: 'next' }[event.key];
@@ -43,7 +44,6 @@ function setDark(dark) {
 function copyLink(button) {
   const field = button.parentElement.querySelector('input');
   const said = button.textContent;
-  field.value = location.href;
   field.select();
   document.execCommand('copy');
   button.textContent = 'copied';
@@ -78,7 +78,15 @@ async function drawFormulas() {
     } catch (error) { span.textContent = source; }
   }
 }
-new MutationObserver(() => drawFormulas().catch(() => {})).observe(document.body, { childList: true, subtree: true });
+// -- the link of the panel to take away, with this server's address in front
+function completeLinks() {
+  for (const field of document.querySelectorAll('.link input')) {
+    const whole = location.origin + location.pathname + field.getAttribute('value');
+    if (field.value !== whole) field.value = whole;
+  }
+}
+
+new MutationObserver(() => { completeLinks(); drawFormulas().catch(() => {}); }).observe(document.body, { childList: true, subtree: true });
 drawFormulas().catch(() => {});
 
 // -- a chart as PNG, in the colours of the moment
