@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ BREAKS = (
     B("gold: form feed kept", "golds", r'.replace("\x0crac", r"\frac")', "", "data_prep unwrapped"),
     B("gold: 073 kept", "golds", "return str(int(text)) if", "return text if", "sources numbers_as_golds"),
     B("type: thousands are a list", "golds", r"(\d+|\d{1,3}(,\d{3})+)", r"(\d+)", "data_prep follows_from"),
-    B("type: letters end at D", "golds", r"\(?([A-J])\)?\.?", r"\(?([A-D])\)?\.?", "data_prep real_samples"),
+    B("type: letters end at D", "golds", r"\(?([A-J])\)?\.?", r"\(?([A-D])\)?\.?", "data_prep follows_from"),
     B("options: any order", "golds", "mark[1] != LETTERS[len(run)]", "False", "data_prep choices_are_read"),
     B("DAPO: wrapper stays", "dapo", 'PREFIX.sub("", prompt)', "prompt", "data_prep removed_exactly"),
     B("DAPO: last line stays", "dapo", 'SUFFIX.sub("", ', "str(", "data_prep removed_exactly"),
@@ -147,9 +148,8 @@ BREAKS = (
 )  # fmt: skip
 
 
-def test_fails(copy: Path, test: str) -> bool:
-    """Whether the test fails there. Raises SystemExit if there is no such test."""
-    file, word = test.split()
+def fails(copy: Path, file: str, word: str) -> bool:
+    """Whether a test of this word fails there. Raises SystemExit if there is none, or if it was skipped."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/test_{file}.py", "-k", word],
         cwd=copy,
@@ -159,7 +159,7 @@ def test_fails(copy: Path, test: str) -> bool:
         check=False,
     )
     if done.returncode == 5 or " skipped" in done.stdout.splitlines()[-1]:
-        raise SystemExit(f"{test}: no such test, or it was skipped\n{done.stdout}")
+        raise SystemExit(f"tests/test_{file}.py -k '{word}': no such test, or it was skipped\n{done.stdout}")
     return done.returncode != 0
 
 
@@ -170,16 +170,20 @@ def main(word: str = "") -> int:
         for folder in ("vlm_rl", "tests", "data_prep"):
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        for test in dict.fromkeys(one.test for one in chosen):
-            if test_fails(copy, test):
-                raise SystemExit(f"{test} fails without any break")
+        words: dict[str, set[str]] = defaultdict(set)
+        for one in chosen:
+            file, test = one.test.split()
+            words[file].add(test)
+        for file, tests in words.items():
+            if fails(copy, file, " or ".join(sorted(tests))):
+                raise SystemExit(f"tests/test_{file}.py fails without any break")
         for one in chosen:
             path = copy / "data_prep" / f"{one.file}.py"
             source = path.read_text(encoding="utf-8")
             if one.right not in source:
                 raise SystemExit(f"{one.name}: {one.file} no longer holds {one.right!r}")
             path.write_text(source.replace(one.right, one.wrong), encoding="utf-8")
-            noticed = test_fails(copy, one.test)
+            noticed = fails(copy, *one.test.split())
             path.write_text(source, encoding="utf-8")
             unnoticed += not noticed
             print(f"{one.name:<40} {one.test if noticed else 'NOT NOTICED by ' + one.test}", flush=True)
