@@ -90,7 +90,7 @@ BREAKS = (
     B("filter: at the limit is over it", "shards", "tokens > task.max", "tokens >= task.max",
       "prepare prompt_lengths"),
     B("filter: long benchmark rows go", "shards", "if not problem.test_only:\n            detail",
-      "if True:\n            detail", "prepare long_prompts"),
+      "if True:\n            detail", "prepare long_prompts_of"),
     B("duplicate: the first goes", "filters", "copies[1:])\n", "copies[:-1])\n", "prepare conflicts"),
     B("duplicate: benchmarks folded", "filters", "if not row.test_only:\n            groups",
       "if True:\n            groups",

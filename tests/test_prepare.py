@@ -318,6 +318,15 @@ def test_prompt_lengths_are_the_builders_and_long_prompts_go(tmp_path, tiny_mode
         prepare("virl39k", source, tmp_path / "none", Options(max_prompt_tokens=9))
 
 
+def test_long_prompts_of_benchmarks_stay_and_are_counted(tmp_path) -> None:
+    row = {"imagename": "a.png", "question": "Which?", "answer": "A", "skill": ["spatial"]}
+    source = write_virl(tmp_path / "raw", [], {"a.png": encode_png(noise(84, 84))})
+    (source / "dataset.json").write_text(json.dumps({"v1_0": row}))
+    report = prepare("logicvista", source, tmp_path / "out", Options(max_prompt_tokens=57), count_tokens=lambda _: 50)
+    assert (report.kept, report.notes["prompt_too_long"]) == (1, 1)
+    assert table(tmp_path / "out")[0]["prompt_tokens"] == 58  # 50, of which one is the picture, and its 3 x 3
+
+
 # -- filters ---------------------------------------------------------------------------------------
 
 
