@@ -104,7 +104,7 @@ BREAKS = (
     B("near: whatever the gold", "filters", " or normalised(row.answer) != normalised(other.answer)", "",
       "prepare conflicts"),
     B("text: signs ignored", "filters", r"|[{}]", r"|[{}+-]", "prepare keeps_signs"),
-    B("overlap: 14 words", "overlap", "WORDS = 13", "WORDS = 14", "prepare overlap_with"),
+    B("overlap: 14 words", "overlap", "WORDS = 13", "WORDS = 14", "prepare thirteen_words"),
     B("overlap: short text, any picture", "overlap", " if _same_pictures(phashes, self.pictures[row])]", "]",
       "prepare overlap_with"),
     B("overlap: trade phrases count", "overlap", "sharing[digest] <= common", "True", "prepare phrases"),

@@ -23,6 +23,7 @@ import data_prep.shards
 from data_prep.filters import NEAR_BITS, cached, normalised
 from data_prep.image_files import ImageBytes
 from data_prep.options import Options
+from data_prep.overlap import Benchmarks
 from data_prep.pictures import Grid, perceptual_hash, prepare_picture
 from data_prep.prepare import prepare
 from data_prep.rows import RowError
@@ -445,6 +446,15 @@ def test_overlap_with_a_benchmark_by_text_and_picture(tmp_path, benchmark) -> No
     assert [line["detail"].split()[-1] for line in lines] == [f"bench/Processed-{n}" for n in (0, 2, 1)]
     kept = prepare("virl39k", source, tmp_path / "kept", Options(against=(benchmark,), keep_overlap=True))
     assert (kept.kept, kept.notes["benchmark_overlap"]) == (6, 3)
+
+
+@pytest.mark.parametrize(("shared", "is_overlap"), [(12, False), (13, True)])
+def test_thirteen_words_in_a_row_are_an_overlap_and_twelve_are_none(shared, is_overlap) -> None:
+    words = [f"w{number}" for number in range(30)]
+    benchmarks = Benchmarks()
+    benchmarks.add("bench/1", " ".join(words), [])
+    question = " ".join(["Other", *words[5 : 5 + shared], "and an end of its own"])
+    assert bool(benchmarks.by_text(question, [])) == is_overlap
 
 
 def test_phrases_of_the_trade_are_no_overlap(tmp_path, benchmark) -> None:
