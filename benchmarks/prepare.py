@@ -85,7 +85,8 @@ def with_pictures(folder: Path, rows: int, workers: int, model: Path) -> None:
     usage = Usage.of("virl39k", source, folder / "set", "--strict", "--tokenizer", model, "--workers", workers)
     kept = read_manifest(folder / "set")["kept"]
     assert kept == rows, kept
-    print(f"\nwhole path, {workers} workers: {rows / usage.seconds:.0f} rows/s ({usage.seconds:.0f} s on the clock)")
+    crew = f"{workers} worker{'s' * (workers > 1)}"
+    print(f"\nwhole path, {crew}: {rows / usage.seconds:.0f} rows/s ({usage.seconds:.0f} s on the clock)")
     print(
         f"{usage.cpu_seconds:.0f} CPU seconds: {rows / usage.cpu_seconds:.0f} rows per CPU second, "
         f"{usage.cpu_seconds / rows / decode:.1f} times the pure decoding"

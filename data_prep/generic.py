@@ -1,7 +1,8 @@
 r"""Any table with a mapping of its columns, written in YAML and named instead of the data:
 
 # my_set.yaml;  vlm-rl prepare generic --source my_set.yaml --out data/my_set
-path: raw/my_set              # Parquet, JSON lines, JSON, a datasets folder, or a folder of one of them
+path: raw/my_set              # Parquet, JSON lines, JSON, a datasets folder, a folder of one of them, or a hub id
+revision: 0123abc...          # of a hub id: its commit
 source: my_set                # the name that rows carry
 columns:                      # ours: theirs
   question: prompt
@@ -50,6 +51,7 @@ class GenericSet(Section):
     path: str
     source: str
     columns: Columns
+    revision: str = ""
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
     test_only: bool = False
 
@@ -73,9 +75,16 @@ def load_mapping(path: Path) -> GenericSet:
 
 def data_path(path: Path, mapping: GenericSet) -> Path:
     """Where the data is that the YAML file `path` describes. Raises UserError if nothing is there."""
+    if mapping.revision:
+        from data_prep.hub import locate  # which knows all sources, this one too
+
+        return locate("generic", mapping.path, mapping.revision)[0]
     data = path.parent / mapping.path  # an absolute path stays as it is
     if not data.exists():
-        raise UserError(f"{path}: path {mapping.path!r} does not exist (it is read relative to this file)")
+        raise UserError(
+            f"{path}: path {mapping.path!r} does not exist (it is read relative to this file); "
+            "if it is a hub id, pin it with revision: COMMIT"
+        )
     return data
 
 

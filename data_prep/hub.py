@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from data_prep.generic import load_mapping
 from data_prep.sources import SOURCES
 from vlm_rl.errors import UserError
 
@@ -13,7 +14,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def locate(source: str, named: str, revision: str) -> tuple[Path, str]:
-    """(folder or file, commit) of what --source names; the commit is "" for a local path.
+    """(folder or file, commit) of what --source names; the commit is "" for a local path that names none.
 
     A hub id wants a revision, so that the same command gives the same set next year; what is in the
     hub's cache already is not asked for again. Raises UserError if it cannot be had.
@@ -22,7 +23,7 @@ def locate(source: str, named: str, revision: str) -> tuple[Path, str]:
     if path.exists() or not _HUB_ID.fullmatch(named):
         if revision:
             raise UserError(f"--revision {revision}: only a hub id has one, and {named} is a local path")
-        return path, ""
+        return path, load_mapping(path).revision if source == "generic" and path.is_file() else ""
     if not revision:
         raise UserError(
             f"{named}: does not exist here; if it is a hub id, pin it with --revision COMMIT (the commit is on "

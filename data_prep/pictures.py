@@ -58,11 +58,7 @@ class Picture:
     original_format: str  # PNG, JPEG or WEBP
     original_sha256: str
     phash: str  # 64 hex digits, of the fitted pixels
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether these are the original bytes."""
-        return hashlib.sha256(self.data).hexdigest() == self.original_sha256
+    is_kept: bool  # whether these are the original bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +103,7 @@ def prepare_picture(ref: PictureRef, *, where: str, grid: Grid, test_only: bool)
         original_format=decoded.format,
         original_sha256=hashlib.sha256(data).hexdigest(),
         phash=perceptual_hash(fitted),
+        is_kept=encoded is data,
     )
 
 
@@ -114,9 +111,16 @@ def _drawn(image: Image.Image, grid: Grid) -> Picture:
     """A picture that preparation itself drew, fitted like any other."""
     fitted = fit_to_grid(image, min_pixels=grid.min_pixels, max_pixels=grid.max_pixels, factor=grid.factor)
     data = encode_png(fitted)
-    digest = hashlib.sha256(data).hexdigest()
     return Picture(
-        data, fitted.width, fitted.height, image.width, image.height, "PNG", digest, perceptual_hash(fitted)
+        data=data,
+        width=fitted.width,
+        height=fitted.height,
+        original_width=image.width,
+        original_height=image.height,
+        original_format="PNG",
+        original_sha256=hashlib.sha256(data).hexdigest(),
+        phash=perceptual_hash(fitted),
+        is_kept=True,
     )
 
 

@@ -23,9 +23,13 @@ _STYLE = """<style>
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr)); gap: 12px; }
 .sheet .card { display: flex; flex-direction: column; gap: 6px; }
 .sheet img { width: 100%; max-height: 220px; object-fit: contain; background: #fff; border-radius: 6px; }
-.sheet .question { max-height: 11.6em; overflow: auto; font-size: 13px; margin: 0; }
+.sheet .question { max-height: 24em; overflow: auto; font-size: 13px; margin: 0;
+  /* a shade at the lower end, which the end of the text covers: there is more to scroll to */
+  background: linear-gradient(transparent, var(--surface) 70%) bottom / 100% 3em no-repeat local,
+    linear-gradient(transparent, var(--grid)) bottom / 100% 1.5em no-repeat scroll; }
 .sheet .gold { margin: auto 0 0; }
-.grid { align-items: start; }
+.grid { display: block; columns: 2 420px; column-gap: 12px; }
+.grid > .card { break-inside: avoid; margin: 0 0 12px; }
 .reason { margin: 14px 0 2px; font-weight: 600; }
 </style>"""
 
@@ -67,6 +71,11 @@ def _header(name: str, manifest: Mapping[str, Any]) -> str:
     whole = ""
     if published and rows_in not in published and manifest.get("options", {}).get("limit") is None:
         whole = f" The published set has {' or '.join(f'{number:,}' for number in published)} rows: this is a part."
+    if missing := manifest.get("notes", {}).get("annotations_only"):
+        whole += (
+            f" {missing:,} come without their pictures, which were not there: answers to them can be scored, but no "
+            "model can be run on them."
+        )
     banner = ""
     if manifest.get("test_only"):
         banner = "<div class='banner'><b>BENCHMARK</b> Its rows are marked test-only: the trainer refuses them.</div>"
@@ -92,8 +101,8 @@ def _contents(rows: Sequence[Mapping[str, Any]]) -> Section:
         [
             _bars("Answer type", counted("answer_type")),
             _bars("Source", counted("source")),
-            _bars("Category", counted("category")),
             _bars("Options of a choice (0: only in the picture)", [(str(k), n) for k, n in sorted(options.items())]),
+            _bars("Category", counted("category")),
         ]
     )
     return Section("Contents", "Kept problems by what they ask for.", f"<div class='grid'>{body}</div>")
@@ -117,7 +126,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> 
             _bars("Question length, characters", _bins([len(row["question"]) for row in rows])),
         ]
     )
-    return Section("Sizes", "Each line is a range; the upper end belongs to it.", f"<div class='grid'>{body}</div>")
+    return Section("Sizes", "How much there is to look at and to read.", f"<div class='grid'>{body}</div>")
 
 
 def _picture_counts(rows: Iterable[Mapping[str, Any]]) -> Counter[int]:
@@ -128,7 +137,7 @@ def _rate_bins(rates: Sequence[float]) -> list[tuple[str, int]]:
     known = Counter(min(int(rate * 10), 9) if rate < 1 else 10 for rate in rates if rate >= 0)
     if not known:
         return [("unknown", len(rates))]
-    names = [f"{i / 10:.1f} to {(i + 1) / 10:.1f}" for i in range(10)] + ["exactly 1"]
+    names = [f"{i / 10:.1f} to below {(i + 1) / 10:.1f}" for i in range(10)] + ["exactly 1"]
     unknown = sum(rate < 0 for rate in rates)
     return [(name, known[index]) for index, name in enumerate(names)] + ([("unknown", unknown)] if unknown else [])
 
@@ -143,18 +152,17 @@ def _bins(values: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def _bars(title: str, items: Sequence[tuple[str, int]]) -> str:
-    """A table of counts with a bar each; the long tail is summed up."""
+    """A table of counts with a bar each; the long tail is summed up, without a bar that would dwarf the others."""
     if not items:
         return ""
     shown, rest = list(items[:_MOST]), items[_MOST:]
     if rest:
         shown.append((f"{len(rest)} more", sum(count for _, count in rest)))
-    largest = max(max(count for _, count in shown), 1)
-    lines = "".join(
-        f"<tr><td>{escape(label)}</td><td class='number'>{count:,}</td>"
-        f"<td class='bar'><i style='width:{100 * count / largest:.1f}%'></i></td></tr>"
-        for label, count in shown
-    )
+    largest = max(count for _, count in items[:_MOST])
+    lines = ""
+    for index, (label, count) in enumerate(shown):
+        bar = f"<i style='width:{100 * count / largest:.1f}%'></i>" if count and index < _MOST else ""
+        lines += f"<tr><td>{escape(label)}</td><td class='number'>{count:,}</td><td class='bar'>{bar}</td></tr>"
     return f"<figure class='card bars'><figcaption>{title}</figcaption><table>{lines}</table></figure>"
 
 
@@ -224,11 +232,8 @@ def _made_of(manifest: Mapping[str, Any]) -> Section:
         [str(entry["name"]), f"{entry['bytes']:,} bytes", str(entry.get("sha256", ""))]
         for entry in manifest.get("files", [])
     ]
-    facts = [
-        [key, str(manifest[key])]
-        for key in ("hub", "revision", "grader_version", "counted_with")
-        if manifest.get(key)
-    ]
+    facts = [[key, str(manifest[key])] for key in ("hub", "revision", "grader_version") if manifest.get(key)]
+    facts += [[f"counted_with {key}", str(value)] for key, value in manifest.get("counted_with", {}).items()]
     body = _table(["file", "size", "sha256"], files) + _table(["option", "value"], [*facts, *options])
     return Section("Made of", "What was read, and with which options.", body)
 

@@ -46,7 +46,7 @@ SOURCES: dict[str, Source] = {
     "virl39k": Source(
         training.read_virl39k, "TIGER-Lab/ViRL39K", ("39Krelease.parquet", "images.zip"), rows=(38_870,)
     ),
-    "dapo": Source(read_dapo, "BytedTsinghua-SIA/DAPO-Math-17k", ("data/*.parquet",), rows=(1_791_700,)),
+    "dapo": Source(read_dapo, "BytedTsinghua-SIA/DAPO-Math-17k", ("data/*.parquet",), rows=(1_791_700, 960)),
     "dapo_processed": Source(
         read_dapo_processed, "open-r1/DAPO-Math-17k-Processed", _PARQUET, ("all", "en", "cn"), (17_398, 14_116, 3_282)
     ),

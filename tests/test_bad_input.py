@@ -23,6 +23,7 @@ from test_prepare import encoded, manifest, noise, table
 from data_prep.image_files import ZipMember
 from data_prep.options import Options
 from data_prep.prepare import prepare
+from data_prep.rows import RowError
 from data_prep.smoke import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.images import decode_image, encode_png
@@ -301,6 +302,13 @@ def test_archives_that_attack_cost_their_rows_only(tmp_path, kind) -> None:
         with pytest.raises(UserError, match=r"^39Krelease\.parquet row 1: .*\(image_\w+\); mend the row"):
             prepare("virl39k", one, tmp_path / "strict", Options(strict=True))
     assert not (tmp_path / "strict").exists()
+
+
+def test_a_member_that_is_packed_implausibly_well_is_not_unpacked(tmp_path) -> None:
+    archive = make_zip(tmp_path / "images.zip", {"images/zeros.png": bytes(2_000_000), "images/a.png": PICTURE})
+    with pytest.raises(RowError, match=r"'images/zeros\.png' in images\.zip unpacks to 2000000 bytes"):
+        ZipMember(archive, "images/zeros.png").read()
+    assert ZipMember(archive, "images/a.png").read() == PICTURE
 
 
 def test_files_that_are_no_archives(tmp_path) -> None:

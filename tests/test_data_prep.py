@@ -80,6 +80,8 @@ def test_gold_is_unwrapped(answer, gold):
     [
         ("B", "choice"),
         ("(B)", "choice"),
+        ("J", "choice"),
+        ("K", "expression"),
         ("27", "integer"),
         ("-3", "integer"),
         ("1,000", "integer"),

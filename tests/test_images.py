@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from conftest import shared_data
 from PIL import Image
 
@@ -46,6 +48,20 @@ def test_lossless_pixels_survive(kind):
     decoded = decode_image(encoded(image, kind, lossless=True), where="x")
     assert decoded.mode == "RGB"
     assert np.array_equal(np.asarray(decoded), np.asarray(image))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 90), (90, 1), (31, 17), (128, 64)])
+@pytest.mark.parametrize("kind", ["noise", "drawing"])
+def test_the_png_that_is_written_holds_these_very_pixels(size, kind):
+    image = noise(*size, seed=sum(size))
+    if kind == "drawing":  # flat colours, and differences that fall below zero
+        image = image.quantize(3).convert("RGB")
+    data = encode_png(image)
+    opened = Image.open(io.BytesIO(data))
+    assert (opened.format, opened.mode, opened.size) == ("PNG", "RGB", size)
+    assert np.array_equal(np.asarray(opened), np.asarray(image))
+    other = torchvision.io.decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8))  # libpng itself
+    assert np.array_equal(other.permute(1, 2, 0).numpy(), np.asarray(image))
 
 
 def test_transparency_is_laid_on_white():

@@ -193,6 +193,23 @@ def test_a_pinned_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch, 
     assert json.loads((tmp_path / "out/manifest.json").read_text())["revision"] == COMMIT
 
 
+def test_a_generic_table_may_lie_on_the_hub(tmp_path, monkeypatch, capsys) -> None:
+    snapshot = tmp_path / "hub" / "datasets--me--mine" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "rows.jsonl").write_text('{"prompt": "How many?", "gold": "7"}\n')
+    monkeypatch.setattr("data_prep.hub.CACHE", str(tmp_path / "hub"))
+    tree = {"path": "me/mine", "source": "mine", "columns": {"question": "prompt", "answer": "gold"}}
+    file = tmp_path / "set.yaml"
+    file.write_text(json.dumps(tree))
+    command = ["prepare", "generic", "--source", str(file), "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 2
+    assert "if it is a hub id, pin it with revision: COMMIT" in " ".join(capsys.readouterr().err.split())
+    file.write_text(json.dumps({**tree, "revision": COMMIT}))
+    assert cli.main(command) == 0, capsys.readouterr().err
+    facts = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert (facts["revision"], [entry["name"] for entry in facts["files"]]) == (COMMIT, ["set.yaml", "rows.jsonl"])
+
+
 def test_a_hub_id_wants_a_revision_and_a_local_path_none(tmp_path) -> None:
     with pytest.raises(UserError, match="--revision COMMIT"):
         locate("virl39k", "TIGER-Lab/ViRL39K", "")

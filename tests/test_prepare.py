@@ -20,9 +20,10 @@ from conftest import shared_data
 from PIL import Image
 
 import data_prep.shards
-from data_prep.filters import NEAR_BITS, normalised
+from data_prep.filters import NEAR_BITS, cached, normalised
 from data_prep.image_files import ImageBytes
 from data_prep.options import Options
+from data_prep.overlap import Benchmarks
 from data_prep.pictures import Grid, perceptual_hash, prepare_picture
 from data_prep.prepare import prepare
 from data_prep.rows import RowError
@@ -221,6 +222,18 @@ def test_shards_of_another_plan_or_broken_ones_are_made_again(tmp_path, monkeypa
     assert (out / "data.parquet").read_bytes() == (tmp_path / "fresh/data.parquet").read_bytes()
 
 
+def test_finished_shards_hold_what_strict_mode_stops_at(tmp_path, monkeypatch) -> None:
+    rows = [{"question": "<image>", "image": ["images/none.png"]}, {}]
+    source, out = write_virl(tmp_path / "virl", rows, {}), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.prepare.assemble", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare("virl39k", source, out)
+    with pytest.raises(UserError, match=r"^39Krelease\.parquet row 0: .*image_missing"):
+        prepare("virl39k", source, out, Options(strict=True))
+    assert not (tmp_path / ".out.partial").exists()  # the same call would only fail again
+
+
 def test_two_preparations_of_one_set_do_not_mix(tmp_path) -> None:
     from data_prep.workspace import Workspace
 
@@ -306,6 +319,15 @@ def test_prompt_lengths_are_the_builders_and_long_prompts_go(tmp_path, tiny_mode
         prepare("virl39k", source, tmp_path / "none", Options(max_prompt_tokens=9))
 
 
+def test_long_prompts_of_benchmarks_stay_and_are_counted(tmp_path) -> None:
+    row = {"imagename": "a.png", "question": "Which?", "answer": "A", "skill": ["spatial"]}
+    source = write_virl(tmp_path / "raw", [], {"a.png": encode_png(noise(84, 84))})
+    (source / "dataset.json").write_text(json.dumps({"v1_0": row}))
+    report = prepare("logicvista", source, tmp_path / "out", Options(max_prompt_tokens=57), count_tokens=lambda _: 50)
+    assert (report.kept, report.notes["prompt_too_long"]) == (1, 1)
+    assert table(tmp_path / "out")[0]["prompt_tokens"] == 58  # 50, of which one is the picture, and its 3 x 3
+
+
 # -- filters ---------------------------------------------------------------------------------------
 
 
@@ -360,6 +382,24 @@ def test_duplicates_conflicts_and_variants(tmp_path) -> None:
     assert prepare("virl39k", source, tmp_path / "all", Options(keep_duplicates=True)).kept == 9
 
 
+def test_benchmarks_keep_their_duplicates(tmp_path) -> None:
+    row = {"imagename": "a.png", "question": "Which?", "answer": "A", "skill": ["spatial"]}
+    source = write_virl(tmp_path / "raw", [], {"a.png": encode_png(noise(84, 84))})
+    (source / "dataset.json").write_text(json.dumps({"v1_0": row, "v1_1": row}))
+    report = prepare("logicvista", source, tmp_path / "out")
+    assert (report.kept, report.dropped) == (2, {})
+
+
+def test_a_gold_is_judged_once_under_the_same_rules_and_anew_under_others() -> None:
+    judged: list[tuple[str, object]] = []
+    check = cached(lambda problem: bool(judged.append((problem.answer, problem.meta.get("precision"))) or True))
+    problem = Problem(id="a", question="?", images=(), answer="2.5", answer_type="float")
+    other = replace(problem, id="b", question="other words")
+    for one in (problem, other, replace(problem, meta={"precision": 1}), replace(problem, answer="3.5"), other):
+        assert check(one)
+    assert judged == [("2.5", None), ("2.5", 1), ("3.5", None)]
+
+
 def test_normalised_text_ignores_dress_and_keeps_signs() -> None:
     assert normalised(r"Find  \left( $X$ \right).") == normalised("find (x)")
     assert normalised("x + 2") != normalised("x - 2")
@@ -375,8 +415,11 @@ def benchmark(tmp_path) -> Path:
         {"question": LONG.format("red")},
         {"question": "<image>What is x?", "image": ["images/b.png"]},
         {"question": "How many primes divide 2024?"},
+        {"question": "<image>Nothing is drawn.", "image": ["images/white.png"]},
     ]
-    source = write_virl(tmp_path / "bench-raw", rows, {"b.png": encode_png(noise(300, 300, seed=8))})
+    pictures = {"b.png": noise(300, 300, seed=8), "white.png": Image.new("RGB", (200, 200), "white")}
+    encoded_ones = {name: encode_png(image) for name, image in pictures.items()}
+    source = write_virl(tmp_path / "bench-raw", rows, encoded_ones)
     prepare("virl39k", source, tmp_path / "bench")
     return tmp_path / "bench"
 
@@ -403,6 +446,15 @@ def test_overlap_with_a_benchmark_by_text_and_picture(tmp_path, benchmark) -> No
     assert [line["detail"].split()[-1] for line in lines] == [f"bench/Processed-{n}" for n in (0, 2, 1)]
     kept = prepare("virl39k", source, tmp_path / "kept", Options(against=(benchmark,), keep_overlap=True))
     assert (kept.kept, kept.notes["benchmark_overlap"]) == (6, 3)
+
+
+@pytest.mark.parametrize(("shared", "is_overlap"), [(12, False), (13, True)])
+def test_thirteen_words_in_a_row_are_an_overlap_and_twelve_are_none(shared, is_overlap) -> None:
+    words = [f"w{number}" for number in range(30)]
+    benchmarks = Benchmarks()
+    benchmarks.add("bench/1", " ".join(words), [])
+    question = " ".join(["Other", *words[5 : 5 + shared], "and an end of its own"])
+    assert bool(benchmarks.by_text(question, [])) == is_overlap
 
 
 def test_phrases_of_the_trade_are_no_overlap(tmp_path, benchmark) -> None:

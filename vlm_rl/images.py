@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ TEST_LIMITS = ImageLimits(min_side=1)
 
 DEFAULT_LIMITS = ImageLimits()
 
+_PNG_START = b"\x89PNG\r\n\x1a\n"
 _PNG_END = b"IEND\xae\x42\x60\x82"  # the closing chunk with its checksum
+_UP = 2  # PNG's name of the filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,23 @@ def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, fact
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """The lossless bytes that a prepared set holds; fast rather than smallest."""
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
+    """The lossless bytes of an RGB image that a prepared set holds; fast rather than smallest.
+
+    Every line is stored as its difference from the line above. Pillow tries all five filters on each
+    line, which takes twice the time to save 3 to 10 % of the bytes, and offers no choice of one.
+    """
+    assert image.mode == "RGB", image.mode
+    lines = np.asarray(image).reshape(image.height, 3 * image.width)
+    filtered = np.empty((image.height, 1 + 3 * image.width), dtype=np.uint8)
+    filtered[:, 0] = _UP
+    filtered[0, 1:] = lines[0]  # nothing is above the first line
+    np.subtract(lines[1:], lines[:-1], out=filtered[1:, 1:])  # modulo 256, as PNG wants it
+    header = struct.pack(">2I5B", image.width, image.height, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(filtered.data, 1)), (b"IEND", b"")
+    return _PNG_START + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
+        for name, data in chunks
+    )
 
 
 def encode_jpeg(image: Image.Image) -> bytes:
@@ -149,7 +166,7 @@ def _sniff(data: bytes, *, where: str, limits: ImageLimits) -> str:
         raise UserError(f"{where}: the image is empty (0 bytes)")
     if len(data) > limits.max_bytes:
         raise UserError(f"{where}: the image has {len(data)} bytes; the limit is {limits.max_bytes}")
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+    if data.startswith(_PNG_START):
         if _PNG_END not in data:  # Pillow is content once the last row is there
             raise UserError(f"{where}: the image cannot be decoded: the PNG file is cut")
         return "PNG"
