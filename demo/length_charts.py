@@ -329,8 +329,9 @@ def mass_html(scene: Scene) -> str:
     return (
         "<h2>Gradient mass by length</h2>"
         "<p class='quiet'>The share of the summed |token weight × advantage| that "
-        "falls on each tenth of a step's responses by length: the darker, the more the update listens. Were all "
-        f"responses weighed alike, every cell would hold 10 %.</p><div class='figures three'>{''.join(maps)}</div>"
+        "falls on each tenth of a step's responses by length: the stronger the colour, the more the update listens. "
+        "Were all responses weighed alike, every cell would hold 10 %.</p>"
+        f"<div class='figures three'>{''.join(maps)}</div>"
     )
 
 
