@@ -1,192 +1,75 @@
-"""Break each factor of the mathematics and each guard of the grader once, and name the tests that notice.
+"""Break the code once in each of 369 places, and name the test that notices.
 
-    python tests/mutate.py              # all of them: half an hour
-    python tests/mutate.py clip         # the breaks whose name holds this word
-    python tests/mutate.py grader       # those of tests/grader_breaks.py
+    python tests/mutate.py maths            # a sign, a denominator, a bound, a mean: minutes
+    python tests/mutate.py grader           # or preparation, evaluation, demo
+    python tests/mutate.py maths clip       # the breaks whose name holds this word
 
-Every break is made in a copy of the package in a temporary folder; the tests of the pure functions, or the
-one test that the break names, run against it. A break that no test notices is an error. Not collected by pytest.
+The tables are in tests/breaks/. Every break is made in a copy of the repository's code in a temporary folder,
+and the tests that it names run against it. A break that no test notices is an error. Not collected by pytest;
+tests/test_breaks.py holds the tables to the code as it is now.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from grader_breaks import GRADER_BREAKS
-
 ROOT = Path(__file__).resolve().parents[1]
-PURE = ("advantages", "losses", "loss_facts", "difficulty", "rewards", "diagnostics", "policy")
+PARTS = ("maths", "grader", "preparation", "evaluation", "demo")
 
 
-@dataclass(frozen=True)
-class Break:
-    """One wrong line."""
-
-    name: str
-    file: str
-    right: str
-    wrong: str
-    test: str = ""  # in tests/, what notices it; none: the tests of the pure functions
-
-
-BREAKS = (
-    Break(
-        "group_norm: no centre", "advantages.py", "rewards_PG - rewards_PG.mean(axis=1, keepdims=True)", "rewards_PG"
-    ),
-    Break("group_norm: variance for deviation", "advantages.py", "rewards_PG.std(axis=1", "rewards_PG.var(axis=1"),
-    Break("group_norm: ddof swapped", "advantages.py", "ddof=ddof, keepdims", "ddof=1 - ddof, keepdims"),
-    Break("leave_one_out: own reward in the mean", "advantages.py", "(num_responses - 1)\n", "num_responses\n"),
-    Break(
-        "equal rewards not recognised",
-        "advantages.py",
-        "np.where(degenerate_P1, 0.0, advantages_PG)",
-        "advantages_PG",
-    ),
-    Break("token ratio: sign", "losses.py", "torch.exp(logp_K - old_logp_K)", "torch.exp(old_logp_K - logp_K)"),
-    Break("sequence ratio: sum for mean", "losses.py", " / lengths_n.clamp(min=1)", ""),
-    Break(
-        "sequence ratio: value carries gradient",
-        "losses.py",
-        "(logp_K - old_logp_K).detach()",
-        "(logp_K - old_logp_K)",
-    ),
-    Break("clip: max for min", "losses.py", "-torch.minimum(", "-torch.maximum("),
-    Break("clip: sign", "losses.py", "return -torch.minimum(", "return torch.minimum("),
-    Break(
-        "clip: bounds swapped",
-        "losses.py",
-        "ratio_K.clamp(1 - low, 1 + high)\n",
-        "ratio_K.clamp(1 - high, 1 + low)\n",
-    ),
-    Break("cispo: bound carries gradient", "losses.py", "-ratio_K.detach().clamp(", "-ratio_K.clamp("),
-    Break("cispo: sign", "losses.py", "return -ratio_K.detach()", "return ratio_K.detach()"),
-    Break(
-        "sequence: not over N",
-        "losses.py",
-        "1.0 / (lengths_PG.size * np.maximum(lengths_PG, 1))",
-        "1.0 / np.maximum(lengths_PG, 1)",
-    ),
-    Break(
-        "token: mean of means", "losses.py", "1.0 / lengths_PG.sum())", "1.0 / (lengths_PG.size * lengths_PG.max()))"
-    ),
-    Break(
-        "length_weighted: over tokens",
-        "losses.py",
-        "np.full(lengths_PG.shape, 1.0 / lengths_PG.size)",
-        "np.full(lengths_PG.shape, 1.0 / lengths_PG.sum())",
-    ),
-    Break(
-        "constant: longest for L_max",
-        "losses.py",
-        "(lengths_PG.size * max_tokens)",
-        "(lengths_PG.size * lengths_PG.max())",
-    ),
-    Break("balanced: subset's own mean", "losses.py", "member_PG * size_P1 / (lengths_PG.size *", "member_PG / ("),
-    Break(
-        "balanced: A = 0 is negative",
-        "losses.py",
-        "np.sign(advantages_PG) == sign",
-        "np.where(advantages_PG > 0, 1.0, -1.0) == sign",
-    ),
-    Break(
-        "correction: sign",
-        "losses.py",
-        "(old_logp_K - sampler_logp_K).detach()",
-        "(sampler_logp_K - old_logp_K).detach()",
-    ),
-    Break("correction: no cap", "losses.py", "torch.exp(gap_K).clamp(max=cap)", "torch.exp(gap_K)"),
-    Break(
-        "KL: other direction", "losses.py", "gap_K = reference_logp_K - logp_K", "gap_K = logp_K - reference_logp_K"
-    ),
-    Break(
-        "KL: with the rule's weights",
-        "losses.py",
-        "kl_coef * inputs.mean_weight * kl_K.sum()",
-        "kl_coef * (weight_K * kl_K).sum()",
-    ),
-    Break("entropy: sign", "losses.py", "loss - entropy_coef *", "loss + entropy_coef *"),
-    Break(
-        "clip fraction: signs swapped",
-        "losses.py",
-        "(advantage_K < 0) & (value_K < 1 - clip_low)",
-        "(advantage_K > 0) & (value_K < 1 - clip_low)",
-    ),
-    Break("HA-DW: direction", "difficulty.py", "np.exp(-np.sign(advantages_PG)", "np.exp(np.sign(advantages_PG)"),
-    Break("HA-DW: no lambda", "difficulty.py", "return scale * np.exp", "return np.exp"),
-    Break(
-        "HA-DW: all right counts as easy",
-        "difficulty.py",
-        "(pass_rates_P1 == 0) | (pass_rates_P1 == 1)",
-        "pass_rates_P1 == 0",
-    ),
-    Break(
-        "overlong: grows from the limit", "rewards.py", "((max_tokens - buffer) - length)", "(max_tokens - length)"
-    ),
-    Break("overlong: not divided by the buffer", "rewards.py", " / buffer * factor", " * factor"),
-    Break(
-        "gradient mass: without length",
-        "diagnostics.py",
-        "mass = lengths * weights_PG.ravel()",
-        "mass = weights_PG.ravel()",
-    ),
-    Break("length pull: not centred", "diagnostics.py", "(lengths_G - lengths_G.mean())", "lengths_G"),
-    Break("log-probs: no temperature", "policy.py", ".float().div_(temperature)", ".float()"),
-    Break("log-probs: no ban", "policy.py", 'logits_CV.index_fill_(1, banned, float("-inf"))', "logits_CV"),
-    Break(
-        "head: gradient of entropy",
-        "policy.py",
-        "logp_CV.add_(entropy_C1)",
-        "logp_CV.sub_(entropy_C1)",
-    ),
-)
-
-
-def failures(copy: Path, tests: set[str]) -> list[str]:
-    """The names of the first of these tests to fail there; one that cannot even start counts."""
-    pure = {f"test_{name}.py" for name in PURE}
-    files = sorted(f"tests/{name}" for test in tests for name in ({test} if test else pure))
+def noticed_by(copy: Path, tests: tuple[str, ...]) -> str | None:
+    """The first of these tests to fail there, None if all pass. Raises SystemExit if there are none to run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "--no-header", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "--no-header", "-p", "no:cacheprovider", "--tb=no"]
-        + [file for file in files if (copy / file.partition("::")[0]).is_file()],
+        [*command, "--tb=no", *tests],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    return re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if not done.returncode:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if failed is None:
+        raise SystemExit(f"{' '.join(tests)}: pytest ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return failed[1]
 
 
-def main(word: str = "") -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("word", nargs="?", default="")
+    options = parser.parse_args()
+    chosen = [one for one in import_module(f"breaks.{options.part}").BREAKS if options.word in one.name]
     unnoticed = 0
-    chosen = [one for one in (*BREAKS, *(Break(*row) for row in GRADER_BREAKS)) if word in one.name]
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
-        for folder in ("vlm_rl", "tests", "data_prep"):
+        for folder in ("vlm_rl", "tests", "data_prep", "demo", "configs"):
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        if found := failures(copy, {one.test for one in chosen}):
-            raise SystemExit(f"the tests fail without any break: {found}")
+        for tests in {one.tests: None for one in chosen}:
+            if found := noticed_by(copy, tests):
+                raise SystemExit(f"{found} fails without any break")
         for one in chosen:
-            path = copy / "vlm_rl" / one.file
+            path = copy / one.file
             source = path.read_text(encoding="utf-8")
-            if one.right not in source:
-                raise SystemExit(f"{one.name}: {one.file} no longer holds {one.right!r}")
             path.write_text(source.replace(one.right, one.wrong), encoding="utf-8")
-            found = failures(copy, {one.test})
+            found = noticed_by(copy, one.tests)
             path.write_text(source, encoding="utf-8")
-            unnoticed += not found
-            print(f"{one.name:<48} {found[0] if found else 'NO TEST NOTICED'}", flush=True)
-    print(f"{unnoticed} breaks unnoticed")
+            unnoticed += found is None
+            print(f"{one.name:<48} {found or 'NO TEST NOTICED'}", flush=True)
+    print(f"{unnoticed} of {len(chosen)} breaks unnoticed")
     return int(unnoticed > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

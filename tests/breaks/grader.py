@@ -1,9 +1,11 @@
-"""Wrong lines of the grader for tests/mutate.py, each with the test that notices it.
+"""Each guard and rule of the grader, wrong.
 
 By file; a row: (name, right, wrong, test). Without a test it is the corpus of cases that notices.
 """
 
 from __future__ import annotations
+
+from breaks import Break
 
 CORPUS = "test_grading_cases.py::test_the_corpus_through_the_command"
 POLICY = "test_answers.py::test_policy"
@@ -217,8 +219,8 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     ),
 }
 
-GRADER_BREAKS = tuple(
-    (f"grader: {name}", file, right, wrong, *(test or [CORPUS]))
+BREAKS = tuple(
+    Break(name, f"vlm_rl/{file}", right, wrong, (f"tests/{test[0] if test else CORPUS}",))
     for file, rows in _BREAKS.items()
     for name, right, wrong, *test in rows
 )

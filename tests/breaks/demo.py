@@ -1,22 +1,12 @@
-"""Break each pure function of the demo once, and name the test that notices; see tests/mutate.py.
-
-python tests/mutate_demo.py              # all of them: minutes
-python tests/mutate_demo.py filter       # the breaks whose name holds this word
-"""
+"""Each pure function of the demo, wrong."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
-from pathlib import Path
+from breaks import Break, table
 
-import mutate
-from mutate import ROOT, Break, failures
-
-mutate.TESTS = ("demo_parts",)
-
-BREAKS = (
+BREAKS = table(
+    "demo",
+    ["tests/test_demo_parts.py"],
     Break(
         "statistics: pairs against themselves",
         "lengths.py",
@@ -169,30 +159,3 @@ BREAKS = (
     Break("formulas: a brace is closed too early", "mathtext.py", "depth += 1 if", "depth += 0 if"),
     Break("text is not escaped", "mathtext.py", "{escape(source)}</span>", "{source}</span>"),
 )
-
-
-def main(word: str = "") -> int:
-    unnoticed = 0
-    with tempfile.TemporaryDirectory() as name:
-        copy = Path(name)
-        for folder in ("vlm_rl", "tests", "data_prep", "demo"):
-            shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        if found := failures(copy):
-            raise SystemExit(f"the tests fail without any break: {found}")
-        for one in (b for b in BREAKS if word in b.name):
-            path = copy / "demo" / one.file
-            source = path.read_text(encoding="utf-8")
-            if one.right not in source:
-                raise SystemExit(f"{one.name}: {one.file} no longer holds {one.right!r}")
-            path.write_text(source.replace(one.right, one.wrong), encoding="utf-8")
-            found = failures(copy)
-            path.write_text(source, encoding="utf-8")
-            unnoticed += not found
-            print(f"{one.name:<48} {found[0] if found else 'NO TEST NOTICED'}", flush=True)
-    print(f"{unnoticed} of {len(BREAKS)} breaks unnoticed")
-    return int(unnoticed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

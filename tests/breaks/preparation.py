@@ -1,35 +1,18 @@
-"""Break data preparation in one place at a time, and run the test that must notice.
-
-    python tests/mutate_prep.py             # all of them: a quarter of an hour
-    python tests/mutate_prep.py overlap     # the breaks whose name holds this word
-
-As tests/mutate.py does for the mathematics: a break that its test does not notice is an error. Not
-collected by pytest.
-"""
+"""Each rule of the preparation of data, wrong."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections import defaultdict
-from dataclasses import dataclass
-from pathlib import Path
-
-from mutate import ROOT, Break
+from breaks import Break
 
 
-@dataclass(frozen=True)
-class PrepBreak(Break):
-    """One wrong line of a module in data_prep, and what notices it."""
+def B(name: str, module: str, right: str, wrong: str, test: str) -> Break:
+    """`test`: the file of tests, and a word of the test's name."""
+    file, word = test.split()
+    path = module if "/" in module else f"data_prep/{module}"
+    return Break(name, f"{path}.py", right, wrong, (f"tests/test_{file}.py", "-k", word))
 
-    test: str  # file of tests, and a word of the test's name
 
-
-B = PrepBreak
-IMAGES, TRAIN = "../vlm_rl/images", "../vlm_rl/data"
+IMAGES, TRAIN = "vlm_rl/images", "vlm_rl/data"
 BREAKS = (
     # markers and golds
     B("marker: more than pictures", "rows", "if found == num_images:", "if found >= num_images:",
@@ -146,50 +129,3 @@ BREAKS = (
     B("train: other pixel limits", TRAIN, "recorded[key] != wanted:", "False:", "data pixel_limits"),
     B("train: other patches", TRAIN, "if recorded != patch_size:", "if False:", "prepare other_patches"),
 )  # fmt: skip
-
-
-def fails(copy: Path, file: str, word: str) -> bool:
-    """Whether a test of this word fails there. Raises SystemExit if there is none, or if it was skipped."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/test_{file}.py", "-k", word],
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 5 or " skipped" in done.stdout.splitlines()[-1]:
-        raise SystemExit(f"tests/test_{file}.py -k '{word}': no such test, or it was skipped\n{done.stdout}")
-    return done.returncode != 0
-
-
-def main(word: str = "") -> int:
-    chosen, unnoticed = [one for one in BREAKS if word in one.name], 0
-    with tempfile.TemporaryDirectory() as name:
-        copy = Path(name)
-        for folder in ("vlm_rl", "tests", "data_prep"):
-            shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        words: dict[str, set[str]] = defaultdict(set)
-        for one in chosen:
-            file, test = one.test.split()
-            words[file].add(test)
-        for file, tests in words.items():
-            if fails(copy, file, " or ".join(sorted(tests))):
-                raise SystemExit(f"tests/test_{file}.py fails without any break")
-        for one in chosen:
-            path = copy / "data_prep" / f"{one.file}.py"
-            source = path.read_text(encoding="utf-8")
-            if one.right not in source:
-                raise SystemExit(f"{one.name}: {one.file} no longer holds {one.right!r}")
-            path.write_text(source.replace(one.right, one.wrong), encoding="utf-8")
-            noticed = fails(copy, *one.test.split())
-            path.write_text(source, encoding="utf-8")
-            unnoticed += not noticed
-            print(f"{one.name:<40} {one.test if noticed else 'NOT NOTICED by ' + one.test}", flush=True)
-    print(f"{unnoticed} of {len(chosen)} breaks unnoticed")
-    return int(unnoticed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

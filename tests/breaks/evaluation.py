@@ -1,24 +1,20 @@
-"""Break each rule of the evaluation once, and name the tests that notice: tests/mutate.py on the benchmarks' scores.
+"""Each rule of the evaluation and of the benchmarks' scores, wrong.
 
-    python tests/mutate_eval.py              # all of them: many minutes
-    python tests/mutate_eval.py We-Math      # the breaks whose name holds this word
-
-The copy that is broken has no sample data beside it: what is noticed, is noticed without. Not collected by pytest.
+The copy that is broken has no sample data beside it: what is noticed, is noticed without.
 """
 
 from __future__ import annotations
 
-import sys
-
-import mutate
-from mutate import Break
+from breaks import Break, table
 
 TESTS = ("scoring", "pairs", "overlap", "evaluate")
 METRICS, SCORE, PREPARED = "scoring/metrics.py", "scoring/score.py", "scoring/prepared.py"
 WEMATH, DYNAMATH, LETTERED = "scoring/wemath.py", "scoring/dynamath.py", "scoring/lettered.py"
 VISTA, VISION, ARITHMETIC = "scoring/mathvista.py", "scoring/mathvision.py", "scoring/arithmetic.py"
 
-BREAKS = (
+BREAKS = table(
+    "vlm_rl",
+    [f"tests/test_{name}.py" for name in TESTS],
     # -- sums over samples and questions
     Break(
         "avg@k: best of k",
@@ -350,7 +346,3 @@ BREAKS = (
         "            late.result = partial(after, item, ready, made)\n            finishing = [late]",
     ),
 )
-
-if __name__ == "__main__":
-    mutate.TESTS, mutate.BREAKS = TESTS, BREAKS
-    sys.exit(mutate.main(*sys.argv[1:]))
