@@ -141,12 +141,12 @@ def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view
         page.locator("#lengths figure:has-text('How many tokens') g.k0 rect").first.click()
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.wait_for_function("location.search.includes('low=')")
-        link, shown = page.url, (page.inner_text("#count"), page.inner_text("#problem .id"), titles(page))
+        link, shown = page.url, (page.inner_text("#count .count"), page.inner_text("#problem .id"), titles(page))
         assert "of 24 problems pass the filters" in shown[0]
     with visit(link.removeprefix(served.url)) as found:
         page = found.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
-        assert (page.inner_text("#count"), page.inner_text("#problem .id"), titles(page)) == shown
+        assert (page.inner_text("#count .count"), page.inner_text("#problem .id"), titles(page)) == shown
 
 
 @pytest.mark.slow
@@ -210,13 +210,13 @@ def test_filters_by_hand_and_back(visit):
         page.click("#filters button")
         page.get_by_label("Against the baseline").click()
         page.get_by_role("option", name="became right").click()
-        page.wait_for_function("document.querySelector('#count').innerText.includes('pass the filters')")
+        page.wait_for_function("document.querySelector('#count .count').innerText.includes('pass the filters')")
         assert page.locator("#problem .chip:has-text('became right')").count() == 1
         page.fill(TEXT, "a text that is nowhere")
         page.press(TEXT, "Enter")
         page.wait_for_selector("#problem .missing")
         page.click("#problem .missing button")  # the empty state says what to do, and does it
-        page.wait_for_function("document.querySelector('#count').innerText.startsWith('24 problems')")
+        page.wait_for_function("document.querySelector('#count .count').innerText.startsWith('24 problems')")
         assert page.input_value(TEXT) == ""
 
 
