@@ -209,12 +209,16 @@ def test_names_of_evaluation_sets_are_checked_first(toys: Toys, folders: list[st
 
 def test_dynamic_sampling_goes_on_when_nothing_is_left(toys: Toys) -> None:
     """A random model is never right: every group is dropped, the weights stay, the run ends well."""
-    run = toys.train_run(
+    config = toys.config(
         "dapo-nothing",
         model={"path": str(toys.random_model)},
         algorithm={"name": "dapo", "max_sampling_rounds": 2},
         train={"steps": 2},
     )
+    result = toys.runner("train", str(config))
+    assert result.code == 0, result.output[-3000:]
+    assert result.output.count("0 of 4 prompts after 2 rounds of sampling: the step trains on what it has") == 2
+    run = toys.run("dapo-nothing")
     assert [record["data/skipped"] for record in run.metrics()] == [8.0, 16.0]  # 4 prompts, 2 rounds
     assert run.metrics()[-1]["data/trained"] == 0
     found = newest_verified(run.path / "checkpoints")

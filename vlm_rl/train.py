@@ -72,15 +72,16 @@ def train_step(s: Session) -> None:
     with timings.phase("sync"):
         s.sampler.wake()
         s.sync_weights()
-    s.belief = update_belief(s.belief, accuracy, **s.belief_settings)
+    if accuracy is not None:  # every response may have been dropped
+        s.belief = update_belief(s.belief, accuracy, **s.belief_settings)
     s.step += 1
     record(s, groups, weights, results, timings)
     s.save_if_due()
     s.stop_if_asked(s.state())
 
 
-def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
-    """A batch of graded groups with advantages, and the accuracy of all that was graded for it.
+def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float | None]:
+    """A batch of graded groups with advantages, and the accuracy of all that was graded for it, if anything was.
 
     With dynamic sampling (DAPO, arXiv 2503.14476, equation 11) groups that are all right or all wrong
     are dropped and as many prompts drawn again, at most algorithm.max_sampling_rounds times; then
@@ -98,14 +99,17 @@ def collect_groups(s: Session, timings: Timings) -> tuple[list[Group], float]:
             correct = judged(rewards)
             verdicts += correct
             if s.algorithm.dynamic_sampling and len(set(correct)) <= 1:
-                s.ledger.skipped["all_right" if any(correct) else "all_wrong"] += 1
+                s.ledger.skipped["all_right" if any(correct) else "all_wrong" if correct else "undecided"] += 1
             else:
                 kept.append(Group(problem, rollouts, rewards, np.zeros(len(rollouts))))
         if len(kept) == wanted:
             break
     s.ledger.trained += len(kept)
     s.ledger.check()
-    return with_advantages(s, kept), pass_rate(verdicts)
+    if len(kept) < wanted:
+        text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
+        s.recorder.line.note(f"step {s.step + 1}  {text}")
+    return with_advantages(s, kept), pass_rate(verdicts) if verdicts else None
 
 
 def judged(rewards: Sequence[Reward]) -> list[bool]:
