@@ -18,6 +18,8 @@ _INTEGER = re.compile(r"[-−+]?(\d+|\d{1,3}(,\d{3})+)")
 _FLOAT = re.compile(r"[-−+]?(\d*\.\d+|\d{1,3}(,\d{3})+\.\d+)")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_TIME_OF_DAY = re.compile(r"\d{1,2}(:\d{2}){0,2} ?(?i:[ap]\.? ?m\.?)")
+_OR = re.compile(r",? (?:and|or) |,? ?\\(?:text|mathrm|mbox) ?\{ ?(?:and|or) ?\} ?|\\(?:lor|vee)(?![A-Za-z])")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "max", "min", "lim"}
 # An option's label: "(A)" anywhere, or "A." "A:" "A)" at the start of a word.
 _LABELS = (
@@ -83,8 +85,8 @@ def unwrap_gold(answer: str) -> str | None:
 def infer_answer_type(answer: str) -> AnswerType:
     """The type of an unwrapped gold, from its form alone.
 
-    One letter A to J is a choice; a comma list of mathematics without brackets is a list; words are
-    text; everything else that is no plain number is an expression (units and percentages too).
+    One letter A to J is a choice; mathematics between commas, "or" or "and", without brackets, is a list; words
+    and times of day are text; everything else that is no plain number is an expression (units and percentages too).
     """
     text = answer.strip()
     if _LETTER.fullmatch(text):
@@ -94,9 +96,9 @@ def infer_answer_type(answer: str) -> AnswerType:
     if _FLOAT.fullmatch(text):
         return "float"
     plain = _TEXT_COMMAND.sub(r"\1", text)
-    if _is_words(plain):
+    if _is_words(plain) or _TIME_OF_DAY.fullmatch(plain):
         return "text"
-    parts = split_list(text)
+    parts = split_list(_OR.sub(", ", text))
     if len(parts) > 1 and not any(_is_words(part) for part in parts):
         return "list"
     return "expression"

@@ -110,7 +110,7 @@ class RewardConfig(Section):
     overlong_factor: NonNegativeFloat = 0.3
     """The penalty at max_tokens: 0.3 is LUSPO's, 1.0 DAPO's (for rewards of +1 and -1; halve it for 1 and 0)."""
     coin: NonNegativeFloat = 0.0
-    """Weight of a fair coin that knows nothing of the response: a control, under which nothing should drift."""
+    """Weight of a fair coin that knows nothing of the response: a control, under which no length should drift."""
     repetition: NonNegativeFloat = 0.0
     """Largest penalty for repeated n-grams of tokens, reached where all repeat; 0 switches it off."""
     repetition_ngram: PositiveInt = 20

@@ -12,6 +12,7 @@ from vlm_rl.units import quantity
 
 EQUALS = frozenset("=")
 _COLON = frozenset(":")
+_TIME_OF_DAY = re.compile(r"[0-9] ?[AaPp]\.? ?[Mm]\.?$")
 _LABEL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
     r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
@@ -61,8 +62,8 @@ def same_curve(golds: list[str], answers: list[str]) -> bool:
 
 
 def ratio(text: str) -> list[str] | None:
-    """The terms of `3:4:5` or `3 to 4`, at least two closed forms; None for anything else."""
-    if ":" not in text and " to " not in text:
+    """The terms of `3:4:5` or `3 to 4`, at least two closed forms; None for anything else, a time of day too."""
+    if (":" not in text and " to " not in text) or _TIME_OF_DAY.search(text):
         return None
     terms = split_top(_TO.sub(":", text), _COLON)
     return terms if len(terms) > 1 and all(map(parse_closed_form, terms)) else None

@@ -22,7 +22,10 @@ ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
 
 
 def grade_one(row: Mapping[str, Any], *, template: str, infer_type: InferType) -> None:
-    """Print extraction, path, verdict and reason of one response."""
+    """Print extraction, path, verdict and reason of one response. Raises UserError where one is missing."""
+    for key in ("gold", "response"):
+        if key not in row:
+            raise UserError(f"--{key} is missing; give --gold and --response, or --file and --out")
     with Grader() as grader:
         (grade,) = grader.grade_many([_task(row, "the arguments", _template(template), infer_type)])
     print(f"extracted: {grade.extracted}\npath: {grade.path}\nverdict: {grade.verdict}\nreason: {grade.reason}")

@@ -13,7 +13,7 @@ _UNIT_NAMES = {
     "m": "m meter metre", "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre",
     "dm": "dm decimeter decimetre", "km": "km kilometer kilometre", "nm": "nm nanometer nanometre",
     "um": "um micrometer micrometre micron", "ha": "ha hectare", "acre": "acre", "light year": "ly",
-    "in": "inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
+    "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
     "g": "g gram gramme", "kg": "kg kilogram kilo", "mg": "mg milligram", "lb": "lb lbs pound", "oz": "oz ounce",
     "t": "tonne ton", "s": "s sec second", "min": "min minute", "h": "h hr hour", "ms": "ms millisecond",
     "day": "day", "week": "week", "month": "month", "year": "year yr",
@@ -143,7 +143,11 @@ def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
                 unit = name.lower().removesuffix("s")
             exponents[unit] = exponents.get(unit, 0) + side * power * int(exponent.removesuffix("}") or 1)
             power, last = 1, unit
-    return None if power != 1 or (not exponents and not _NO_UNIT & set(text.split())) else exponents
+    return (
+        None
+        if power != 1 or (not exponents and not _NO_UNIT & {word.partition("^{")[0] for word in text.split()})
+        else exponents
+    )
 
 
 def _chinese_unit(name: str) -> Unit:
