@@ -20,6 +20,7 @@ import pytest
 from conftest import shared_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import children_of
 
 import vlm_rl
 from vlm_rl.answers import Grader, GradeTask
@@ -572,7 +573,7 @@ def test_the_workers_environment_is_empty(judge: SymbolicJudge, monkeypatch: pyt
     monkeypatch.setenv("SOME_API_TOKEN", "very-secret")
     assert judge.decide([("equal", r"\sqrt{8}", r"2\sqrt{2}")]) == [("ok", True)]
     assert judge._server is not None
-    processes = [judge._server.pid, *_children(judge._server.pid)]
+    processes = [judge._server.pid, *children_of(judge._server.pid)]
     assert len(processes) >= 2
     for process in processes:
         environment = Path(f"/proc/{process}/environ").read_text().split("\0")
@@ -582,20 +583,11 @@ def test_the_workers_environment_is_empty(judge: SymbolicJudge, monkeypatch: pyt
         assert "PYTHONHASHSEED=0" in environment  # the same text takes the same way every time
 
 
-def _children(pid: int) -> list[int]:
-    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
-        int(c)
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-        if thread.name != str(pid)
-        for c in (thread / "children").read_text().split()
-    ]
-
-
 def test_closing_leaves_no_process() -> None:
     judge = SymbolicJudge(workers=2, timeout=1.0)
     judge.decide([("value", r"\sqrt{4}")])
     assert judge._server is not None
-    processes = [judge._server.pid, *_children(judge._server.pid)]
+    processes = [judge._server.pid, *children_of(judge._server.pid)]
     judge.close()
     deadline = time.monotonic() + 60  # the kernel is not obliged to be done with a killed process at once
     while (alive := [pid for pid in processes if _runs(pid)]) and time.monotonic() < deadline:

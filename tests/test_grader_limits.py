@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import children_of
 
 from vlm_rl.answers import Grader, GradeTask, _grade
 from vlm_rl.prefilter import Undecided, refuse_explosive, refuse_long
@@ -156,8 +157,7 @@ def judge() -> Iterator[SymbolicJudge]:
 def workers(judge: SymbolicJudge) -> list[int]:
     """The process ids of the server's children."""
     assert judge._server is not None
-    threads = Path(f"/proc/{judge._server.pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    return children_of(judge._server.pid)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -280,8 +280,7 @@ def test_no_process_outlives_its_owner(state: str) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER, state], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         server, child = map(int, owner.stdout.readline().split())
-        children = Path(f"/proc/{server}/task").glob("*/children")
-        processes = [server, *(int(pid) for path in children for pid in path.read_text().split())]
+        processes = [server, *children_of(server)]
         assert len(processes) == 2
         if state == "busy":
             assert eventually(lambda: cpu_ticks(processes[1]) > 50)
