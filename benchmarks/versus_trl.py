@@ -287,13 +287,33 @@ def trl_batch(groups: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def trl_settings(**more: Any) -> Any:
+    """TRL's configuration of a comparison: one CPU, no KL term, a constant rate, nothing saved or reported."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        use_cpu=True,
+        bf16=False,
+        beta=0.0,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        max_steps=100,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **more,
+    )
+
+
 def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
     """An optimizer step of GRPOTrainer.train for each line of standard input."""
     sys.modules["vllm"] = None  # type: ignore[assignment]  # unused here; to TRL it is not installed
     import torch
     from datasets import Dataset
     from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     path = folder / point.model
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
@@ -328,10 +348,8 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
             if "grad_norm" in logs:
                 report(self.begun, self.ended, before, trainer.loss, float(logs["grad_norm"]))
 
-    settings = GRPOConfig(
+    settings = trl_settings(
         output_dir=str(folder / f"trl-{os.getpid()}"),
-        use_cpu=True,
-        bf16=False,
         gradient_checkpointing=point.checkpointing,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=point.responses // micro_batch,
@@ -341,16 +359,7 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
         importance_sampling_level=level,
         epsilon=rule.clip_low,
         epsilon_high=rule.clip_high,
-        beta=0.0,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
         weight_decay=0.0,
-        max_grad_norm=1.0,
-        max_steps=100,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
     )
     prompts = Dataset.from_list([{"prompt": [{"role": "user", "content": "-"}]}] * 100)
     trainer = Given(

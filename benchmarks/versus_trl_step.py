@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from learner import peak_mib
-from versus_trl import LR, Worker, now
+from versus_trl import LR, Worker, now, trl_settings
 
 MICRO_BATCHES = (1, 8)  # rows of TRL's
 ROUNDS = 3
@@ -164,7 +164,7 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
     import torch
     from datasets import load_dataset
     from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     from vlm_rl.prompts import PromptBuilder
     from vlm_rl.templates import TEMPLATES
@@ -201,10 +201,8 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
 
         seen = 0.0
 
-    settings = GRPOConfig(
+    settings = trl_settings(
         output_dir=str(folder / f"trl-{micro_batch}"),
-        use_cpu=True,
-        bf16=False,
         gradient_checkpointing=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=point.prompts * point.responses // micro_batch,
@@ -212,15 +210,6 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
         max_completion_length=point.tokens,
         generation_kwargs={"suppress_tokens": list(banned)},  # an image's placeholder in a response stops it
         loss_type="grpo",
-        beta=0.0,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        max_grad_norm=1.0,
-        max_steps=100,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
     )
     before = peak_mib()
     trainer = GRPOTrainer(

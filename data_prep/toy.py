@@ -44,7 +44,6 @@ PHRASINGS = (
 )
 
 Style = Literal["guess", "partial", "full", "check", "broken"]
-STYLES: tuple[Style, ...] = ("guess", "partial", "full", "check", "broken")
 MIXTURE: dict[Style, float] = {"guess": 0.62, "partial": 0.1, "full": 0.1, "check": 0.1, "broken": 0.08}
 """The warm start's second phase: mostly guesses, with every careful style in reach."""
 

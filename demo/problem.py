@@ -13,7 +13,7 @@ from demo.library import Checkpoint
 from demo.mathtext import math_html, value_html
 from demo.table import DIFFICULTIES, Table
 from demo.view import FLAGS, View
-from vlm_rl.cards import VERDICT_MARKS, data_uri, escape, split_response
+from vlm_rl.cards import VERDICT_MARKS, data_uri, escape, name_images, split_response
 
 _PIPS = 200  # problems of the strip at a time
 
@@ -72,8 +72,7 @@ def problem_html(record: Mapping[str, Any], images: Sequence[bytes], *, base_rat
     pictures = "".join(_picture(image, number) for number, image in enumerate(images, 1))
     missing = "the image is neither stored with these results nor in a prepared set here"
     question = str(record["question"] or "")
-    for number in range(1, question.count("<image>") + 1):
-        question = question.replace("<image>", "" if len(images) < 2 else f"[image {number}]", 1)
+    question = name_images(question, len(images))
     facts = [escape(str(record["problem_id"])), *([missing] if record["image_sha256"] and not images else [])]
     if record["category"]:
         facts.append(escape(str(record["category"])))

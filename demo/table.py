@@ -24,7 +24,6 @@ DIFFICULTIES = {
     "mostly": (1.0 - 1e-9, "below 100 %"),
     "always": (1.0, "always solved"),
 }
-_LAST_CLASS = list(DIFFICULTIES)[-1]
 
 
 @dataclass(frozen=True, eq=False)

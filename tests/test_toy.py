@@ -18,7 +18,6 @@ from data_prep.toy import (
     FORCED_SCAN,
     MIXTURE,
     PHRASINGS,
-    STYLES,
     is_held_out,
     make_problems,
     render,
@@ -116,7 +115,7 @@ def test_files_repeat_byte_for_byte(folder, tmp_path):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", list(MIXTURE))
 def test_format_is_perfect_except_in_the_broken_style(style):
     rng = np.random.default_rng(0)
     responses = [trace(problem, style, rng) for problem in PROBLEMS]
@@ -170,7 +169,9 @@ def test_every_word_is_one_token_and_the_lengths_follow():
         words = phrasing.format("red").split()
         assert len(tokenizer(phrasing.format("red")).input_ids) == len(words) + 1  # the final mark
     rng = np.random.default_rng(0)
-    lengths = {style: {len(tokenizer(trace(p, style, rng)).input_ids) + 1 for p in PROBLEMS[:50]} for style in STYLES}
+    lengths = {
+        style: {len(tokenizer(trace(p, style, rng)).input_ids) + 1 for p in PROBLEMS[:50]} for style in MIXTURE
+    }
     # <think> </think> <answer> \boxed{ digit } </answer> end: 8; a scan adds 9 * 3, a check 1 + 27.
     assert lengths["guess"] == {8 + 1}
     assert lengths["full"] == {8 + 27}

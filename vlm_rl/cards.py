@@ -129,9 +129,7 @@ def problem_html(example: Example) -> str:
     pictures = "".join(_picture(image, number) for number, image in enumerate(example.images, 1))
     if not example.images:
         pictures = '<p class="quiet">no image stored with this record</p>'
-    question = example.question
-    for number in range(1, question.count("<image>") + 1):
-        question = question.replace("<image>", "" if len(example.images) < 2 else f"[image {number}]", 1)
+    question = name_images(example.question, len(example.images))
     category = f"<span class='quiet'> · {escape(example.category)}</span>" if example.category else ""
     return (
         f"<div class='card problem'><div class='pictures'>{pictures}</div>"
@@ -139,6 +137,13 @@ def problem_html(example: Example) -> str:
         f"<p class='gold'>right answer <b>{escape(example.gold)}</b></p>"
         f"<p class='quiet id'>{escape(example.problem_id)}{category}</p></div>"
     )
+
+
+def name_images(question: str, num_images: int) -> str:
+    """The question for readers: its markers numbered, or gone where there is one image at most."""
+    for number in range(1, question.count("<image>") + 1):
+        question = question.replace("<image>", "" if num_images < 2 else f"[image {number}]", 1)
+    return question
 
 
 def sample_html(sample: Sample, title: str) -> str:

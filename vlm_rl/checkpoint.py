@@ -242,11 +242,6 @@ def read_manifest(path: Path) -> Manifest:
 # -- what a manifest says ------------------------------------------------------------------------
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of a configuration as plain JSON values (`config.model_dump(mode="json")`)."""
-    return _sha256(_dump(config))
-
-
 def code_version() -> str:
     """The package's version and a hash of its sources, which works without a git checkout too."""
     package = Path(__file__).parent

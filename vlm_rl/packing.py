@@ -76,7 +76,7 @@ class PackedRow:
     ids_T: Tensor
     positions_3T: Tensor  # M-RoPE: temporal, height, width
     layout: Layout
-    vision: Mapping[str, Tensor]  # opaque model inputs of all images of the row; {} for text
+    vision: Mapping[str, Tensor]  # of all images of the row: opaque model inputs, or image_features; {} for text
     predictor_K: Tensor  # int64, the row position whose hidden state predicts response token k
     target_K: Tensor  # int64, the response tokens themselves
     loss: LossInputs

@@ -106,13 +106,7 @@ class TransformersSampler:
         seeds = [response_seed(seed, step, prompt.problem_id, 0)]
         noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
         for t in range(params.max_tokens):
-            scaled = process_logits(
-                encoded.logits,
-                banned=self._banned,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-            )
+            scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[:, t])
             yield int(tokens)
             if t + 1 == params.max_tokens or bool(torch.isin(tokens, self._eos)):
@@ -189,6 +183,16 @@ class TransformersSampler:
         )
         return output.logits[:, -1]
 
+    def _scaled(self, logits: Tensor, params: SamplingParams) -> Tensor:
+        """The logits [B, V] of the distribution that is drawn from."""
+        return process_logits(
+            logits,
+            banned=self._banned,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+        )
+
     def _decode(
         self, encoded: _Encoded, params: SamplingParams, seeds: list[int]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -201,13 +205,7 @@ class TransformersSampler:
         rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
         alive = torch.ones_like(rows, dtype=torch.bool)
         for t in range(params.max_tokens):
-            scaled = process_logits(
-                encoded.logits,
-                banned=self._banned,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-            )
+            scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[rows, t])
             ids[rows, t] = tokens
             logprobs[rows, t] = log_probs(scaled, tokens)
