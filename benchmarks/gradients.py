@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/gradients.py                # 1 and 2 ranks, ZeRO 0 to 3
     OMP_NUM_THREADS=1 python benchmarks/gradients.py --ranks 1 --stages 0 2
 
-The same five groups, with images and without, as 1, 2, 4 and 8 rows in different orders; each number is
-the largest ||g - g0|| / ||g0|| of its column, g0 being the gradient of one row on one rank without ZeRO.
-The cases are those of tests/learner_worker.py, where the tests also hold g0 against the papers' equations.
+Eight algorithms, each with and without HA-DW, KL and entropy, and a frozen vision tower: 64 variants. The
+same five groups, with images and without, as 1, 2, 4 and 8 rows in different orders; each number is the
+largest ||g - g0|| / ||g0|| of its column, g0 being the gradient of one row on one rank without ZeRO. The
+cases are those of tests/learner_worker.py, where the tests also hold g0 against the papers' equations.
 Exits with 1 if a number is above 1e-5.
 """
 
@@ -17,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +38,16 @@ def gradients(model: Path, ranks: int, stage: int, folder: Path) -> Found:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*command, str(WORKER), str(model), str(stage), str(out), "every_algorithm"],
+        [*command, str(WORKER), str(model), str(stage), str(out), "every_variant"],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=3600,
         check=False,
     )
     if done.returncode:
         raise SystemExit(done.stderr[-4000:])
-    return torch.load(out, weights_only=False)["every_algorithm"]
+    return torch.load(out, weights_only=False)["every_variant"]
 
 
 def difference(result: dict[str, Any], reference: dict[str, Any]) -> float:
@@ -61,7 +63,6 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
     options = parser.parse_args()
-    worst = 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_tiny_model(folder / "model")
@@ -73,12 +74,20 @@ def main() -> int:
             for rule, result in found.items():
                 table[rule].append(difference(result, reference[rule]))
     heads = [f"{ranks} rank{'s' * (ranks > 1)}, ZeRO {stage}" for ranks, stage in columns]
-    print(" " * 17 + "  ".join(f"{head:>15}" for head in heads))
-    for rule, numbers in table.items():
-        print(f"{rule:<17}" + "  ".join(f"{number:>15.1e}" for number in numbers))
-        worst = max(worst, *numbers)
+    show("", heads)
+    for variant, numbers in table.items():
+        show(variant, [f"{number:.1e}" for number in numbers])
+    print("\nThe largest over the variants of each algorithm:")
+    for rule in dict.fromkeys(variant.partition("+")[0] for variant in table):
+        of_rule = [numbers for variant, numbers in table.items() if variant.partition("+")[0] == rule]
+        show(rule, [f"{max(column):.1e}" for column in zip(*of_rule, strict=True)])
+    worst = max(max(numbers) for numbers in table.values())
     print(f"largest: {worst:.1e} of the gradient's norm")
-    return int(worst > LIMIT)
+    return int(not worst <= LIMIT)
+
+
+def show(name: str, cells: Sequence[str]) -> None:
+    print(f"{name:<32}" + "  ".join(f"{cell:>15}" for cell in cells))
 
 
 if __name__ == "__main__":

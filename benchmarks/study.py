@@ -36,6 +36,15 @@ COLUMNS = {  # measure -> title, as a share or in tokens
     "train_length": "training length",
     "train_length_change": "change of training length",
 }
+INSIDE = {  # curve -> title, first -> last tenth of the steps
+    "heldout_accuracy/heldout": "held-out accuracy, %",
+    "length/group_cv": "variation of length in a group",
+    "length/sign_gap": "length, A > 0 minus A < 0",
+    "gradient_mass/positive/shortest": "mass, A > 0, shortest, %",
+    "gradient_mass/positive/longest": "mass, A > 0, longest, %",
+    "gradient_mass/negative/shortest": "mass, A < 0, shortest, %",
+    "gradient_mass/negative/longest": "mass, A < 0, longest, %",
+}
 CONTROLS = ("coin", "short")
 ACCENT, MUTED, INK = "#2f6fb7", "#8a8f98", "#44484f"
 GRID = "#e3e7ed"
@@ -63,6 +72,8 @@ def _known(tree: Any) -> Any:
     """The same with NaN for null: a number that does not exist yet, in a study that has not come to its end."""
     if isinstance(tree, dict):
         return {key: _known(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_known(value) for value in tree]
     return math.nan if tree is None else tree
 
 
@@ -81,8 +92,27 @@ def tables(results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def inside(results: Results) -> str:
+    """How the quantities that explain length moved, means over the seeds: first tenth of the steps -> last."""
+    ends: dict[str, dict[str, list[list[float]]]] = {}
+    for run in results["runs"]:
+        for name, pair in run["first_and_last"].items():
+            ends.setdefault(run["rule"], {}).setdefault(name, []).append(pair)
+    rows = [[f"`{rule}`", *(_moved(ends[rule].get(name, []), name) for name in INSIDE)] for rule in ends]
+    return _markdown(["rule", *INSIDE.values()], rows)
+
+
+def _moved(pairs: list[list[float]], name: str) -> str:
+    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if not known:
+        return ""
+    first, last = (_scale(name) * sum(ends) / len(ends) for ends in zip(*known, strict=True))
+    digits = 0 if _scale(name) > 1 else 2 if name == "length/group_cv" else 1
+    return f"{first:.{digits}f} → {last:.{digits}f}"
+
+
 def _scale(measure: str) -> float:
-    return 100.0 if "accuracy" in measure else 1.0
+    return 100.0 if "accuracy" in measure or "mass" in measure else 1.0
 
 
 def _final(one: Mapping[str, float], measure: str) -> str:
@@ -143,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     everything = load(options.results)
     for name, results in everything.items():
-        print(f"### {STUDIES[name]}\n\n{tables(results)}\n")
+        print(f"### {STUDIES[name]}\n\n{tables(results)}\n\n{inside(results)}\n")
     if options.out:
         draw(everything, options.out)
 

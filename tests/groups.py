@@ -7,7 +7,9 @@ the unmodified transformers model with its own positions and its own attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ def noise_image(width: int, height: int, seed: int) -> Image.Image:
 
 def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> Prompt:
     """A prompt straight from the Hugging Face processor; one placeholder per image is put first."""
-    processor = AutoProcessor.from_pretrained(model)
+    processor = _processor(model)
     rendered = "<|vision_start|><|image_pad|><|vision_end|>" * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
@@ -40,6 +42,11 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
         images=tuple(images),
         vision=vision,
     )
+
+
+@cache
+def _processor(model: Path) -> Any:
+    return AutoProcessor.from_pretrained(model)
 
 
 def random_group(

@@ -8,10 +8,13 @@ plain numbers and tensors; what they must be is the test's business.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from copy import deepcopy
+from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,17 @@ def banned_ids(config: Any) -> list[int]:
     return [config.image_token_id, config.video_token_id]
 
 
+@cache
+def fresh_model(model: Path) -> Any:
+    """Read once; every case takes a copy."""
+    return load_model(model, dtype=torch.float32)
+
+
+@cache
+def five_groups(model: Path) -> list[TrainGroup]:
+    return make_groups(model, fresh_model(model).config)
+
+
 def make_groups(model: Path, config: Any) -> list[TrainGroup]:
     """Five groups: unequal prompts and images, one of them text only."""
     texts = ["How many?", "How many red squares are there, and why?"]
@@ -64,7 +78,7 @@ class Case:
     def __init__(
         self, model: Path, stage: int, *, freeze_vision: bool = False, checkpointing: bool = False, **config: Any
     ) -> None:
-        network = load_model(model, dtype=torch.float32)
+        network = deepcopy(fresh_model(model))
         self.model = model
         self.policy_bans = banned_ids(network.config)
         self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
@@ -74,7 +88,7 @@ class Case:
             self.policy.enable_checkpointing()
         settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
         self.learner = Learner(self.policy, TrainConfig(**settings), total_optimizer_steps=STEPS)
-        self.groups = make_groups(model, network.config)
+        self.groups = five_groups(model)
         self.start = self.weights()
 
     def weights(self) -> dict[str, Tensor]:
@@ -269,21 +283,34 @@ def aborts(model: Path, stage: int) -> dict[str, Any]:
 
 # -- every algorithm -------------------------------------------------------------------------------
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    **{name: {"algorithm": name} for name in ALGORITHMS},
-    "luspo+hadw": {"algorithm": "luspo", "hadw": True},
-    "ba+hadw": {"algorithm": "ba", "hadw": True},
-    "gspo+kl+entropy": {"algorithm": "gspo", "kl_coef": 0.2, "entropy_coef": 0.1},
-    "grpo+frozen": {"algorithm": "grpo", "freeze_vision": True},
+# What each variant adds to its algorithm.
+ADDED: dict[str, dict[str, Any]] = {
+    "hadw": {"hadw": True},
+    "kl+entropy": {"kl_coef": 0.2, "entropy_coef": 0.1},
+    "frozen": {"freeze_vision": True},
 }
+# Every algorithm with none, one, two or all of them: 64.
+SUBSETS = [list(subset) for size in range(len(ADDED) + 1) for subset in combinations(ADDED, size)]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "+".join([name, *subset]): {"algorithm": name} | {key: v for one in subset for key, v in ADDED[one].items()}
+    for name in ALGORITHMS
+    for subset in SUBSETS
+}
+# With none and with all of them: 16.
+BARE_OR_FULL = [name for name in VARIANTS if name.count("+") in (0, "+".join(ADDED).count("+") + 1)]
 BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
 MAX_TOKENS = 16
 GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient
 
 
-def every_algorithm(model: Path, stage: int) -> dict[str, Any]:
+def every_variant(model: Path, stage: int) -> dict[str, Any]:
     """The gradient of each rule from rows of each budget, groups in another order each time."""
     return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
+
+
+def every_algorithm(model: Path, stage: int) -> dict[str, Any]:
+    """Each rule alone and with everything: building engines under ZeRO 3 takes too long for all variants."""
+    return {name: _gradients(model, stage, BUDGETS, **VARIANTS[name]) for name in BARE_OR_FULL}
 
 
 def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
@@ -364,9 +391,7 @@ def weigh(
 def plain_log_probs(case: Case) -> list[list[np.ndarray]]:
     """Of every response under the starting weights, on every rank, without DeepSpeed."""
     if not _PLAIN:
-        policy = Policy(
-            load_model(case.model, dtype=torch.float32), banned_ids=case.policy_bans, temperature=TEMPERATURE
-        )
+        policy = Policy(deepcopy(fresh_model(case.model)), banned_ids=case.policy_bans, temperature=TEMPERATURE)
         for index in range(len(case.groups)):
             (row,) = case.pack([[Chunk(index, (0, 1, 2, 3))]], case.groups)
             with torch.no_grad():
@@ -386,8 +411,9 @@ def perturb(network: torch.nn.Module) -> None:
             parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
 
 
+@cache
 def perturbed_reference(model: Path, stage: int) -> Reference:
-    network = load_model(model, dtype=torch.float32)
+    network = deepcopy(fresh_model(model))
     perturb(network)
     policy = Policy(network, banned_ids=banned_ids(network.config), temperature=TEMPERATURE)
     return Reference(policy, zero_stage=stage)
@@ -414,12 +440,14 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "aborts": aborts,
     "some_algorithms": some_algorithms,
     "every_algorithm": every_algorithm,
+    "every_variant": every_variant,
 }
 
 
 def main(model: Path, stage: int, out: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     init_ranks()
+    gc.freeze()  # every engine of ZeRO 3 collects garbage: not from what was imported
     found = {name: CASES[name](model, stage) for name in names}
     if rank() == 0:
         torch.save(found, out)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,8 @@ from vlm_rl.ranks import from_main
 
 WORKER = Path(__file__).with_name("learner_worker.py")
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
-ALL = tuple(name for name in CASES if name not in ("some_algorithms", "every_algorithm"))
+GRADIENTS = ("some_algorithms", "every_algorithm", "every_variant")
+ALL = tuple(name for name in CASES if name not in GRADIENTS)
 FEW = (
     "three_steps",
     "many_narrow_rows",
@@ -51,7 +54,11 @@ FEW = (
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
 FAST: list[Start] = [(1, 0, (*ALL, "some_algorithms")), (1, 2, FEW), (2, 3, FEW)]
-SLOW: list[Start] = [(ranks, stage, (*ALL, "every_algorithm")) for ranks in (1, 2) for stage in range(4)]
+SLOW: list[Start] = [
+    (ranks, stage, (*ALL, "every_variant" if stage < 3 else "every_algorithm"))
+    for ranks in (1, 2)
+    for stage in range(4)
+]
 
 _results: dict[Start, dict[str, dict[str, Any]]] = {}
 
@@ -285,9 +292,12 @@ def test_deepspeed_compiles_nothing_at_its_start() -> None:
 # -- every algorithm, against its equation ---------------------------------------------------------
 
 
+Paper = Callable[[str], tuple[float, dict[str, Tensor]]]
+
+
 @pytest.fixture(scope="module")
-def papers(tiny_model: Path) -> dict[str, tuple[float, dict[str, Tensor]]]:
-    """Loss and gradient of every variant, from padded rows of the unmodified model and the papers' sums."""
+def paper(tiny_model: Path) -> Paper:
+    """Loss and gradient of a variant, from padded rows of the unmodified model and the papers' sums."""
     model = load_reference(tiny_model)
     bans = banned_ids(model.config)
     groups = make_groups(tiny_model, model.config)
@@ -297,8 +307,10 @@ def papers(tiny_model: Path) -> dict[str, tuple[float, dict[str, Tensor]]]:
     perturb(other)
     with torch.no_grad():
         reference = padded_logps(other, groups, banned=bans, temperature=TEMPERATURE)
-    found = {}
-    for name, variant in VARIANTS.items():
+
+    @cache
+    def loss_and_gradient(name: str) -> tuple[float, dict[str, Tensor]]:
+        variant = VARIANTS[name]
         rule = ALGORITHMS[variant["algorithm"]]
         weighed = weigh(groups, before, rule, hadw=variant.get("hadw", False))
         logps, entropies = padded_scores(model, groups, banned=bans, temperature=TEMPERATURE)
@@ -312,8 +324,9 @@ def papers(tiny_model: Path) -> dict[str, tuple[float, dict[str, Tensor]]]:
         model.zero_grad()
         loss.backward()
         gradient = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-        found[name] = float(loss.detach()), gradient
-    return found
+        return float(loss.detach()), gradient
+
+    return loss_and_gradient
 
 
 def papers_loss(rule: Algorithm, groups: list[TrainGroup], logps: list[list[Tensor]]) -> Tensor:
@@ -335,12 +348,12 @@ def papers_loss(rule: Algorithm, groups: list[TrainGroup], logps: list[list[Tens
     return equations(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
 
 
-def check_gradients(found, papers) -> None:
+def check_gradients(found: dict[str, Any], paper: Paper) -> None:
     for name, result in found.items():
         assert len(set(result["rows"])) > 1, "all splits were the same"
         assert max(result["gaps"]) <= 1e-5, f"{name}: the gradient depends on the split: {result['gaps']}"
-        loss, gradient = papers[name]
-        is_frozen = VARIANTS[name].get("freeze_vision", False)
+        is_frozen = name.endswith("+frozen")
+        loss, gradient = paper(name.removesuffix("+frozen"))
         wanted = {key: g for key, g in gradient.items() if not (is_frozen and is_vision(key))}
         ours = {key: result["gradient"][key] for key in wanted}
         assert distance(ours, wanted) <= 1e-5, name
@@ -350,19 +363,34 @@ def check_gradients(found, papers) -> None:
 
 
 @over("some_algorithms")
-def test_gradients_equal_the_equations(found, papers) -> None:
-    check_gradients(found["some_algorithms"], papers)
+def test_gradients_equal_the_equations(found, paper) -> None:
+    check_gradients(found["some_algorithms"], paper)
+
+
+@over("every_variant")
+def test_every_gradient_equals_its_equation(found, paper) -> None:
+    assert found["every_variant"].keys() == VARIANTS.keys()
+    check_gradients(found["every_variant"], paper)
 
 
 @over("every_algorithm")
-def test_every_gradient_equals_its_equation(found, papers) -> None:
-    assert found["every_algorithm"].keys() == VARIANTS.keys()
-    check_gradients(found["every_algorithm"], papers)
+def test_every_algorithm_equals_its_equation_alone_and_with_everything(found, paper) -> None:
+    assert len(found["every_algorithm"]) == 2 * len(ALGORITHMS)
+    check_gradients(found["every_algorithm"], paper)
 
 
-def test_the_rules_differ(papers) -> None:
+def test_the_rules_differ(paper) -> None:
     """Gradients that agree would prove nothing: no two rules point the same way at this batch."""
     names = list(ALGORITHMS)
     for index, name in enumerate(names):
         for other in names[:index]:
-            assert distance(papers[name][1], papers[other][1]) > 1e-3, (name, other)
+            assert distance(paper(name)[1], paper(other)[1]) > 1e-3, (name, other)
+
+
+@pytest.mark.parametrize("added", ["hadw", "kl+entropy"])
+def test_what_is_added_to_a_rule_turns_its_gradient(paper, added: str) -> None:
+    assert distance(paper("grpo")[1], paper(f"grpo+{added}")[1]) > 1e-3
+
+
+def test_there_is_a_gradient_for_freezing_to_take_away(paper) -> None:
+    assert any(g.any() for key, g in paper("grpo")[1].items() if is_vision(key))

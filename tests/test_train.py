@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,14 +18,16 @@ from test_diagnostics import RIGHT, WRONG, make_group
 from toy_runs import WORKER, Toys, assert_equal_runs, assert_sound, clean_environment, metrics_of, rollouts_of
 
 from data_prep.prepare import write_problems
+from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.checkpoint import newest_verified
 from vlm_rl.config import Config, parse_config
-from vlm_rl.data import load_set
+from vlm_rl.data import Ledger, load_set
 from vlm_rl.difficulty import Belief
 from vlm_rl.runs import ROLLOUT_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import StaleWeightsError
-from vlm_rl.train import with_advantages
+from vlm_rl.session import Timings
+from vlm_rl.train import collect_groups, with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other
 KNOWN_NAMES = {
@@ -258,6 +260,39 @@ def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
         plain = (rewards - rewards.mean()) / rewards.std(ddof=1)
         expected = plain * 1.3 * np.exp(-np.sign(plain) * gap)
         assert [row["advantage"] for row in group] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 of 4 right (dropped), 1 of 4 (kept), then 0 of 4 in the second round (dropped): 5 of 12."""
+    rounds = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]
+    groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in rounds]
+    drawn, graded = iter(groups), iter(groups)
+    monkeypatch.setattr(train_module, "draw_problems", lambda *_: [group.problem for group in next(drawn)])
+    monkeypatch.setattr(
+        train_module, "sample_and_grade", lambda *_: [(group.rollouts, group.rewards) for group in next(graded)]
+    )
+    ledger = Ledger(drawn=3)
+    s: Any = SimpleNamespace(
+        algorithm=ALGORITHMS["dapo"],
+        config=parse_config(
+            {
+                "out": "x",
+                "model": {"path": "m"},
+                "data": {"train": ["d"]},
+                "algorithm": {"name": "dapo", "max_sampling_rounds": 2},
+                "rollout": {"prompts_per_step": 2},
+                "train": {"mini_batch_prompts": 2},
+            }
+        ),
+        ledger=ledger,
+        step=0,
+        forget_prompts=lambda: None,
+        recorder=SimpleNamespace(line=SimpleNamespace(note=lambda _: None)),
+    )
+    kept, accuracy = collect_groups(s, cast(Timings, None))
+    assert accuracy == pytest.approx(5 / 12)
+    assert [group.rewards for group in kept] == [groups[0][1].rewards]
+    assert ledger.skipped == {"all_right": 1, "all_wrong": 1}
 
 
 def test_a_step_without_groups_has_no_weights_of_difficulty() -> None:

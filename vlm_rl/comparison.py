@@ -23,7 +23,7 @@ from vlm_rl.runs import RunDirectory
 from vlm_rl.statistics import Estimate, estimate, running_mean
 from vlm_rl.study import Planned, Study
 
-NUM_LONG_DECILES = 3  # the longest three tenths of the responses
+NUM_END_DECILES = 3  # tenths of the responses that count as the shortest and as the longest
 
 # Curves read from metrics.jsonl as they are.
 _LOGGED = (
@@ -175,9 +175,12 @@ def _curves(one: RunCurves, planned: Planned) -> dict[str, Curve]:
     ):
         curves[name] = _either(Curve(*one.metric(name)), stored, one)
     for sign in ("positive", "negative"):
-        longest = range(11 - NUM_LONG_DECILES, 11)
-        deciles = [one.metric(f"gradient_mass/{sign}/decile_{decile}") for decile in longest]
-        curves[f"gradient_mass/{sign}/longest"] = Curve(deciles[0][0], np.sum([v for _, v in deciles], axis=0))
+        for name, tenths in (
+            ("shortest", range(1, 1 + NUM_END_DECILES)),
+            ("longest", range(11 - NUM_END_DECILES, 11)),
+        ):
+            deciles = [one.metric(f"gradient_mass/{sign}/decile_{decile}") for decile in tenths]
+            curves[f"gradient_mass/{sign}/{name}"] = Curve(deciles[0][0], np.sum([v for _, v in deciles], axis=0))
     for benchmark, scores in one.scores.items():
         at = np.array([score.step for score in scores], dtype=np.float64)
         curves[f"heldout_accuracy/{benchmark}"] = Curve(at, np.array([score.accuracy for score in scores]))
@@ -229,6 +232,13 @@ def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
+def curve_ends(curve: Curve, name: str, num_steps: int) -> list[float]:
+    """Where a curve begins and ends: means over the first and last tenth of the steps; evaluations as they are."""
+    if name.startswith("heldout_"):
+        return [float(curve.values[0]), float(curve.values[-1])]
+    return [stretch_mean(curve, num_steps, early=early) for early in (True, False)]
+
+
 # -- final values --------------------------------------------------------------------------------
 
 
@@ -276,7 +286,19 @@ def as_json(comparison: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "steps": comparison.num_steps,
         "missing": [{"rule": one.rule, "seed": one.seed, "reason": one.reason} for one in comparison.missing],
         "runs": [
-            {"rule": run.rule, "seed": run.seed, "start": run.start, "final": _plain(run.finals)}
+            {
+                "rule": run.rule,
+                "seed": run.seed,
+                "start": run.start,
+                "final": _plain(run.finals),
+                "first_and_last": {
+                    name: [
+                        float(f"{end:.4g}") if math.isfinite(end) else None
+                        for end in curve_ends(curve, name, comparison.num_steps)
+                    ]
+                    for name, curve in run.curves.items()
+                },
+            }
             for run in comparison.runs
         ],
         "final": {

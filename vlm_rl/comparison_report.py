@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from vlm_rl.cards import escape
 from vlm_rl.charts import Series
-from vlm_rl.comparison import NUM_LONG_DECILES, Comparison, band
+from vlm_rl.comparison import NUM_END_DECILES, Comparison, band
 from vlm_rl.comparison_tables import cell, difference_section, final_section, look, swatch, table, table_row
 from vlm_rl.errors import UserError
 from vlm_rl.figures import Figure, figure_grid, missing
@@ -135,14 +135,14 @@ def _length_section(comparison: Comparison) -> Section:
             _figure(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_label="tokens")
             for name in comparison.benchmarks
         ),
-        _figure(comparison, "length_pull/total", "Pull of the update on expected length", y_label="tokens"),
+        _figure(comparison, "length_pull/total", "Pull of the update on expected length", y_label="each rule's own scale"),
     ]
     caption = f"Generated tokens, the end-of-sequence token included. {_BAND}"
     return Section("Length", caption, whole.html() + figure_grid(figures))
 
 
 def _update_section(comparison: Comparison) -> Section:
-    longest = f"of the longest {NUM_LONG_DECILES} tenths"
+    longest = f"of the longest {NUM_END_DECILES} tenths"
     figures = [
         _figure(comparison, "clip_ratio/low_mean", "Clip fraction, A < 0 (below)", percent=True, from_zero=True),
         _figure(comparison, "clip_ratio/high_mean", "Clip fraction, A > 0 (above)", percent=True, from_zero=True),
@@ -162,7 +162,7 @@ def _update_section(comparison: Comparison) -> Section:
     caption = (
         "Whether the policy changes steadily, still explores, and which responses the update listens to. Gradient "
         "mass: the share of the summed |token weight × advantage|; did every response count alike, the two charts "
-        f"would add up to about {10 * NUM_LONG_DECILES} %. Rules with a sequence ratio clip whole responses."
+        f"would add up to about {10 * NUM_END_DECILES} %. Rules with a sequence ratio clip whole responses."
     )
     return Section("Updates", caption, figure_grid(figures))
 

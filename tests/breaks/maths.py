@@ -6,7 +6,7 @@ from breaks import Break, table
 
 TESTS = ("advantages", "losses", "loss_facts", "difficulty", "rewards", "diagnostics", "policy")
 
-BREAKS = table(
+FACTORS = table(
     "vlm_rl",
     [f"tests/test_{name}.py" for name in TESTS],
     Break(
@@ -118,3 +118,142 @@ BREAKS = table(
         "logp_CV.sub_(entropy_C1)",
     ),
 )
+
+BELIEF = table(
+    "vlm_rl",
+    ["tests/test_difficulty.py", "tests/test_diagnostics.py"],
+    Break("belief: variance for deviation", "difficulty.py", "np.std(belief.history)", "np.var(belief.history)"),
+    Break("belief: no eta", "difficulty.py", "eta * np.std(", "np.std("),
+    Break("belief: spread of accuracies", "difficulty.py", "np.std(belief.history)", "np.std(belief.accuracies)"),
+    Break(
+        "belief: warm-up one step short",
+        "difficulty.py",
+        "belief.num_steps < window",
+        "belief.num_steps + 1 < window",
+    ),
+    Break(
+        "belief: warm-up one step long", "difficulty.py", "belief.num_steps < window", "belief.num_steps <= window"
+    ),
+    Break(
+        "belief: history is never cut",
+        "difficulty.py",
+        "(*belief.history, ability)[-window:]",
+        "(*belief.history, ability)",
+    ),
+    Break("belief: history begins, not ends", "difficulty.py", "accuracy)[-window:]", "accuracy)[:window]"),
+    Break(
+        "belief: moves the wrong way",
+        "difficulty.py",
+        "(1 - step_size) * belief.ability + step_size * accuracy",
+        "step_size * belief.ability + (1 - step_size) * accuracy",
+    ),
+    Break(
+        "belief: no least step",
+        "difficulty.py",
+        "MIN_STEP_SIZE, MAX_STEP_SIZE = 0.01",
+        "MIN_STEP_SIZE, MAX_STEP_SIZE = 0.0",
+    ),
+    Break("belief: no bound on the step", "difficulty.py", "MAX_STEP_SIZE = 0.01, 1.0", "MAX_STEP_SIZE = 0.01, 99.0"),
+    Break("belief: hard is adaptive", "difficulty.py", 'variant == "hard" or ', ""),
+    Break(
+        "belief: steps are not counted",
+        "difficulty.py",
+        "num_steps=belief.num_steps + 1",
+        "num_steps=belief.num_steps",
+    ),
+    Break(
+        "metrics: weight of hard prompts is of easy ones",
+        "diagnostics.py",
+        "np.asarray(pass_rates_P)[:, None] < belief",
+        "np.asarray(pass_rates_P)[:, None] >= belief",
+    ),
+    Break(
+        "metrics: no signal has a weight", "diagnostics.py", "advantages_PG != 0", "advantages_PG == advantages_PG"
+    ),
+    Break(
+        "metrics: clip fraction of responses",
+        "diagnostics.py",
+        'tokens = max(total.get("tokens", 0.0), 1.0)',
+        "tokens = max(len(results), 1.0)",
+    ),
+    Break("metrics: region is one side", "diagnostics.py", "low + high", "high"),
+    Break("metrics: kl of all steps", "diagnostics.py", 'total["kl"] / tokens', 'total["kl"] / len(results)'),
+    Break(
+        "metrics: loss of all steps", "diagnostics.py", 'total["policy_loss"] / len(results)', 'total["policy_loss"]'
+    ),
+    Break("metrics: sign gap reversed", "diagnostics.py", "positive - negative", "negative - positive"),
+    Break("metrics: variation over the batch", "diagnostics.py", "lengths_PG.std(axis=1) /", "lengths_PG.std() /"),
+)
+
+WIRING = table(
+    "vlm_rl",
+    [
+        "tests/test_difficulty.py",
+        *(
+            f"tests/test_train.py::test_{name}"
+            for name in (
+                "advantages_are_the_groups_own",
+                "metrics_agree_with_the_rollouts",
+                "hadw_scales_the_advantages",
+                "the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops",
+                "dynamic_sampling_keeps_mixed_groups_only",
+                "dynamic_sampling_goes_on_when_nothing_is_left",
+                "overlong_filtering_trains_on_no_truncated_response",
+                "an_undecided_response_scores_nothing_or_leaves_its_group",
+                "kl_is_to_the_model_that_the_run_began_with",
+                "the_first_mini_batch_of_a_step_does_not_clip",
+            )
+        ),
+    ],
+    Break(
+        "train: weight of difficulty is divided by", "train.py", "advantages_PG *= phi_PG", "advantages_PG /= phi_PG"
+    ),
+    Break(
+        "train: difficulty from rewards, not verdicts",
+        "train.py",
+        "pass_rate(judged(group.rewards)) for group",
+        "pass_rate([r.total > 0 for r in group.rewards]) for group",
+    ),
+    Break("train: belief of the last round only", "train.py", "verdicts += correct", "verdicts = correct"),
+    Break("train: belief is never moved", "train.py", "s.belief = update_belief(", "update_belief("),
+    Break(
+        "train: belief of kept groups",
+        "train.py",
+        "            verdicts += correct\n",
+        "            verdicts += correct if len(set(correct)) > 1 else []\n",
+    ),
+    Break("train: keeps groups of one verdict", "train.py", "len(set(correct)) <= 1", "len(set(correct)) < 1"),
+    Break("train: a dropped reward counts", "train.py", "math.nan if r.dropped else r.total", "r.total"),
+    Break(
+        "train: a dropped response has tokens",
+        "train.py",
+        "lengths_PG = np.where([[reward.dropped",
+        "lengths_PG = np.where([[False and reward.dropped",
+    ),
+    Break("train: filters what stopped", "train.py", 'r.stop_reason == "length"', 'r.stop_reason != "length"'),
+    Break("train: no old log-probs", "train.py", "if len(mini_batches) > 1:", "if len(mini_batches) > 99:"),
+)
+
+LEARNER = table(
+    "vlm_rl",
+    ["tests/test_learner.py", "-k", "not all and not every"],
+    Break("learner: averaged over ranks", "learner.py", "loss * world_size()", "loss"),
+    Break("learner: averaged over rows", "learner.py", "loss * world_size()", "loss * world_size() / len(rows)"),
+    Break(
+        "learner: reference is the policy", "learner.py", "logp_K, _ = reference.model(", "logp_K, _ = self.engine("
+    ),
+    Break(
+        "packing: a chunk's first advantage for all",
+        "packing.py",
+        "groups[c.group].advantages_G[i]",
+        "groups[c.group].advantages_G[0]",
+    ),
+    Break(
+        "packing: a chunk's first weight for all",
+        "packing.py",
+        "groups[c.group].weights_G[i]",
+        "groups[c.group].weights_G[0]",
+    ),
+)
+
+BREAKS = (*FACTORS, *BELIEF, *WIRING, *LEARNER)
