@@ -396,6 +396,12 @@ def test_the_tables_tell_the_numbers(done, page):
     assert f"{apart['mean']:+.1f}" in page.text and f"{apart['low']:+.1f} to {apart['high']:+.1f}" in page.text
     assert f"{apart['detectable']:.1f}" in page.text
     assert all(sentence in page.text for sentence in tree["words"]) and len(tree["words"]) == 4
+    for run in tree["runs"]:  # the change recorded is that of the ends recorded
+        first, last = run["first_and_last"]["completions/mean_length"]
+        assert last - first == pytest.approx(run["final"]["train_length_change"], abs=0.02)
+        assert run["first_and_last"]["heldout_accuracy/toy-test"][1] == pytest.approx(
+            run["final"]["heldout_accuracy/toy-test"], rel=1e-3
+        )
 
 
 def test_the_published_numbers_hold_no_path(done):

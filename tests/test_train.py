@@ -27,7 +27,7 @@ from vlm_rl.difficulty import Belief
 from vlm_rl.runs import ROLLOUT_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import StaleWeightsError
 from vlm_rl.session import Timings
-from vlm_rl.train import collect_groups, with_advantages
+from vlm_rl.train import collect_groups, weigh, with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other
 KNOWN_NAMES = {
@@ -293,6 +293,21 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
     assert accuracy == pytest.approx(5 / 12)
     assert [group.rewards for group in kept] == [groups[0][1].rewards]
     assert ledger.skipped == {"all_right": 1, "all_wrong": 1}
+
+
+@pytest.mark.parametrize(("masked", "tokens"), [(False, 2 + 3), (True, 3)])
+def test_what_is_dropped_or_filtered_counts_no_token(masked: bool, tokens: int) -> None:
+    """`token` aggregation: 1 over the tokens that count. The one of 5 is dropped, the one of 2 was cut off."""
+    group = make_group([5, 2, 3], [RIGHT, WRONG, RIGHT], [0.0, -1.0, 1.0], cut=[1])
+    rewards = (replace(group.rewards[0], dropped=True), *group.rewards[1:])
+    s: Any = SimpleNamespace(
+        algorithm=replace(ALGORITHMS["grpo"], aggregation="token"),
+        config=parse_config(
+            {"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}, "algorithm": {"mask_truncated": masked}}
+        ),
+    )
+    weights_PG = weigh(s, [replace(group, rewards=rewards)])
+    assert weights_PG[0, 2] == pytest.approx(1 / tokens)
 
 
 def test_a_step_without_groups_has_no_weights_of_difficulty() -> None:

@@ -135,7 +135,9 @@ def _length_section(comparison: Comparison) -> Section:
             _figure(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_label="tokens")
             for name in comparison.benchmarks
         ),
-        _figure(comparison, "length_pull/total", "Pull of the update on expected length", y_label="each rule's own scale"),
+        _figure(
+            comparison, "length_pull/total", "Pull of the update on expected length", y_label="each rule's own scale"
+        ),
     ]
     caption = f"Generated tokens, the end-of-sequence token included. {_BAND}"
     return Section("Length", caption, whole.html() + figure_grid(figures))

@@ -196,6 +196,7 @@ WIRING = table(
                 "metrics_agree_with_the_rollouts",
                 "hadw_scales_the_advantages",
                 "the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops",
+                "what_is_dropped_or_filtered_counts_no_token",
                 "dynamic_sampling_keeps_mixed_groups_only",
                 "dynamic_sampling_goes_on_when_nothing_is_left",
                 "overlong_filtering_trains_on_no_truncated_response",
