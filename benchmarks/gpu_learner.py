@@ -299,6 +299,7 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
     useful = sum(len(g.prompt.ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
     print(
         f"\n{options.size}: {shape}, prompt {len(groups[0].prompt.ids)} tokens, checkpointing {options.checkpointing}"
+        + ", offloaded" * options.offload
     )
     print(f"matrix products: {rate / 1e12:.1f} Tops/s; useful tokens of a step: {useful}")
     print("| way | s a step | useful tokens/s | MFU | peak GiB |\n|---|---|---|---|---|")
@@ -306,7 +307,7 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
         policy = make_policy(config, device, dtype, padded=name == "padded")
         policy.use_flex = name == "flex"
         if options.checkpointing:
-            policy.enable_checkpointing()
+            policy.enable_checkpointing(offload=options.offload)
         optimizer = MasterAdamW(list(policy.model.parameters()))
         way = partial(padded_backward, rows=options.padded_rows) if name == "padded" else shared_backward
         try:
@@ -336,6 +337,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--padded-rows", type=int, default=2, help="rows of a padded micro-batch")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--offload", action="store_true", help="what checkpointing keeps waits in host memory")
     parser.add_argument(
         "--ways", nargs="+", choices=["flex", "blocks", "padded"], default=["flex", "blocks", "padded"]
     )

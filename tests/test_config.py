@@ -204,6 +204,7 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
         (["train.micro_batch_tokens=100"], ["train.micro_batch_tokens (100)", "rollout.max_tokens (4096)"]),
         (["reward.overlong_buffer=5000"], ["reward.overlong_buffer (5000)", "rollout.max_tokens (4096)"]),
         (["eval.samples=4"], ["eval", "greedy", "4"]),
+        (["model.offload_activations=true"], ["offload_activations", "gradient_checkpointing"]),
     ],
 )
 def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, overrides, words) -> None:

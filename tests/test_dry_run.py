@@ -174,6 +174,7 @@ def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
     whole = stack_bytes_per_token(*sizes, checkpointed=False)
     kept = stack_bytes_per_token(*sizes, checkpointed=True)
     assert kept == whole // 28 + 28 * 3584 * 2
+    assert stack_bytes_per_token(*sizes, checkpointed=True, offloaded=True) == whole // 28
 
 
 # -- refusals ----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from groups import load_reference, make_prompt, noise_image, padded_logps, random_group
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from vlm_rl import policy as policy_module
 from vlm_rl.packing import Chunk, TrainGroup, pack_row, plan_rows
@@ -146,6 +148,37 @@ def test_gradient_checkpointing_computes_every_layer_again(tiny_model: Path, ban
         packed_logps(policy, groups, one_row(groups))[0][0].sum().backward()
         calls[checkpointing] = len(count)
     assert calls == {False: 1, True: 2}
+
+
+def test_what_is_offloaded_are_the_layers_inputs_and_no_weights(
+    tiny_model: Path, banned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Tensor] = []
+
+    class Recorded(saved_tensors_hooks):
+        """save_on_cpu, which can be asked what it took."""
+
+        def __init__(self, *, pin_memory: bool) -> None:
+            assert not pin_memory  # there is no GPU to copy to
+            super().__init__(lambda tensor: moved.append(tensor) or tensor.cpu(), lambda tensor: tensor)
+
+    monkeypatch.setattr(policy_module, "save_on_cpu", Recorded)
+    gradients = {}
+    for offload in (False, True):
+        policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=1.0)
+        policy.enable_checkpointing(offload=offload)
+        groups = groups_of("one_image", tiny_model, policy.model.config.text_config.vocab_size, banned)
+        packed_logps(policy, groups, one_row(groups))[0][0].sum().backward()
+        gradients[offload] = [p.grad for p in policy.parameters() if p.grad is not None]
+        if not offload:
+            assert not moved
+    assert all(torch.equal(a, b) for a, b in zip(gradients[True], gradients[False], strict=True))
+    text = policy.model.config.text_config
+    num_tokens = len(groups[0].prompt.ids) + sum(len(rollout.ids) for rollout in groups[0].rollouts)
+    inputs = [tensor for tensor in moved if tensor.shape == (1, num_tokens, text.hidden_size)]
+    assert len(inputs) >= text.num_hidden_layers
+    of_layers = {p.data_ptr() for p in policy.model.model.language_model.layers.parameters()}
+    assert not of_layers & {tensor.data_ptr() for tensor in moved}
 
 
 def test_entropy_is_of_the_banned_and_tempered_distribution(tiny_model: Path, banned: list[int]) -> None:

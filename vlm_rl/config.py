@@ -47,6 +47,18 @@ class ModelConfig(Section):
     freeze_vision: bool = False
     """Keep the vision tower and its merger as they are."""
     gradient_checkpointing: bool = False
+    """Keep the inputs of the layers only, and compute the rest again in the backward pass."""
+    offload_activations: bool = False
+    """Keep those inputs in host memory; on a CPU they are there anyway."""
+
+    @model_validator(mode="after")
+    def _offload_what_is_kept(self) -> ModelConfig:
+        if self.offload_activations and not self.gradient_checkpointing:
+            raise ValueError(
+                "offload_activations moves what gradient_checkpointing keeps: without it, set to false here, "
+                "the weights that every layer keeps for its backward pass would be moved too"
+            )
+        return self
 
 
 class DataConfig(Section):

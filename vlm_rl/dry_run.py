@@ -223,7 +223,13 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> 
     kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
     checkpointed = config.model.gradient_checkpointing
     size = tokens * stack_bytes_per_token(
-        text.hidden_size, kv, text.intermediate_size, text.num_hidden_layers, dtype, checkpointed=checkpointed
+        text.hidden_size,
+        kv,
+        text.intermediate_size,
+        text.num_hidden_layers,
+        dtype,
+        checkpointed=checkpointed,
+        offloaded=config.model.offload_activations,
     )
     if _is_vision(model):
         vision = model.config.vision_config
@@ -236,26 +242,29 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> 
             trained,
             dtype,
             checkpointed=checkpointed,
+            offloaded=config.model.offload_activations,
         )
     return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
 
 def stack_bytes_per_token(
-    hidden: int, kv: int, mlp: int, layers: int, dtype: torch.dtype, *, checkpointed: bool
+    hidden: int, kv: int, mlp: int, layers: int, dtype: torch.dtype, *, checkpointed: bool, offloaded: bool = False
 ) -> int:
     """Bytes per token kept by a stack of decoder layers (RMS norms, grouped attention, gated MLP).
 
     A layer keeps, in units of `hidden`: for each of its two norms the input (in float32, which is the
     residual stream itself where that is float32 already), the normalised value and the output; the
     rotated query, the attention's output and the input of its projection; keys and values; and four
-    times the MLP's width. With checkpointing every layer keeps its input only, and one layer is whole at
-    a time.
+    times the MLP's width. With checkpointing every layer keeps its input only, which may be offloaded to
+    the host, and one layer is whole at a time.
     """
     norm = 4 + 2 * dtype.itemsize
     layer = hidden * (2 * norm + 3 * dtype.itemsize) + 2 * kv * dtype.itemsize + 4 * mlp * dtype.itemsize
     if not layers:
         return 0
-    return layers * hidden * dtype.itemsize + layer if checkpointed else layers * layer
+    if not checkpointed:
+        return layers * layer
+    return layer if offloaded else layers * hidden * dtype.itemsize + layer
 
 
 # -- printing -------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ and again in the backward pass, so that memory is flat in the row's length.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.import_utils import is_flash_attn_2_available
@@ -48,6 +50,7 @@ class Policy(nn.Module):
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
+        self.offloads = False
         self.use_flex = True  # on a GPU; False: blocks of equal prompts, which compile nothing
         model.config.use_cache = False
         if self.is_vision:
@@ -63,7 +66,9 @@ class Policy(nn.Module):
     def has_frozen_vision(self) -> bool:
         return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
 
-    def enable_checkpointing(self) -> None:
+    def enable_checkpointing(self, *, offload: bool = False) -> None:
+        """Keep the layers' inputs alone; with ``offload`` they wait for the backward pass in host memory."""
+        self.offloads = offload
         # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
         # non-reentrant variant takes for a change of shape.
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
@@ -91,14 +96,15 @@ class Policy(nn.Module):
             vision = {"mm_encoder_outputs": {"image": done}}
         elif self.is_vision and not vision:
             vision = self._unused_image(row.ids_T.device)
-        output = self.model.model(
-            input_ids=row.ids_T[None],
-            position_ids=positions,
-            use_cache=False,
-            layout=row.layout,
-            block_mask=attention.flex_mask(row.layout) if self.use_flex and row.ids_T.is_cuda else None,
-            **vision,
-        )
+        with save_on_cpu(pin_memory=row.ids_T.is_cuda) if self.offloads else nullcontext():
+            output = self.model.model(
+                input_ids=row.ids_T[None],
+                position_ids=positions,
+                use_cache=False,
+                layout=row.layout,
+                block_mask=attention.flex_mask(row.layout) if self.use_flex and row.ids_T.is_cuda else None,
+                **vision,
+            )
         return output.last_hidden_state[0]
 
     def _image_features(self, row: PackedRow) -> Tensor:

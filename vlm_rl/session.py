@@ -92,8 +92,8 @@ class Session:
         self._check_context()
         if config.model.freeze_vision:
             self.policy.freeze_vision()
-        if config.model.gradient_checkpointing:
-            self.policy.enable_checkpointing()
+        if (offload := config.model.offload_activations) or config.model.gradient_checkpointing:
+            self.policy.enable_checkpointing(offload=offload)
         mini_batches = -(-config.rollout.prompts_per_step // config.train.mini_batch_prompts)
         self.learner = Learner(self.policy, config.train, total_optimizer_steps=config.train.steps * mini_batches)
         self.reference = self._load_reference(dtype) if config.algorithm.kl_coef else None
