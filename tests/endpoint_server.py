@@ -62,6 +62,21 @@ class Handler(BaseHTTPRequestHandler):
         self._event({"choices": [], "usage": {"completion_tokens": 9}})
         self.wfile.write(b"data: [DONE]\n\n")
 
+    def do_hostile(self, _body: dict[str, Any]) -> None:
+        """Markup, torn in the middle of its tags, in the reasoning and in the answer."""
+        self._start()
+        for piece in (
+            "<think><scr",
+            "ipt>window.pwned=1</script>",
+            "<img src=x one",
+            "rror=window.pwned=1></thi",
+            "nk>",
+        ):
+            self._event({"choices": [{"delta": {"content": piece}}]})
+            time.sleep(0.05)
+        text = r"$\href{javascript:window.pwned=1}{x}$ <a href='javascript:window.pwned=1'>y</a> \boxed{<b>7</b>}"
+        self._event({"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]})
+
     def do_apart(self, _body: dict[str, Any]) -> None:
         """Reasoning in a field of its own, counted by the server, in one write of odd pieces; cut at the limit."""
         self._start()

@@ -646,7 +646,10 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
         (place / "MANIFEST.json").write_text("{}")
     weights = run.path / "checkpoints" / "step-000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    endpoints = [Endpoint("endless", server.url("endless"), "m"), Endpoint("good", server.url("good"), "m")]
+    endpoints = [Endpoint(name, server.url(name), "m") for name in ("endless", "good", "hostile", "broken")]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        endpoints.append(Endpoint("down", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "m"))
     shown = Page(open_live(Scenes(Library([run.path])), LiveOptions(endpoints)))
     yield shown
     shown.stop()
@@ -699,6 +702,30 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         )
         assert all(request.startswith(page.url) for request in visit.requests)
         assert visit.failures == [] and tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.slow
+def test_servers_that_are_down_broken_or_hostile_harm_no_other_column(page):
+    with open_page(page.url) as visit:
+        tab = visit.page
+        tab.wait_for_selector("#live-ask")
+        tab.get_by_label("Question").fill("How many?")
+        names = ["down", "broken", "hostile", "good"]
+        choose(tab, *names)
+        fill(tab, tokens=40)
+        tab.click("#live-ask")
+        tab.wait_for_selector(".live-status b:text-is('done')")
+        cards = dict(zip(names, tab.locator("article.live-card").all(), strict=True))
+        phases = [card.get_attribute("class").split()[-1] for card in cards.values()]
+        assert phases == ["failed", "failed", "ended", "ended"]
+        assert "connection failed" in cards["down"].inner_text()
+        assert "answered 500" in cards["broken"].inner_text()
+        assert "3" in cards["good"].inner_text()
+        shown = cards["hostile"].inner_text()
+        assert "<script>window.pwned=1</script>" in shown and "onerror=window.pwned=1" in shown
+        assert tab.evaluate("window.pwned") is None
+        assert cards["hostile"].locator("script, img, a[href^='javascript'], iframe").count() == 0
+        assert all(request.startswith(page.url) for request in visit.requests) and visit.failures == []
 
 
 @pytest.mark.slow
