@@ -350,6 +350,16 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
         assert page.evaluate("getComputedStyle(document.querySelector('#problem h3')).color") != ink
 
 
+# the words of charts that lie beyond the frame of their chart
+CUT_OFF = """[...document.querySelectorAll('figure.chart')].flatMap(figure => {
+  const frame = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll('svg text')].filter(text => {
+    const place = text.getBoundingClientRect();
+    return place.width && (place.left < frame.left - 1 || place.right > frame.right + 1);
+  }).map(text => text.textContent);
+})"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1920])
 def test_a_phone_and_a_wide_screen(visit, width):
@@ -358,6 +368,7 @@ def test_a_phone_and_a_wide_screen(visit, width):
             page = found.page
             page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+            assert page.evaluate(CUT_OFF) == [], tab
             if tab == "problems":  # columns side by side where there is room, below each other on a phone
                 tops = page.evaluate(
                     "[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)"
