@@ -11,6 +11,7 @@ TESTS = ("scoring", "pairs", "overlap", "evaluate")
 METRICS, SCORE, PREPARED = "scoring/metrics.py", "scoring/score.py", "scoring/prepared.py"
 WEMATH, DYNAMATH, LETTERED = "scoring/wemath.py", "scoring/dynamath.py", "scoring/lettered.py"
 VISTA, VISION, ARITHMETIC = "scoring/mathvista.py", "scoring/mathvision.py", "scoring/arithmetic.py"
+RESPONSES, TABLES = "scoring/responses.py", "scoring/tables.py"
 
 BREAKS = table(
     "vlm_rl",
@@ -344,5 +345,38 @@ BREAKS = table(
         "            finishing = [behind.submit(after, item, ready, made)]",
         "            from functools import partial\n            late = Future()\n"
         "            late.result = partial(after, item, ready, made)\n            finishing = [late]",
+    ),
+)
+
+BREAKS += table(
+    "vlm_rl",
+    ["tests/test_responses.py"],
+    Break(
+        "responses: golds are answers", RESPONSES, ' and not (name == "answer" and any(', " and not (False and any("
+    ),
+    Break("responses: no answer is NaN", RESPONSES, "text is None or text != text", "text is None"),
+    Break("responses: no samples are none", RESPONSES, "(value or [None]) if", "value if"),
+    Break("responses: short answers are replies", RESPONSES, "elif is_short and", "elif False and"),
+    Break("responses: trials unchecked", SCORE, "if 10 * len(other) > len(kept):", "if False:"),
+    Break("responses: a file's number unread", TABLES, 're.fullmatch(r"0*(\\d+)", path.stem) or', ""),
+    Break("responses: a row's variant unread", TABLES, 'row.get("trial", row.get("variant"))', 'row.get("trial")'),
+    Break(
+        "responses: any folder names a trial",
+        TABLES,
+        "_TRIAL.fullmatch(path.parent.name)",
+        "_TRIAL.search(str(path))",
+    ),
+    Break("responses: Q1 is no 1", TABLES, 're.sub(r"^[Qq](?=\\d+$)", "", str(name).strip())', "str(name).strip()"),
+    Break("responses: a reply's object is a row", TABLES, "name.isdigit() or", "name or"),
+    Break("responses: seeds are trials", TABLES, '{"_key": inner, "trial": match[1]}', '{"ID": outer, "key": inner}'),
+    Break("responses: text of a list is a list", "scoring/fields.py", "value is not None and not", "False and not"),
+    Break("responses: half a character", "score_command.py", '"backslashreplace"', '"strict"'),
+    Break("letters: sentences begin with A", "scoring/extraction.py", "[AI]", "[_]"),
+    Break("letters: any in brackets", "scoring/extraction.py", "if len(marked) == 1 else ()", "if marked else ()"),
+    Break(
+        "letters: last word unread",
+        "scoring/extraction.py",
+        "if match := _LAST_WORD.search(text):",
+        "if match := None:",
     ),
 )

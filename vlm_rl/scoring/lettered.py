@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm_rl.scoring.extraction import final_answer, final_letters
-from vlm_rl.scoring.fields import options_in, required, text_field, type_of_gold, unwrapped
+from vlm_rl.scoring.fields import options_in, required, text_field, texts_field, type_of_gold, unwrapped
 from vlm_rl.scoring.items import Answer, Judgement, Question
 
 _LETTER_GOLD = re.compile(r"[A-I](\s*,\s*[A-I])*")
@@ -30,8 +30,8 @@ def read_logicvista(row: Mapping[str, Any], where: str) -> Question | None:
         answer_type="choice" if letters else type_of_gold(gold),
         choices=options_in(question) if letters else (),
         facets={
-            "skill": tuple(map(str, row.get("skill") or ())),
-            "capability": tuple(map(str, row.get("broad_capability") or row.get("capability") or ())),
+            "skill": texts_field(row, "skill", where),
+            "capability": texts_field(row, "broad_capability" if "broad_capability" in row else "capability", where),
         },
     )
 
