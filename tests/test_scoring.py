@@ -309,6 +309,8 @@ def test_wemath_score_by_hand() -> None:
     assert found["rates_strict"] == {"IK": 0.25, "IG": 0.25, "CM": 0.25, "RM": 0.5}
     assert found["rates_loose"]["RM"] == 0
     assert found["incomplete_problems"] == 1
+    parts = {"2steps_1": 1.0, "2steps_2": 0.0, "2steps_3": 0.5, "3steps_4": 0.0}
+    assert metrics.headline_parts("wemath", rows) == parts
     # S1: all ten steps, those of the incomplete problem too; S2 and S3: the wholes of two and of three steps
     assert [found[name]["score"] for name in ("S1", "S2", "S3")] == [8 / 10, 3 / 4, 0]
     # (n - IG/2 - RM - IK) / n, as published
@@ -334,6 +336,8 @@ def test_dynamath_worst_case_by_hand() -> None:
     found = metrics.scores("dynamath", rows)
     assert found["average"]["score"] == 0.75 and found["worst_case"]["score"] == 0.5
     assert found["reasoning_robustness"] == pytest.approx(2 / 3) and found["num_variants"] == [2]
+    assert metrics.headline_parts("dynamath", rows) == {"1": 1.0, "2": 0.0}
+    assert metrics.headline_parts("mathvista", rows) == {}
     # With several samples a variant counts for the worst case only if all of them are right.
     rows += [row("1-v2", False, problem="1", part="2", sample=1)]
     assert metrics.scores("dynamath", rows)["worst_case"]["score"] == 0

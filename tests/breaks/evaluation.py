@@ -134,6 +134,21 @@ BREAKS = table(
         'if row.get("length") is not None]',
         'if row["verdict"] == "correct"]',
     ),
+    Break(
+        "compare: a row of accuracies",
+        "eval_compare.py",
+        'if headline != "accuracy" else accuracy',
+        "if False else accuracy",
+    ),
+    Break("compare: own number unpaired", "eval_compare.py", 'result.summary.get("headline_parts", {})', "{}"),
+    Break("compare: records under other ids", "eval_compare.py", "name.removeprefix(prefix)", "name"),
+    Break("compare: settings unsaid", "eval_compare.py", "and a.summary[key] != b.summary[key]", "and False"),
+    Break(
+        "compare: loose problems",
+        METRICS,
+        "wemath.four_cases(_first_samples(rows), loose=False)",
+        "wemath.four_cases(_first_samples(rows), loose=True)",
+    ),
     # -- We-Math
     Break("We-Math: strict is loose", WEMATH, "any(steps) if loose else all(steps)", "any(steps)"),
     Break("We-Math: IG for IK", WEMATH, '"IG" if all(steps) else "IK"', '"IG" if any(steps) else "IK"'),

@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_rl.answers import Grader
 from vlm_rl.scoring.items import Answer, Judgement, Mode, Question, Row
-from vlm_rl.scoring.metrics import facet_tables, scores
+from vlm_rl.scoring.metrics import facet_tables, headline_parts, scores
 from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
 from vlm_rl.scoring.score import judge_all
 from vlm_rl.templates import Template
@@ -107,7 +107,7 @@ def official_judgements(
 
 
 def benchmark_scores(problems: Sequence[Problem], records: Sequence[Record]) -> dict[str, Any]:
-    """{benchmark, headline, scores, by}: what the benchmark reports of these verdicts; {} for other sets."""
+    """What the benchmark reports of these verdicts: its scores, their tables, its headline; {} for other sets."""
     benchmark = benchmark_of(problems)
     if benchmark is None:
         return {}
@@ -125,5 +125,6 @@ def benchmark_scores(problems: Sequence[Problem], records: Sequence[Record]) -> 
         "benchmark": benchmark.name,
         "headline": benchmark.headline,
         "scores": scores(benchmark.name, rows),
+        "headline_parts": headline_parts(benchmark.name, rows),
         "by": facet_tables(rows),
     }

@@ -12,7 +12,7 @@ from typing import Any
 from vlm_rl.answers import GRADER_VERSION, Grader, GradeTask
 from vlm_rl.errors import UserError
 from vlm_rl.scoring.items import Answer, Judgement, Mode, Question, Row
-from vlm_rl.scoring.metrics import facet_tables, health, scores
+from vlm_rl.scoring.metrics import facet_tables, headline_parts, health, scores
 from vlm_rl.scoring.registry import Benchmark
 from vlm_rl.templates import TEMPLATES, Template, boxes
 
@@ -111,6 +111,7 @@ def summarise_rows(
         "shipped_extractions": shipped,
         **health(rows),
         "scores": scores(benchmark.name, rows),
+        "headline_parts": headline_parts(benchmark.name, rows),
         "by": facet_tables(rows),
         "may_differ": [row.answer.id for row in rows if row.judgement.note.startswith("may differ")],
     }
