@@ -108,6 +108,7 @@ def test_the_command_compares_everything_with_the_first(tmp_path: Path, capsys: 
 
 def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two problems of We-Math, one gains half a point: 1/2 to 3/4. Records and scored files share their ids."""
+    rows = [{"id": f"p{i}", "verdict": "correct", "length": 1, "category": f"c{i}"} for i in range(41)]
     ways = {
         "a": ("official", {"2steps_1": 1.0, "2steps_2": 0.0}),
         "b": ("strict", {"2steps_1": 1.0, "2steps_2": 0.5}),
@@ -115,7 +116,6 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
     for name, (rule, parts) in ways.items():
         mean = sum(parts.values()) / 2
         scores = {"score_strict": {"score": mean, "interval": [0.0, 1.0], "n": 2}}
-        rows = [{"id": f"p{i}", "verdict": "correct", "length": 1, "category": f"c{i}"} for i in range(41)]
         summary = {"benchmark": "wemath", "headline": "score_strict", "scores": scores, "headline_parts": parts}
         (tmp_path / f"{name}.json").write_text(json.dumps({**summary, "rule": rule, "rows": rows}))
     rows = [{**row, "problem_id": f"wemath-{row['id']}"} for row in rows]

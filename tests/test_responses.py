@@ -65,6 +65,13 @@ def trials(tmp_path: Path) -> list[Question]:
     return read_questions(BENCHMARKS["dynamath"], sorted(tmp_path.glob("trial*/dataset.json")))
 
 
+def test_golds_of_dynamath_are_read_from_its_other_form(tmp_path: Path) -> None:
+    """The rows of its splits have an id, and the gold under another name; the file is named by its split."""
+    rows = [{"id": "7", "question": "?", "ground_truth": "2.5", "answer_type": "float", "knowledge_level": "x"}]
+    (found,) = read_questions(BENCHMARKS["dynamath"], [write(tmp_path / "sample_variant4-00000-of-00001.json", rows)])
+    assert (found.id, found.gold, found.facets["level"]) == ("7-v4", "2.5", ("x",))
+
+
 def flat(cells: Sequence[str], *, header: str) -> str:
     rows = [cells[0].format(trial=t, seed=s, gold=gold) for t, golds in GOLDS.items() for s, gold in golds.items()]
     return "\n".join([header, *rows])
@@ -114,6 +121,7 @@ def test_answers_to_another_trial_are_refused(tmp_path: Path, trials: list[Quest
     ("benchmark", "annotations", "responses", "message"),
     [
         ("mathvista", {"1": {**VISTA, "choices": '["a", "b"]'}}, {"1": "3"}, "choices must be a list, not str"),
+        ("mathvista", {"1": {**VISTA, "metadata": "{}"}}, {"1": "3"}, "metadata must be an object, not str '{}'"),
         ("mathvision", [{"id": "1", "options": "ABCDE", "answer": "A"}], {"1": "A"}, "options must be a list"),
         ("mathvista", None, {"1": "3"}, "Responses without the annotations' fields need --annotations"),
     ],

@@ -25,7 +25,7 @@ from vlm_rl.scoring import dynamath, mathvision, mathvista, metrics, wemath
 from vlm_rl.scoring.arithmetic import value_of
 from vlm_rl.scoring.extraction import final_answer, final_letters
 from vlm_rl.scoring.items import Answer, Judgement, Question, Row
-from vlm_rl.scoring.lettered import judge_logicvista, judge_mathverse
+from vlm_rl.scoring.lettered import judge_logicvista, judge_mathverse, read_mathverse
 from vlm_rl.scoring.registry import BENCHMARKS
 from vlm_rl.scoring.score import judge_all, summarise_rows
 from vlm_rl.statistics import score_interval
@@ -271,6 +271,8 @@ def test_mathverse_hands_free_answers_to_the_grader() -> None:
     assert judge_mathverse(Question("1", "9", "integer"), Answer("1", "The answer is 9.")) == "9"
     judged = judge_mathverse(Question("1", "D", "choice"), Answer("1", r"\boxed{D}"))
     assert isinstance(judged, Judgement) and judged.verdict == "correct"
+    row = {"sample_index": "521", "answer": "(D)", "question_type": "multi-choice"}
+    assert read_mathverse(row, "row").gold == "D"
     both = judge_mathverse(Question("1", "D", "choice"), Answer("1", "Answer: B, D"))
     assert isinstance(both, Judgement) and both.verdict == "wrong"  # two letters are no choice
 

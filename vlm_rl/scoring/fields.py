@@ -39,6 +39,14 @@ def texts_field(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     return tuple(map(str, value or ()))
 
 
+def object_field(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """The row's object; empty where there is none. Raises UserError for anything else."""
+    value = row.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where}: {key} must be an object, not {type(value).__name__} {value!r:.60}")
+    return value
+
+
 def number_text(value: Any) -> str:
     """A gold that a table stores as a number, as people write it: 27.0 is 27, "073" is 73."""
     if isinstance(value, float) and value.is_integer():

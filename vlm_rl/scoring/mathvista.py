@@ -14,7 +14,7 @@ from typing import Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.scoring.extraction import final_answer, final_letters
-from vlm_rl.scoring.fields import required, text_field, texts_field
+from vlm_rl.scoring.fields import object_field, required, text_field, texts_field
 from vlm_rl.scoring.items import Answer, Judgement, Question
 from vlm_rl.verdicts import AnswerType
 
@@ -33,7 +33,7 @@ def read_question(row: Mapping[str, Any], where: str) -> Question:
     if is_choice and not choices:
         raise UserError(f"{where}: question_type is multi_choice, and there are no choices")
     precision = row.get("precision")
-    flat = {**row, **(row.get("metadata") or {})}
+    flat = {**row, **object_field(row, "metadata", where)}
     return Question(
         id=text_field(row, "pid", where),
         gold=str(required(row, "answer", where)),
