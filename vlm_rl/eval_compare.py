@@ -24,7 +24,9 @@ from vlm_rl.statistics import score_interval
 
 Scores = dict[str, ProblemScore]
 _COLUMNS = ["problem_id", "verdict", "length", "category"]
-_SETTINGS = ("rule", "template", "images", "sampling", "min_pixels", "max_pixels", "data_sha256", "grader_version")
+_SETTINGS = (
+    *("rule", "template", "images", "sampling", "dtype", "min_pixels", "max_pixels", "data_sha256", "grader_version"),
+)
 _MOST_LINES = 40  # categories that are printed
 
 

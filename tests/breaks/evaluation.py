@@ -335,6 +335,8 @@ BREAKS = table(
     Break("eval: alternatives forgotten", PREPARED, 'tuple(meta.get("alternatives") or ())', "()"),
     Break("eval: own number unsaid", "evaluate.py", 'if headline != "accuracy" else None', "if False else None"),
     Break("eval: variants are seeds", PREPARED, 'meta.get("seed", meta.get("problem", ""))', "problem.id"),
+    Break("eval: a gold that is no option", PREPARED, 'kind = "choice"  # also', "pass  # also"),
+    Break("eval: precision unsaid", "resumable.py", 'str(sampler.dtype).removeprefix("torch.")', '""'),
     Break("eval: MathVista's gold is a letter", PREPARED, 'gold = problem.choices[ord(gold) - ord("A")]', "pass"),
     Break(
         "overlap: after only at the end",

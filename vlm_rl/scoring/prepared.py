@@ -52,6 +52,8 @@ def question_of(problem: Problem) -> Question:
     gold, kind = problem.answer, problem.answer_type
     if problem.source == "mathvista" and kind == "choice":
         gold = problem.choices[ord(gold) - ord("A")]
+    if problem.source == "mathvista" and problem.choices:
+        kind = "choice"  # also where the gold is none of the options (pids 168 and 849)
     if problem.source == "mathvista" and meta.get("answer_type") == "list":
         kind = "list"
     group = meta.get("seed", meta.get("problem", ""))
