@@ -188,7 +188,7 @@ BREAKS = table(
         '    if not extraction:\n        return ""\n    cut = extraction[:_MAX_EDIT]\n',
     ),
     Break("MathVista: one decimal for all", VISTA, 'question.meta.get("precision")', "1"),
-    Break("MathVista: precision not whole", VISTA, '"precision": int(precision)', '"precision": precision'),
+    Break("MathVista: precision not whole", VISTA, '{"precision": int(float(stated))}', '{"precision": stated}'),
     Break("MathVista: integers are rounded", VISTA, "str(int(float(extraction)))", "str(round(float(extraction)))"),
     Break(
         "MathVista: shipped extraction unused",

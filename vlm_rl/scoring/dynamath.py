@@ -23,7 +23,7 @@ TOLERANCE = 0.001
 
 
 def read_question(row: Mapping[str, Any], where: str) -> Question:
-    kind = required(row, "answer_type", where)
+    kind = str(required(row, "answer_type", where))
     if kind not in _TYPES:
         raise UserError(f"{where}: answer_type is {kind!r}; known: {', '.join(_TYPES)}")
     seed = text_field(row, "id" if row.get("key") in (None, "") and "id" in row else "key", where)

@@ -32,7 +32,6 @@ def read_question(row: Mapping[str, Any], where: str) -> Question:
     is_choice = required(row, "question_type", where) == "multi_choice"
     if is_choice and not choices:
         raise UserError(f"{where}: question_type is multi_choice, and there are no choices")
-    precision = row.get("precision")
     flat = {**row, **object_field(row, "metadata", where)}
     return Question(
         id=text_field(row, "pid", where),
@@ -40,11 +39,22 @@ def read_question(row: Mapping[str, Any], where: str) -> Question:
         answer_type="choice" if is_choice else _TYPES[kind],
         choices=choices if is_choice else (),
         meta={
-            **({"precision": int(precision)} if precision is not None else {}),
+            **_precision(row, where),
             **({"unit": row["unit"]} if row.get("unit") else {}),
         },
         facets={name: _values(flat.get(name)) for name in _FACETS if flat.get(name) is not None},
     )
+
+
+def _precision(row: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The decimals of a float gold, which one of the two publications stores as 1.0; {} where none is stated."""
+    stated = row.get("precision")
+    if stated in (None, ""):
+        return {}
+    try:
+        return {"precision": int(float(stated))}
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{where}: precision must be a whole number, not {stated!r:.40}") from None
 
 
 def judge(question: Question, answer: Answer) -> Judgement:
