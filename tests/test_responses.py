@@ -44,6 +44,14 @@ def test_a_gold_is_never_taken_for_a_response(tmp_path: Path) -> None:
     assert [answer.text for answer in found] == ["B"]
 
 
+def test_a_table_that_cuts_an_answer_at_a_comma_is_refused(tmp_path: Path) -> None:
+    cut = write(tmp_path / "r.csv", "id,response\n1,A\n2,so 3, thus B\n")
+    with pytest.raises(UserError, match="row 1 has more cells than the header: quote"):
+        answers_of("mathvision", cut)
+    whole = write(tmp_path / "r.csv", 'id,response\n1,A\n2,"so ""3"", thus\nB"\n')
+    assert [answer.text for answer in answers_of("mathvision", whole)] == ["A", 'so "3", thus\nB']
+
+
 def test_nothing_is_an_empty_answer_however_it_is_written(tmp_path: Path) -> None:
     lines = ['"response": null', '"response": ""', '"response": NaN', '"response": []', '"error": "cut"']
     text = "\n".join(f'{{"id": {number}, {line}}}' for number, line in enumerate(lines))

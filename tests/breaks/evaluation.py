@@ -383,6 +383,7 @@ BREAKS += table(
         "_TRIAL.fullmatch(path.parent.name)",
         "_TRIAL.search(str(path))",
     ),
+    Break("responses: cut at a comma", TABLES, "if None in row:", "if row is None:"),
     Break("responses: Q1 is no 1", TABLES, 're.sub(r"^[Qq](?=\\d+$)", "", str(name).strip())', "str(name).strip()"),
     Break("responses: a reply's object is a row", TABLES, "name.isdigit() or", "name or"),
     Break("responses: seeds are trials", TABLES, '{"_key": inner, "trial": match[1]}', '{"ID": outer, "key": inner}'),

@@ -47,6 +47,9 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Fields]]:
         csv.field_size_limit(2**27)  # a response may be long
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+        for number, row in enumerate(rows):
+            if None in row:
+                raise ValueError(f"row {number} has more cells than the header: quote answers that hold a separator")
         yield from _one_per_variant(_numbered(rows))
     else:
         tree = _parsed(path.read_text(encoding="utf-8-sig"), as_lines=path.suffix == ".jsonl")
