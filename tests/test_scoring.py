@@ -129,6 +129,9 @@ def test_values_are_those_of_fractions(top: int, bottom: int, other: int, sign: 
         (r"$$5 + 5 + \frac{14}{3} = \frac{44}{3}$$ \(\boxed{\frac{44}{3}}\)", r"\frac{44}{3}"),
         (r"the diameter of each hole is \(\boxed{\sqrt{2}}\).", r"\sqrt{2}"),
         (r"\(\boxed{b(\sqrt{2}+1)}\)", r"b(\sqrt{2}+1)"),
+        (r"\boxed{\text{No solution}}", "{nosolution}"),
+        (r"is $\boxed{\frac{11}{2}}$ units.The answer is: \frac{11}{2}", r"\frac{11}{2}}.theansweris:\frac{11}{2"),
+        (r"look like $\boxed{\text{(C)}}$. The answer is: \text{(C)}.", "c}.theansweris:{c"),
     ],
 )
 def test_mathvision_extracts_what_its_authors_did(response: str, found: str) -> None:
@@ -145,6 +148,8 @@ def test_mathvision_extracts_what_its_authors_did(response: str, found: str) -> 
         ("(3,-4)", "(3.0,-4)", True),
         ("(3,-4)", "(6/2,-4)", False),  # texts of values are compared, and a quotient is 3.0
         ("[0,1)", "[0,1)", True),
+        ("5.5", r"\frac{11}{2}}.theansweris:\frac{11}{2", True),  # read up to the stray brace, as published
+        ("C", "c}.theansweris:{c", False),
         ("[0,1)", "(0,1)", False),
         ("(1,\\infty)", "(2-1,\\infty)", True),
         ("$18$", "18", True),
