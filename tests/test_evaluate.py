@@ -30,6 +30,7 @@ from vlm_rl.journal import Journal
 from vlm_rl.prompts import PromptBuilder
 from vlm_rl.published_prompts import PUBLISHED_PROMPTS
 from vlm_rl.ranks import merge_shares
+from vlm_rl.resumable import answer_settings, changed_settings
 from vlm_rl.runs import EVAL_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
@@ -395,6 +396,13 @@ class Parrot:
         ]
 
 
+def test_another_precision_of_the_weights_is_another_setting(sampler, builder) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, responses=1)
+    settings = answer_settings(PROBLEMS, builder=builder, sampler=sampler, params=params, seed=0, step=0)
+    assert settings["dtype"] == "float32" and changed_settings(settings, settings) == []
+    assert changed_settings({**settings, "dtype": "bfloat16"}, settings) == ["dtype"]
+
+
 def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> None:
     """DynaMath by its own rule, asked in its own words; two seeds of two variants, three answers of four right."""
     problems = [
@@ -438,6 +446,8 @@ def test_mathvistas_gold_is_its_options_text_again() -> None:
     """Preparation makes it a letter; the published rule compares texts, those of the nearest option too."""
     one = Problem("mathvista-1", "?", (), "B", "choice", choices=("yes", "no"), source="mathvista")
     assert (question_of(one).gold, question_of(one).choices) == ("no", ("yes", "no"))
+    none = Problem("mathvista-168", "?", (), "(b)", "text", choices=("a", "b"), source="mathvista")
+    assert (question_of(none).gold, question_of(none).answer_type) == ("(b)", "choice")  # (b) is read as b: never met
 
 
 def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> None:
@@ -498,7 +508,8 @@ def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None
         assert ours.gold.strip("()$ ") == theirs.gold.strip("()$ ")
         assert ours.facets == {facet: found for facet, found in theirs.facets.items() if found != ("",)}
         if name in ("mathvista", "wemath"):
-            assert ours.gold == theirs.gold and ours.choices == theirs.choices
+            assert (ours.gold, ours.choices) == (theirs.gold, theirs.choices)
+            assert ours.answer_type == theirs.answer_type
         if name in ("dynamath", "wemath"):
             assert (ours.part, ours.problem) == (theirs.part, theirs.problem)
         assert [ours.meta.get(k) for k in ("precision", "tolerance")] == [

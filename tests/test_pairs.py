@@ -106,6 +106,36 @@ def test_the_command_compares_everything_with_the_first(tmp_path: Path, capsys: 
     assert "better on 2, worse on 1 problems, exact sign test p = 1" in printed
 
 
+def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two problems of We-Math, one gains half a point: 1/2 to 3/4. Records and scored files share their ids."""
+    rows = [{"id": f"p{i}", "verdict": "correct", "length": 1, "category": f"c{i}"} for i in range(41)]
+    ways = {
+        "a": ("official", {"2steps_1": 1.0, "2steps_2": 0.0}),
+        "b": ("strict", {"2steps_1": 1.0, "2steps_2": 0.5}),
+    }
+    for name, (rule, parts) in ways.items():
+        mean = sum(parts.values()) / 2
+        scores = {"score_strict": {"score": mean, "interval": [0.0, 1.0], "n": 2}}
+        summary = {"benchmark": "wemath", "headline": "score_strict", "scores": scores, "headline_parts": parts}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**summary, "rule": rule, "rows": rows}))
+    rows = [{**row, "problem_id": f"wemath-{row['id']}"} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    files, out = [str(tmp_path / name) for name in ("a.json", "b.parquet")], tmp_path / "out.json"
+    assert main(["eval", "compare", *files, "--json", str(out)]) == 0
+    tree = json.loads(out.read_text())
+    cells = [row["cells"]["wemath"] for row in tree["table"]]
+    assert [(cell["headline"], cell["score"], cell["accuracy"]) for cell in cells] == [
+        ("score_strict", 0.5, 1.0),
+        ("score_strict", 0.75, 1.0),
+    ]
+    (compared,) = tree["compared"]
+    assert (compared["n"], compared["headline"]["score_strict"]["difference"]) == (41, 0.25)
+    assert compared["other_settings"] == ["rule"] and len(compared["by_category"]) == 41
+    printed = capsys.readouterr().out
+    assert "score_strict 50.0 -> 75.0: +25.0 points" in printed and "other rule" in printed
+    assert "41 categories: --json has them" in printed and "c40" not in printed
+
+
 @pytest.mark.parametrize("arguments", [["a.parquet"], ["a.parquet", "gone.json"], ["a.parquet", "folder"]])
 def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch, capsys, arguments: list[str]) -> None:
     monkeypatch.chdir(tmp_path)

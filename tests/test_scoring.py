@@ -25,7 +25,7 @@ from vlm_rl.scoring import dynamath, mathvision, mathvista, metrics, wemath
 from vlm_rl.scoring.arithmetic import value_of
 from vlm_rl.scoring.extraction import final_answer, final_letters
 from vlm_rl.scoring.items import Answer, Judgement, Question, Row
-from vlm_rl.scoring.lettered import judge_logicvista, judge_mathverse
+from vlm_rl.scoring.lettered import judge_logicvista, judge_mathverse, read_mathverse
 from vlm_rl.scoring.registry import BENCHMARKS
 from vlm_rl.scoring.score import judge_all, summarise_rows
 from vlm_rl.statistics import score_interval
@@ -129,6 +129,9 @@ def test_values_are_those_of_fractions(top: int, bottom: int, other: int, sign: 
         (r"$$5 + 5 + \frac{14}{3} = \frac{44}{3}$$ \(\boxed{\frac{44}{3}}\)", r"\frac{44}{3}"),
         (r"the diameter of each hole is \(\boxed{\sqrt{2}}\).", r"\sqrt{2}"),
         (r"\(\boxed{b(\sqrt{2}+1)}\)", r"b(\sqrt{2}+1)"),
+        (r"\boxed{\text{No solution}}", "{nosolution}"),
+        (r"is $\boxed{\frac{11}{2}}$ units.The answer is: \frac{11}{2}", r"\frac{11}{2}}.theansweris:\frac{11}{2"),
+        (r"look like $\boxed{\text{(C)}}$. The answer is: \text{(C)}.", "c}.theansweris:{c"),
     ],
 )
 def test_mathvision_extracts_what_its_authors_did(response: str, found: str) -> None:
@@ -145,6 +148,8 @@ def test_mathvision_extracts_what_its_authors_did(response: str, found: str) -> 
         ("(3,-4)", "(3.0,-4)", True),
         ("(3,-4)", "(6/2,-4)", False),  # texts of values are compared, and a quotient is 3.0
         ("[0,1)", "[0,1)", True),
+        ("5.5", r"\frac{11}{2}}.theansweris:\frac{11}{2", True),  # read up to the stray brace, as published
+        ("C", "c}.theansweris:{c", False),
         ("[0,1)", "(0,1)", False),
         ("(1,\\infty)", "(2-1,\\infty)", True),
         ("$18$", "18", True),
@@ -271,6 +276,8 @@ def test_mathverse_hands_free_answers_to_the_grader() -> None:
     assert judge_mathverse(Question("1", "9", "integer"), Answer("1", "The answer is 9.")) == "9"
     judged = judge_mathverse(Question("1", "D", "choice"), Answer("1", r"\boxed{D}"))
     assert isinstance(judged, Judgement) and judged.verdict == "correct"
+    row = {"sample_index": "521", "answer": "(D)", "question_type": "multi-choice"}
+    assert read_mathverse(row, "row").gold == "D"
     both = judge_mathverse(Question("1", "D", "choice"), Answer("1", "Answer: B, D"))
     assert isinstance(both, Judgement) and both.verdict == "wrong"  # two letters are no choice
 
@@ -309,6 +316,8 @@ def test_wemath_score_by_hand() -> None:
     assert found["rates_strict"] == {"IK": 0.25, "IG": 0.25, "CM": 0.25, "RM": 0.5}
     assert found["rates_loose"]["RM"] == 0
     assert found["incomplete_problems"] == 1
+    parts = {"2steps_1": 1.0, "2steps_2": 0.0, "2steps_3": 0.5, "3steps_4": 0.0}
+    assert metrics.headline_parts("wemath", rows) == parts
     # S1: all ten steps, those of the incomplete problem too; S2 and S3: the wholes of two and of three steps
     assert [found[name]["score"] for name in ("S1", "S2", "S3")] == [8 / 10, 3 / 4, 0]
     # (n - IG/2 - RM - IK) / n, as published
@@ -334,6 +343,8 @@ def test_dynamath_worst_case_by_hand() -> None:
     found = metrics.scores("dynamath", rows)
     assert found["average"]["score"] == 0.75 and found["worst_case"]["score"] == 0.5
     assert found["reasoning_robustness"] == pytest.approx(2 / 3) and found["num_variants"] == [2]
+    assert metrics.headline_parts("dynamath", rows) == {"1": 1.0, "2": 0.0}
+    assert metrics.headline_parts("mathvista", rows) == {}
     # With several samples a variant counts for the worst case only if all of them are right.
     rows += [row("1-v2", False, problem="1", part="2", sample=1)]
     assert metrics.scores("dynamath", rows)["worst_case"]["score"] == 0

@@ -46,6 +46,7 @@ def answer_settings(
         "seed": seed,
         "step": step,
         "sampler": sampler.name,
+        "dtype": str(sampler.dtype).removeprefix("torch."),
         "template": builder.template.name,
         "template_system": builder.template.system,
         "template_prefill": builder.template.prefill,

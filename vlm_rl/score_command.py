@@ -19,8 +19,9 @@ from vlm_rl.published_prompts import PUBLISHED_PROMPTS, eval_template
 from vlm_rl.runs import write_atomically
 from vlm_rl.scoring.items import Answer, Question
 from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
+from vlm_rl.scoring.responses import answers_in
 from vlm_rl.scoring.score import judge_all, matched, row_record, summarise_rows
-from vlm_rl.scoring.tables import answers_in, read_rows, trial_of
+from vlm_rl.scoring.tables import read_rows, with_trial
 from vlm_rl.templates import TEMPLATES, Template
 
 
@@ -28,10 +29,14 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
     """Score the files, print the table, write the JSON. Raises UserError for what cannot be scored."""
     benchmark = _benchmark(options.benchmark)
     template = _template(options)
-    annotations = options.annotations or (options.responses if benchmark.carries else None)
-    if annotations is None:
+    annotations = options.annotations or options.responses
+    if options.annotations is None and not benchmark.carries:
         raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
-    questions = read_questions(benchmark, _files(annotations))
+    try:
+        questions = read_questions(benchmark, _files(annotations))
+    except UserError as error:
+        hint = "" if options.annotations else ". Responses without the annotations' fields need --annotations"
+        raise UserError(f"{error}{hint}") from None
     answers = read_answers(benchmark, _files(options.responses))
     answers, left_out = matched(benchmark, questions, answers)
     if options.mode == "strict" and all(not answer.text and answer.published is not None for answer in answers):
@@ -61,7 +66,9 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
     }
     if options.json:
         tree = json.dumps(summary | {"rows": [row_record(row) for row in rows]}, ensure_ascii=False, indent=1)
-        write_atomically(options.json, lambda path: path.write_text(tree, encoding="utf-8"))
+        # A response cut inside a character may hold half of a pair: the JSON keeps it as an escape.
+        escape = "backslashreplace"
+        write_atomically(options.json, lambda path: path.write_text(tree, encoding="utf-8", errors=escape))
     print(describe(summary))
     return summary
 
@@ -71,7 +78,7 @@ def read_questions(benchmark: Benchmark, paths: Sequence[Path]) -> list[Question
     found: dict[str, Question] = {}
     for place, path in enumerate(paths, start=1):
         for where, row in read_rows(path):
-            row = {"key": row.get("_key"), "pid": row.get("_key"), "trial": trial_of(path, place), **row}
+            row = {"key": row.get("_key"), "pid": row.get("_key"), **with_trial(row, path, place)}
             question = benchmark.read(row, where)
             if question is not None and question.id in found and found[question.id] != question:
                 raise UserError(f"{where}: a second, different question {question.id!r}")
@@ -83,8 +90,8 @@ def read_questions(benchmark: Benchmark, paths: Sequence[Path]) -> list[Question
 def read_answers(benchmark: Benchmark, paths: Sequence[Path]) -> list[Answer]:
     found: list[Answer] = []
     for place, path in enumerate(paths, start=1):
-        rows = [(where, {"trial": trial_of(path, place), **row}) for where, row in read_rows(path)]
-        found += answers_in(rows, ids=benchmark.ids, texts=benchmark.texts, prefix=f"{benchmark.name}-")
+        rows = [(where, with_trial(row, path, place)) for where, row in read_rows(path)]
+        found += answers_in(rows, ids=benchmark.ids, prefix=f"{benchmark.name}-", are_short=benchmark.short)
     return found
 
 

@@ -11,6 +11,7 @@ TESTS = ("scoring", "pairs", "overlap", "evaluate")
 METRICS, SCORE, PREPARED = "scoring/metrics.py", "scoring/score.py", "scoring/prepared.py"
 WEMATH, DYNAMATH, LETTERED = "scoring/wemath.py", "scoring/dynamath.py", "scoring/lettered.py"
 VISTA, VISION, ARITHMETIC = "scoring/mathvista.py", "scoring/mathvision.py", "scoring/arithmetic.py"
+RESPONSES, TABLES = "scoring/responses.py", "scoring/tables.py"
 
 BREAKS = table(
     "vlm_rl",
@@ -133,6 +134,21 @@ BREAKS = table(
         'if row.get("length") is not None]',
         'if row["verdict"] == "correct"]',
     ),
+    Break(
+        "compare: a row of accuracies",
+        "eval_compare.py",
+        'if headline != "accuracy" else accuracy',
+        "if False else accuracy",
+    ),
+    Break("compare: own number unpaired", "eval_compare.py", 'result.summary.get("headline_parts", {})', "{}"),
+    Break("compare: records under other ids", "eval_compare.py", "name.removeprefix(prefix)", "name"),
+    Break("compare: settings unsaid", "eval_compare.py", "and a.summary[key] != b.summary[key]", "and False"),
+    Break(
+        "compare: loose problems",
+        METRICS,
+        "wemath.four_cases(_first_samples(rows), loose=False)",
+        "wemath.four_cases(_first_samples(rows), loose=True)",
+    ),
     # -- We-Math
     Break("We-Math: strict is loose", WEMATH, "any(steps) if loose else all(steps)", "any(steps)"),
     Break("We-Math: IG for IK", WEMATH, '"IG" if all(steps) else "IK"', '"IG" if any(steps) else "IK"'),
@@ -172,7 +188,7 @@ BREAKS = table(
         '    if not extraction:\n        return ""\n    cut = extraction[:_MAX_EDIT]\n',
     ),
     Break("MathVista: one decimal for all", VISTA, 'question.meta.get("precision")', "1"),
-    Break("MathVista: precision not whole", VISTA, '"precision": int(precision)', '"precision": precision'),
+    Break("MathVista: precision not whole", VISTA, '{"precision": int(float(stated))}', '{"precision": stated}'),
     Break("MathVista: integers are rounded", VISTA, "str(int(float(extraction)))", "str(round(float(extraction)))"),
     Break(
         "MathVista: shipped extraction unused",
@@ -319,6 +335,8 @@ BREAKS = table(
     Break("eval: alternatives forgotten", PREPARED, 'tuple(meta.get("alternatives") or ())', "()"),
     Break("eval: own number unsaid", "evaluate.py", 'if headline != "accuracy" else None', "if False else None"),
     Break("eval: variants are seeds", PREPARED, 'meta.get("seed", meta.get("problem", ""))', "problem.id"),
+    Break("eval: a gold that is no option", PREPARED, 'kind = "choice"  # also', "pass  # also"),
+    Break("eval: precision unsaid", "resumable.py", 'str(sampler.dtype).removeprefix("torch.")', '""'),
     Break("eval: MathVista's gold is a letter", PREPARED, 'gold = problem.choices[ord(gold) - ord("A")]', "pass"),
     Break(
         "overlap: after only at the end",
@@ -344,5 +362,39 @@ BREAKS = table(
         "            finishing = [behind.submit(after, item, ready, made)]",
         "            from functools import partial\n            late = Future()\n"
         "            late.result = partial(after, item, ready, made)\n            finishing = [late]",
+    ),
+)
+
+BREAKS += table(
+    "vlm_rl",
+    ["tests/test_responses.py"],
+    Break(
+        "responses: golds are answers", RESPONSES, ' and not (name == "answer" and any(', " and not (False and any("
+    ),
+    Break("responses: no answer is NaN", RESPONSES, "text is None or text != text", "text is None"),
+    Break("responses: no samples are none", RESPONSES, "(value or [None]) if", "value if"),
+    Break("responses: short answers are replies", RESPONSES, "elif is_short and", "elif False and"),
+    Break("responses: trials unchecked", SCORE, "if 10 * len(other) > len(kept):", "if False:"),
+    Break("responses: a file's number unread", TABLES, 're.fullmatch(r"0*(\\d+)", path.stem) or', ""),
+    Break("responses: a row's variant unread", TABLES, 'row.get("trial", row.get("variant"))', 'row.get("trial")'),
+    Break(
+        "responses: any folder names a trial",
+        TABLES,
+        "_TRIAL.fullmatch(path.parent.name)",
+        "_TRIAL.search(str(path))",
+    ),
+    Break("responses: cut at a comma", TABLES, "if None in row:", "if row is None:"),
+    Break("responses: Q1 is no 1", TABLES, 're.sub(r"^[Qq](?=\\d+$)", "", str(name).strip())', "str(name).strip()"),
+    Break("responses: a reply's object is a row", TABLES, "name.isdigit() or", "name or"),
+    Break("responses: seeds are trials", TABLES, '{"_key": inner, "trial": match[1]}', '{"ID": outer, "key": inner}'),
+    Break("responses: text of a list is a list", "scoring/fields.py", "value is not None and not", "False and not"),
+    Break("responses: half a character", "score_command.py", '"backslashreplace"', '"strict"'),
+    Break("letters: sentences begin with A", "scoring/extraction.py", "[AI]", "[_]"),
+    Break("letters: any in brackets", "scoring/extraction.py", "if len(marked) == 1 else ()", "if marked else ()"),
+    Break(
+        "letters: last word unread",
+        "scoring/extraction.py",
+        "if match := _LAST_WORD.search(text):",
+        "if match := None:",
     ),
 )

@@ -23,10 +23,11 @@ TOLERANCE = 0.001
 
 
 def read_question(row: Mapping[str, Any], where: str) -> Question:
-    kind = required(row, "answer_type", where)
+    kind = str(required(row, "answer_type", where))
     if kind not in _TYPES:
         raise UserError(f"{where}: answer_type is {kind!r}; known: {', '.join(_TYPES)}")
-    seed, variant = text_field(row, "key", where), text_field(row, "trial", where)
+    seed = text_field(row, "id" if row.get("key") in (None, "") and "id" in row else "key", where)
+    variant = text_field(row, "trial", where)
     return Question(
         id=f"{seed}-v{variant}",
         gold=str(row["ground_truth"] if row.get("ground_truth") is not None else required(row, "answer", where)),

@@ -14,8 +14,13 @@ _TAIL = 2_000  # characters from the end in which a closing phrase is looked for
 _CLOSING = re.compile(
     r"(?i)\b(?:final |correct |right )?(?:answer|option|choice)s?\b(?: is| are|:| =|\*\*:)+\s*([^\n]*)"
 )
-_LETTERS = re.compile(r"[(\[*]*([A-I])[)\]*.:]*(?:\s*(?:,|and|&)\s*[(\[*]*([A-I])[)\]*.:]*)*(?![A-Za-z'])")
+_LETTERS = re.compile(
+    r"(?![AI]\s+(?!and\b)[a-z])"  # "A circle" and "I am" name none
+    r"[(\[*]*([A-I])[)\]*.:]*(?:\s*(?:,|and|&)\s*[(\[*]*([A-I])[)\]*.:]*)*(?![A-Za-z'])"
+)
 _ONE_LETTER = re.compile(r"(?<![A-Za-z])([A-I])(?![A-Za-z'])")
+_MARKED = re.compile(r"\(([A-I])\)")
+_LAST_WORD = re.compile(r"(?:\b(?i:is|be|option|choice|answer) )([A-I])\W*$")
 
 
 def final_answer(response: str) -> str:
@@ -30,8 +35,14 @@ def final_answer(response: str) -> str:
 
 
 def final_letters(response: str) -> tuple[str, ...]:
-    """The option letters A to I that a response ends up naming, sorted; () if it names none clearly."""
-    answer = final_answer(response)
-    if match := _LETTERS.match(answer):
+    """The option letters A to I that a response ends up naming, sorted; () if it names none clearly.
+
+    The final answer begins with them; else a letter is the last word ("would be B."), or the only one in brackets.
+    """
+    if match := _LETTERS.match(final_answer(response)):
         return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
-    return ()
+    text = response.rpartition("</think>")[2].strip()
+    if match := _LAST_WORD.search(text):
+        return (match[1],)
+    marked = set(_MARKED.findall(text))
+    return tuple(marked) if len(marked) == 1 else ()

@@ -31,6 +31,22 @@ def text_field(row: Mapping[str, Any], key: str, where: str) -> str:
     return str(value)
 
 
+def texts_field(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """The texts of a list; () where there is none. Raises UserError for anything else: a table's text of a list."""
+    value = row.get(key)
+    if value is not None and not isinstance(value, list | tuple):
+        raise UserError(f"{where}: {key} must be a list, not {type(value).__name__} {value!r:.60}")
+    return tuple(map(str, value or ()))
+
+
+def object_field(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """The row's object; empty where there is none. Raises UserError for anything else."""
+    value = row.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where}: {key} must be an object, not {type(value).__name__} {value!r:.60}")
+    return value
+
+
 def number_text(value: Any) -> str:
     """A gold that a table stores as a number, as people write it: 27.0 is 27, "073" is 73."""
     if isinstance(value, float) and value.is_integer():

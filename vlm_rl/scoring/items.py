@@ -38,6 +38,7 @@ class Answer:
     sample: int = 0  # 0 .. k-1
     extraction: str | None = None  # what the authors' judge model took out of the response, where it is shipped
     published: bool | None = None  # the file's own verdict
+    gold: str | None = None  # what the file says is right, to notice answers to other questions
     length: int | None = None  # tokens
     stop_reason: str | None = None
 

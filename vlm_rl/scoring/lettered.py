@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm_rl.scoring.extraction import final_answer, final_letters
-from vlm_rl.scoring.fields import options_in, required, text_field, type_of_gold, unwrapped
+from vlm_rl.scoring.fields import object_field, options_in, required, text_field, texts_field, type_of_gold, unwrapped
 from vlm_rl.scoring.items import Answer, Judgement, Question
 
 _LETTER_GOLD = re.compile(r"[A-I](\s*,\s*[A-I])*")
@@ -30,8 +30,8 @@ def read_logicvista(row: Mapping[str, Any], where: str) -> Question | None:
         answer_type="choice" if letters else type_of_gold(gold),
         choices=options_in(question) if letters else (),
         facets={
-            "skill": tuple(map(str, row.get("skill") or ())),
-            "capability": tuple(map(str, row.get("broad_capability") or row.get("capability") or ())),
+            "skill": texts_field(row, "skill", where),
+            "capability": texts_field(row, "broad_capability" if "broad_capability" in row else "capability", where),
         },
     )
 
@@ -51,10 +51,10 @@ def judge_logicvista(question: Question, answer: Answer) -> Judgement:
 def read_mathverse(row: Mapping[str, Any], where: str) -> Question:
     gold = str(required(row, "answer", where)).strip()
     is_choice = row.get("question_type") == "multi-choice"
-    meta = row.get("metadata") or row.get("category") or {}
+    meta = object_field(row, "metadata" if row.get("metadata") else "category", where)
     return Question(
         id=text_field(row, "sample_index" if "sample_index" in row else "problem_id", where),
-        gold=gold if is_choice else unwrapped(gold),
+        gold=gold.strip("()") if is_choice else unwrapped(gold),  # a few letters are published in brackets
         answer_type="choice" if is_choice else type_of_gold(gold),
         choices=options_in(str(row.get("question_for_eval") or row.get("question") or "")) if is_choice else (),
         facets={

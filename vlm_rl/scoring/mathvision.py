@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm_rl.scoring.arithmetic import is_beyond, value_of
-from vlm_rl.scoring.fields import required, text_field, type_of_gold
+from vlm_rl.scoring.fields import required, text_field, texts_field, type_of_gold
 from vlm_rl.scoring.items import Answer, Judgement, Question
 
 _LETTERS = "ABCDE"
@@ -34,7 +34,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 
 def read_question(row: Mapping[str, Any], where: str) -> Question:
-    options = tuple(str(option) for option in row.get("options") or ())
+    options = texts_field(row, "options", where)
     gold = str(required(row, "answer", where)).strip() if options else str(required(row, "answer", where))
     return Question(
         id=text_field(row, "id", where),

@@ -14,7 +14,7 @@ from typing import Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.scoring.extraction import final_answer, final_letters
-from vlm_rl.scoring.fields import required, text_field
+from vlm_rl.scoring.fields import object_field, required, text_field, texts_field
 from vlm_rl.scoring.items import Answer, Judgement, Question
 from vlm_rl.verdicts import AnswerType
 
@@ -26,25 +26,35 @@ _MAX_EDIT = 2_000  # characters of an extraction whose edit distance is worked o
 
 
 def read_question(row: Mapping[str, Any], where: str) -> Question:
-    kind, choices = str(required(row, "answer_type", where)), row.get("choices")
+    kind, choices = str(required(row, "answer_type", where)), texts_field(row, "choices", where)
     if kind not in _TYPES:
         raise UserError(f"{where}: answer_type is {kind!r}; known: {', '.join(_TYPES)}")
     is_choice = required(row, "question_type", where) == "multi_choice"
     if is_choice and not choices:
         raise UserError(f"{where}: question_type is multi_choice, and there are no choices")
-    precision = row.get("precision")
-    flat = {**row, **(row.get("metadata") or {})}
+    flat = {**row, **object_field(row, "metadata", where)}
     return Question(
         id=text_field(row, "pid", where),
         gold=str(required(row, "answer", where)),
         answer_type="choice" if is_choice else _TYPES[kind],
-        choices=tuple(map(str, choices or ())) if is_choice else (),
+        choices=choices if is_choice else (),
         meta={
-            **({"precision": int(precision)} if precision is not None else {}),
+            **_precision(row, where),
             **({"unit": row["unit"]} if row.get("unit") else {}),
         },
         facets={name: _values(flat.get(name)) for name in _FACETS if flat.get(name) is not None},
     )
+
+
+def _precision(row: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The decimals of a float gold, which one of the two publications stores as 1.0; {} where none is stated."""
+    stated = row.get("precision")
+    if stated in (None, ""):
+        return {}
+    try:
+        return {"precision": int(float(stated))}
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{where}: precision must be a whole number, not {stated!r:.40}") from None
 
 
 def judge(question: Question, answer: Answer) -> Judgement:

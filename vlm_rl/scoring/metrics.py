@@ -109,18 +109,22 @@ def _wemath(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _dynamath(rows: Sequence[Row]) -> dict[str, Any]:
-    scores = accuracies(rows)
-    questions = {row.question.id: row.question for row in rows}
-    worst = dynamath.worst_case((question, float(scores[name] == 1)) for name, question in questions.items())
-    average = with_interval(scores.values())
-    found: dict[str, Any] = {"average": average, "worst_case": with_interval(worst.values())}
+    average = with_interval(accuracies(rows).values())
+    found: dict[str, Any] = {"average": average, "worst_case": with_interval(_worst_cases(rows).values())}
     variants: dict[str, set[str]] = defaultdict(set)
-    for question in questions.values():
-        variants[question.problem].add(question.part)
+    for row in rows:
+        variants[row.question.problem].add(row.question.part)
     found["num_variants"] = sorted({len(parts) for parts in variants.values()})
     share = found["worst_case"]["score"]
     found["reasoning_robustness"] = share / average["score"] if average["score"] else None
     return found
+
+
+def _worst_cases(rows: Sequence[Row]) -> dict[str, float]:
+    """Seed -> 1 if every sample of each of its variants is right."""
+    scores = accuracies(rows)
+    questions = {row.question.id: row.question for row in rows}
+    return dynamath.worst_case((question, float(scores[name] == 1)) for name, question in questions.items())
 
 
 def _first_samples(rows: Sequence[Row]) -> list[tuple[Question, bool]]:
@@ -133,3 +137,10 @@ _METRICS: Mapping[str, Callable[[Sequence[Row]], dict[str, Any]]] = {"wemath": _
 def scores(benchmark: str, rows: Sequence[Row]) -> dict[str, Any]:
     """Every score that the benchmark reports, by name."""
     return _METRICS.get(benchmark, _plain)(rows)
+
+
+def headline_parts(benchmark: str, rows: Sequence[Row]) -> dict[str, float]:
+    """What the headline is the mean of, where that is not the questions: We-Math's problems, DynaMath's seeds."""
+    if benchmark == "wemath":
+        return wemath.score_of(wemath.four_cases(_first_samples(rows), loose=False))
+    return _worst_cases(rows) if benchmark == "dynamath" else {}

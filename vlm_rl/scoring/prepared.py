@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_rl.answers import Grader
 from vlm_rl.scoring.items import Answer, Judgement, Mode, Question, Row
-from vlm_rl.scoring.metrics import facet_tables, scores
+from vlm_rl.scoring.metrics import facet_tables, headline_parts, scores
 from vlm_rl.scoring.registry import BENCHMARKS, Benchmark
 from vlm_rl.scoring.score import judge_all
 from vlm_rl.templates import Template
@@ -52,6 +52,8 @@ def question_of(problem: Problem) -> Question:
     gold, kind = problem.answer, problem.answer_type
     if problem.source == "mathvista" and kind == "choice":
         gold = problem.choices[ord(gold) - ord("A")]
+    if problem.source == "mathvista" and problem.choices:
+        kind = "choice"  # also where the gold is none of the options (pids 168 and 849)
     if problem.source == "mathvista" and meta.get("answer_type") == "list":
         kind = "list"
     group = meta.get("seed", meta.get("problem", ""))
@@ -107,7 +109,7 @@ def official_judgements(
 
 
 def benchmark_scores(problems: Sequence[Problem], records: Sequence[Record]) -> dict[str, Any]:
-    """{benchmark, headline, scores, by}: what the benchmark reports of these verdicts; {} for other sets."""
+    """What the benchmark reports of these verdicts: its scores, their tables, its headline; {} for other sets."""
     benchmark = benchmark_of(problems)
     if benchmark is None:
         return {}
@@ -125,5 +127,6 @@ def benchmark_scores(problems: Sequence[Problem], records: Sequence[Record]) -> 
         "benchmark": benchmark.name,
         "headline": benchmark.headline,
         "scores": scores(benchmark.name, rows),
+        "headline_parts": headline_parts(benchmark.name, rows),
         "by": facet_tables(rows),
     }

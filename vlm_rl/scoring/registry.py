@@ -8,7 +8,6 @@ from typing import Any
 
 from vlm_rl.scoring import dynamath, lettered, mathvision, mathvista, text_sets, wemath
 from vlm_rl.scoring.items import Answer, Judgement, Question
-from vlm_rl.scoring.tables import TEXTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Benchmark:
     ids: tuple[str, ...]  # columns that name a response's question
     headline: str = "accuracy"
     emulated: bool = True  # the published rule needs a judge model, which rules stand in for
-    texts: tuple[str, ...] = TEXTS
+    short: bool = False  # the published rule starts from a short answer, which a file may hold
     carries: bool = False  # files of responses hold the annotations as well
 
 
@@ -47,7 +46,6 @@ BENCHMARKS: dict[str, Benchmark] = {
             lettered.read_logicvista,
             lettered.judge_logicvista,
             ("_key", "key", "id"),
-            texts=("response", "prediction", "answer"),
         ),
         Benchmark(
             "wemath",
@@ -62,10 +60,10 @@ BENCHMARKS: dict[str, Benchmark] = {
             "dynamath",
             dynamath.read_question,
             dynamath.judge,
-            ("{_key}-v{trial}", "{id}-v{trial}", "{key}-v{trial}", "id", "_key"),
+            ("{ID}-v{key}", *(f"{{{name}}}-v{{trial}}" for name in ("_key", "id", "ID", "key", "question_id"))),
             headline="worst_case",
             emulated=False,
-            texts=("response", "prediction", "short answer", "answer"),
+            short=True,
         ),
         *map(_text_set, ("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench")),
     )

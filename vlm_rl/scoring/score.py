@@ -12,7 +12,7 @@ from typing import Any
 from vlm_rl.answers import GRADER_VERSION, Grader, GradeTask
 from vlm_rl.errors import UserError
 from vlm_rl.scoring.items import Answer, Judgement, Mode, Question, Row
-from vlm_rl.scoring.metrics import facet_tables, health, scores
+from vlm_rl.scoring.metrics import facet_tables, headline_parts, health, scores
 from vlm_rl.scoring.registry import Benchmark
 from vlm_rl.templates import TEMPLATES, Template, boxes
 
@@ -20,14 +20,25 @@ from vlm_rl.templates import TEMPLATES, Template, boxes
 def matched(
     benchmark: Benchmark, questions: Sequence[Question], answers: Sequence[Answer]
 ) -> tuple[list[Answer], list[str]]:
-    """The answers that belong to a question, and the ids of the others. Raises UserError where none belongs."""
-    known = {question.id for question in questions}
+    """The answers that belong to a question, and the ids of the others. Raises UserError where none belongs.
+
+    So it does for files that say themselves that they answer other questions.
+    """
+    known = {question.id: question for question in questions}
     kept = [answer for answer in answers if answer.id in known]
     if not kept:
         raise UserError(
             f"none of the {len(answers)} responses belongs to one of the {len(known)} annotated questions of "
             f"{benchmark.name}: the responses' ids begin {', '.join(answer.id for answer in answers[:3])}, "
             f"the annotations' {', '.join(question.id for question in questions[:3])}: do the files fit each other?"
+        )
+    other = [answer for answer in kept if answer.gold not in (None, known[answer.id].gold)]
+    if 10 * len(other) > len(kept):
+        first = other[0]
+        raise UserError(
+            f"{len(other)} of {len(kept)} responses name another right answer than the annotations, as {first.id}: "
+            f"{first.gold!r} and {known[first.id].gold!r}: they answer other questions. Is a file taken for another "
+            "trial's? Name each by its trial (trial3.json), or give its rows a column trial"
         )
     return kept, sorted({answer.id for answer in answers if answer.id not in known})
 
@@ -100,6 +111,7 @@ def summarise_rows(
         "shipped_extractions": shipped,
         **health(rows),
         "scores": scores(benchmark.name, rows),
+        "headline_parts": headline_parts(benchmark.name, rows),
         "by": facet_tables(rows),
         "may_differ": [row.answer.id for row in rows if row.judgement.note.startswith("may differ")],
     }
