@@ -38,6 +38,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "relations",
                 "collection",
                 "equations",
+                "families",
+                "outcomes",
                 "prefilter",
                 "symbolic",
                 "symbolic_worker",

@@ -47,6 +47,8 @@ _WHY = {  # a refusal in words, by the rule that decided
     "equation": "an equation that says something else",
     "relation": "another range",
     "number_base": "a number in another base",
+    "family": "other numbers, or a parameter that runs through something else",
+    "outcome": "a value where there is none, none where there is one, or another kind of none",
     "figure": "another figure, or its corners in another order",
     "rounded": "another number after rounding",
     "matrix": "another shape, or other entries",

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
 from typing import Any
 
 from vlm_rl.collection import Collection, as_rational, collection, in_order, pair_off, unmatched
 from vlm_rl.equations import EQUALS, is_list, label, members_agree, ratio, same_curve, same_label, same_ratio
+from vlm_rl.families import INTEGERS, beside, family, renamed, same_names, same_numbers
 from vlm_rl.margins import Margin, margin_of, same_number
 from vlm_rl.mathtext import canonical, clean, is_prose, matrix, split_top
+from vlm_rl.number_words import ordinal
+from vlm_rl.outcomes import outcome
 from vlm_rl.polynomial import parse_closed_form
 from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refused
 from vlm_rl.rational import TooLargeError, is_date, parse_rational
@@ -73,8 +76,18 @@ class Comparison:
             return self._decide("text", value=True)
         if (self.answer_type == "text" or is_prose(gold)) and _words(gold) == _words(answer):
             return self._decide("text", value=True)
+        outcomes = outcome(gold), outcome(answer)
+        if any(outcomes):
+            return self._decide("outcome", value=outcomes[0] == outcomes[1])
+        ordinals = ordinal(gold), ordinal(answer)
+        if None not in ordinals:
+            return self._decide("number", value=ordinals[0] == ordinals[1])
         if is_date(gold):
             return self._decide("text", value=False)
+        if top and self.answer_type != "text":
+            done, verdict = self._families(gold, answer)
+            if done:
+                return verdict
         if _APPROXIMATE.search(answer) and not _APPROXIMATE.search(gold):
             return self._approximation(gold, answer)
         if "=" in gold or "=" in answer:
@@ -96,6 +109,22 @@ class Comparison:
     def _decide(self, path: str, *, value: bool | None) -> bool | None:
         self.path = path
         return value
+
+    # -- families of answers -------------------------------------------------------------------
+
+    def _families(self, gold: str, answer: str) -> tuple[bool, bool | None]:
+        have = family(answer)
+        want = have and (family(gold) or beside(gold, have))
+        if have is None or want is None:
+            return False, None
+        body = renamed(have, want.parameter)
+        if body is None or want.domain != have.domain or not same_names(want, have):
+            return True, self._decide("family", value=False)
+        if want.domain == INTEGERS:
+            same = same_numbers(want, replace(have, body=body, parameter=want.parameter))
+            if same is not None:
+                return True, self._decide("family", value=same)
+        return True, self._same(want.body, body)
 
     # -- labels and equations ------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r":=", "="),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\[lr]vert(?![A-Za-z])", "|"),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\backslash(?![A-Za-z])", r"\\setminus "),
@@ -86,6 +86,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"([0-9]\.[0-9]*)\(([0-9]+)\)", r"\1\\overline{\2}"),  # 0.1(6) is 0.1666...
         (r"\\(vec|hat|bar|overline) +([0-9A-Za-z])", r"\\\1{\2}"),
         (r"(?:\\|(?<![A-Za-z\\]))sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<=[0-9]) ?(?:\^ ?)?\{? ?(st|nd|rd|th)(?![A-Za-z]) ?\}?", r"\1"),  # 57^{th}
         (r"\^\s*(-?[0-9]*\.[0-9]+|-?[0-9]+|[A-Za-z])", r"^{\1}"),
         (r"_\s*([0-9A-Za-z])", r"_{\1}"),
         (rf"\\(frac|binom)(?![A-Za-z])\s*{_ARGUMENT}\s*{_ARGUMENT}", r"\\\1{\2}{\3}"),

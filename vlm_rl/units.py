@@ -47,6 +47,7 @@ _FRACTION_TAIL = re.compile(rf"(?<=[0-9.)}}]) ?\\frac\{{ ?({_WORD}) ?\}}\{{ ?({_
 _DEGREE_TAIL = re.compile(
     r" ?(?:\^\\circ|(?<![A-Za-z])(?i:degrees?|deg)(?![A-Za-z])) ?(?P<scale>C|F|(?i:celsius|fahrenheit))?$"
 )
+_ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes, or feet: not the bare number
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
@@ -88,6 +89,8 @@ def quantity(text: str) -> Quantity:
     if match := _DEGREE_TAIL.search(text):
         scale = (match.group("scale") or "")[:1].upper()
         return Quantity(text[: match.start()].strip(), {f"degree {scale}".strip(): 1})
+    if match := _ORDINAL_TAIL.search(text):
+        return Quantity(text[: match.start()], {"ordinal": 1})
     if match := _PRIME_TAIL.search(text):
         return Quantity(text[: match.start()].strip(), {match.group("primes"): 1})
     if match := _MONEY_HEAD.search(text):

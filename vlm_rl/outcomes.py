@@ -1,0 +1,28 @@
+"""Answers that say there is no value, or no end of them: each outcome in its usual words, no two alike."""
+
+from __future__ import annotations
+
+import re
+
+_SUBJECT = r"(?:(?:the |this |such an? )?(?:limit|value|answer|solution|expression|function|it|integral|number) )?"
+_THERE = r"(?:there (?:are|is|exists?) |(?:it|the equation|the system|this) has )?"
+_OF_IT = r"(?: (?:to|for) (?:the|this) (?:equation|system|problem|inequality))?"
+_WORDS = {
+    "does not exist": rf"dne|d n e|{_SUBJECT}(?:does not|doesn't|doesnt|do not) exist|不存在|极限不存在",
+    "no solution": rf"{_THERE}no (?:solutions?|roots?)(?: exists?)?{_OF_IT}|{_SUBJECT}has no (?:solutions?|roots?)"
+    r"|\\emptyset|(?:the )?(?:empty|null) set|(?:方程)?(?:无解|没有解)|空集",
+    "no real solution": rf"{_THERE}no real (?:solutions?|roots?|values?|numbers?)(?: exists?)?{_OF_IT}"
+    r"|(?:方程)?(?:无实数?[解根]|没有实数?[解根])",
+    "undefined": rf"{_SUBJECT}(?:is )?(?:undefined|not defined)|无意义|未定义|没有意义",
+    "infinitely many": rf"{_THERE}(?:infinitely many|an infinite (?:number|amount) of|infinite(?: number of)?|∞ many)"
+    rf"(?: (?:solutions?|roots?|values?|points?))?{_OF_IT}|无穷多个?解?|无数个?解?|有无[穷数]多?个?解?",
+}
+_OUTCOMES = {name: re.compile(pattern) for name, pattern in _WORDS.items()}
+
+
+def outcome(text: str) -> str | None:
+    """The name of the outcome that `clean` text states, or None if it is an answer of another kind."""
+    if len(text) > 80:
+        return None
+    words = " ".join(text.casefold().replace(".", " ").strip("! ").split())
+    return next((name for name, pattern in _OUTCOMES.items() if pattern.fullmatch(words)), None)
