@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from vlm_rl.collection import Collection, as_rational, collection, in_order, pair_off, unmatched
+from vlm_rl.collection import Collection, as_rational, by_name, collection, in_order, pair_off, unmatched
 from vlm_rl.equations import EQUALS, is_list, label, members_agree, ratio, same_curve, same_label, same_ratio
 from vlm_rl.families import INTEGERS, beside, family, renamed, same_names, same_numbers
 from vlm_rl.margins import Margin, margin_of, same_number
@@ -29,7 +29,7 @@ from vlm_rl.polynomial import parse_closed_form
 from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refused
 from vlm_rl.rational import TooLargeError, is_date, parse_rational
 from vlm_rl.relations import as_intervals, has_relation
-from vlm_rl.units import Unit, parse_unit, quantity
+from vlm_rl.units import Unit, measures, parse_unit, quantity
 from vlm_rl.verdicts import AnswerType
 
 Job = tuple[str, ...]
@@ -48,6 +48,7 @@ _NUMBER_BASE = re.compile(r"\(?[0-9A-F)] ?\)? ?_ ?\{([^{}]*)\}")
 _FIGURE = re.compile(r"(\\triangle ?)?(?<![A-Za-z\\])([A-Z]{3,6})(?![A-Za-z])")
 _GUESS = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
+_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
 
@@ -221,6 +222,7 @@ class Comparison:
         ordered = in_order(first, second, self.answer_type)
         if ordered is None:
             return True, self._decide(first.kind, value=False)
+        first, second = by_name(first, second)
         left, right = first.items, second.items
         if "set" in (first.kind, second.kind):
             left, right = first.distinct_items, second.distinct_items
@@ -247,7 +249,12 @@ class Comparison:
     # -- numbers, percent, units ---------------------------------------------------------------
 
     def _quantities(self, gold: str, answer: str, *, top: bool) -> bool | None:
+        parts = measures(gold), measures(answer)
+        if any(parts):
+            return self._decide("unit", value=parts[0] == parts[1])
         want, have = quantity(gold), quantity(answer)
+        if want.unit and have.unit is None and (spaced := quantity(_LETTER_UNIT.sub(" ", answer))).unit == want.unit:
+            have = spaced  # `5m` may be a product, but not where metres are asked for
         gold_unit = want.unit or (self._stated_unit() if top else None)
         if gold_unit is not None and have.unit is not None and gold_unit != have.unit:
             return self._decide("unit", value=False)

@@ -20,6 +20,7 @@ _LABEL = re.compile(
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
 _GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
+_ROOT, _INDEX = re.compile("[tx-z]"), re.compile(r"(?<=^[tx-z])_\{[0-9]\}$")  # x_1 and x_2 are two values of x
 _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
 
 
@@ -40,7 +41,7 @@ def label(parts: list[str]) -> str | None:
 def same_label(golds: list[str], answers: list[str]) -> bool:
     """Whether two labelled values may be compared: the same label, or words that describe a number."""
     labels = golds[0], answers[0]
-    names = {canonical(text) for text in labels}
+    names = {_INDEX.sub("", canonical(text)) if _ROOT.fullmatch(canonical(golds[0])) else canonical(text) for text in labels}
     if len(names) == 1 or names == _GRAPH:
         return True
     described = all(_DESCRIPTION.fullmatch(text) for text in labels) and len(labels[0]) > 1

@@ -22,7 +22,7 @@ _HTML = re.compile(r"<(b|i|u|em|strong|p|span)>([^<>]*)</\1>")
 _GREEK = r"\\(?:pi|alpha|beta|gamma|theta|lambda|mu|phi|omega)(?![A-Za-z])"
 _ARGUMENT = rf"([0-9A-Za-z]|{_GREEK})"  # of \frac without braces
 _FUNCTIONS = r"arc(?:sin|cos|tan)|sin|cos|tan|cot|csc|ln|log|exp"
-_LARGER = r"days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
+_LARGER = r"degrees?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
 _SMALLER = (
     r"hours?|hrs?|minutes?|mins?|seconds?|secs?|s|inch(?:es)?|in|ounces?|oz|cents?|centimeters?|centimetres?|cm"
 )
@@ -55,7 +55,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\leq(?:slant|q)?(?![A-Za-z])|<=", r"\\le "),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
+        (r"\\neq(?![A-Za-z])|!=|\\not ?=", r"\\ne "),
         (r"\\colon(?![A-Za-z])", ":"),
         (r":=", "="),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),

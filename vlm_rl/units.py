@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+
+from vlm_rl.number_words import parse_words
+from vlm_rl.rational import NUMBER, parse_rational
 
 _UNIT_NAMES = {
     "m": "m meter metre", "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre",
@@ -52,12 +56,14 @@ _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes,
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
 _MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
+_MEASURE = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
+_PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
 _BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
 # Chinese: a unit or what is counted, but no word that changes the number or doubts it.
 _CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
 _CHINESE_TAIL = re.compile(
     r"(?<=[0-9)}]) ?("
-    rf"(?:[平立]方|千(?=[克米瓦]))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}})$"
+    rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}})$"
 )
 _CHINESE_UNITS = {
     "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
@@ -110,6 +116,8 @@ def quantity(text: str) -> Quantity:
         return Quantity(text)
     body = text[: match.start()].strip()
     known = body.endswith(("}", ")", "\\pi")) or body[-1:].isdigit() or body[-1:] == "."
+    if not body:
+        return _counted_in_words(text)
     unit = parse_unit(match.group("unit"), number_before=known)
     # `5m` may well be a product: a one-letter unit needs a space, which \text{m} and \mathrm{m} leave.
     if unit is None or not known or (len(match.group("unit")) == 1 and not match.group("space")):
@@ -151,6 +159,31 @@ def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
         if power != 1 or (not exponents and not _NO_UNIT & {word.partition("^{")[0] for word in text.split()})
         else exponents
     )
+
+
+def measures(text: str) -> list[tuple[Fraction | None, str]] | None:
+    """(value, unit) of each part of `6 ft 2 in` or `35^\\circ 20'`; None unless there are two or more."""
+    parts: list[tuple[Fraction | None, str]] = []
+    position = 0
+    while match := _MEASURE.match(text, position):
+        of_a_degree = bool(parts) and parts[0][1] == "degree"
+        unit = _PART_OF_A_DEGREE.get(match[2]) if of_a_degree else None
+        unit = unit or ("degree" if match[2] == "^\\circ" else _known_unit(match[2]))
+        if unit is None:
+            return None
+        parts.append((parse_rational(match[1]), unit))
+        position = match.end()
+    return parts if len(parts) > 1 and position == len(text) else None
+
+
+def _counted_in_words(text: str) -> Quantity:
+    """`two hours`: a number in words, then a unit."""
+    words = text.split() if parse_words(text) is None else []
+    for size in range(len(words) - 1, 0, -1):
+        number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
+        if unit and parse_words(number) is not None:
+            return Quantity(number, unit)
+    return Quantity(text)
 
 
 def _chinese_unit(name: str) -> Unit:
