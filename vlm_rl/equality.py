@@ -24,8 +24,8 @@ from vlm_rl.families import INTEGERS, beside, family, renamed, same_names, same_
 from vlm_rl.margins import Margin, margin_of, same_number
 from vlm_rl.mathtext import canonical, clean, is_prose, matrix, split_top
 from vlm_rl.number_words import ordinal
-from vlm_rl.outcomes import outcome
-from vlm_rl.polynomial import parse_closed_form
+from vlm_rl.outcomes import formula, outcome
+from vlm_rl.polynomial import DIFFERENTIALS, parse_closed_form
 from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refused
 from vlm_rl.rational import TooLargeError, is_date, parse_rational
 from vlm_rl.relations import as_intervals, has_relation
@@ -48,6 +48,9 @@ _NUMBER_BASE = re.compile(r"\(?[0-9A-F)] ?\)? ?_ ?\{([^{}]*)\}")
 _FIGURE = re.compile(r"(\\triangle ?)?(?<![A-Za-z\\])([A-Z]{3,6})(?![A-Za-z])")
 _GUESS = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
+_MARK = re.compile(r"[A-Za-z)}]? ?'+|[A-Za-z)}] ?\^ ?\{? ?(?:T|\\top|\\intercal)(?![A-Za-z])")
+_DERIVATIVE = re.compile(rf"\\partial(?:\^\{{[0-9]\}})? ?[A-Za-z]?|{DIFFERENTIALS}")
+_LOGIC = re.compile(r"\\(?:(land|wedge)|(?:lor|vee))(?![A-Za-z])")
 _LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
@@ -76,6 +79,9 @@ class Comparison:
         if canonical(gold) == canonical(answer):
             return self._decide("text", value=True)
         if (self.answer_type == "text" or is_prose(gold)) and _words(gold) == _words(answer):
+            return self._decide("text", value=True)
+        formulae = formula(gold), formula(answer)
+        if formulae[0] is not None and formulae[0] == formulae[1]:
             return self._decide("text", value=True)
         outcomes = outcome(gold), outcome(answer)
         if any(outcomes):
@@ -190,6 +196,12 @@ class Comparison:
     # -- sets, tuples, intervals, lists --------------------------------------------------------
 
     def _collections(self, gold: str, answer: str) -> tuple[bool, bool | None]:
+        logic = (
+            {match[1] is None for match in _LOGIC.finditer(gold)},
+            {match[1] is None for match in _LOGIC.finditer(answer)},
+        )
+        if all(logic) and logic[0] != logic[1]:
+            return True, self._decide("bare", value=False)
         unions = split_top(gold, _UNION), split_top(answer, _UNION)
         if len(unions[0]) > 1 or len(unions[1]) > 1:
             if len(unions[0]) != len(unions[1]):
@@ -311,8 +323,8 @@ class Comparison:
             return self._decide("number_base", value=False)  # math-verify overlooks the subscript of 12_{3}
         if _figures(gold) != _figures(answer):
             return self._decide("figure", value=False)  # math-verify reads a figure's name as a product
-        if "'" in answer and "'" not in gold:
-            return self._decide("text", value=False)  # math-verify overlooks primes
+        if _marks(gold) != _marks(answer) or _derivatives(gold) not in ([], _derivatives(answer)):
+            return self._decide("text", value=False)  # math-verify overlooks them
         refuse_explosive(answer)
         return self._decide("math_verify", value=self.ask(("equal", gold, answer)))
 
@@ -328,7 +340,18 @@ def _figures(text: str) -> list[str]:
     return sorted("".join(sorted(name)) if triangle else min(name, name[::-1]) for triangle, name in found)
 
 
+def _marks(text: str) -> list[str]:
+    """The primes and transposes, and what has them."""
+    return sorted(map(canonical, _MARK.findall(text)))
+
+
+def _derivatives(text: str) -> list[str]:
+    r"""What is differentiated, and by what, in the order of \frac{dy}{dx}."""
+    return [canonical(found) for found in _DERIVATIVE.findall(text)]
+
+
 def _words(text: str) -> str:
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
     text = re.sub(r"[\s\\\"'.!-]+", " ", text).strip().casefold()
+    text = re.sub(r"^(?:an?|the) (?=[a-z]{2})", "", text)
     return re.sub(r"(?<=[0-9]) (?=[a-z])", "", text)  # 6:30 pm

@@ -15,6 +15,7 @@ _COLON = frozenset(":")
 _TIME_OF_DAY = re.compile(r"[0-9] ?[AaPp]\.? ?[Mm]\.?$")
 _LABEL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
+    r"|[a-z]\^\{-1\} ?\([a-z]\)|P ?\((?:[^()]|\([^()]*\))*\)|\|[A-Z]{2}\|"  # f^{-1}(x), P(X=2), |AB|
     r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
 )
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
@@ -41,7 +42,9 @@ def label(parts: list[str]) -> str | None:
 def same_label(golds: list[str], answers: list[str]) -> bool:
     """Whether two labelled values may be compared: the same label, or words that describe a number."""
     labels = golds[0], answers[0]
-    names = {_INDEX.sub("", canonical(text)) if _ROOT.fullmatch(canonical(golds[0])) else canonical(text) for text in labels}
+    names = {canonical(text) for text in labels}
+    if _ROOT.fullmatch(labels[0]):
+        names = {_INDEX.sub("", name) for name in names}
     if len(names) == 1 or names == _GRAPH:
         return True
     described = all(_DESCRIPTION.fullmatch(text) for text in labels) and len(labels[0]) > 1

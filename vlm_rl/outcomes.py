@@ -1,4 +1,4 @@
-"""Answers that say there is no value, or no end of them: each outcome in its usual words, no two alike."""
+"""Answers in words that are no numbers: that there is no value, or no end of them; and chemical formulae."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def outcome(text: str) -> str | None:
         return None
     words = " ".join(text.casefold().replace(".", " ").strip("! ").split())
     return next((name for name, pattern in _OUTCOMES.items() if pattern.fullmatch(words)), None)
+
+
+_FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?){2,20}(?:\^ ?\{ ?[0-9]?[-+] ?\})?")
+
+
+def formula(text: str) -> str | None:
+    """`H_2O` and `H2O` in one spelling; None for what has no count of atoms, or is no formula."""
+    if len(text) > 80 or not _FORMULA.fullmatch(text) or not any(character.isdigit() for character in text):
+        return None
+    return "".join(character for character in text if character not in "_{} ")

@@ -31,7 +31,9 @@ _TOKEN = re.compile(
     r"(?:_\{[A-Za-z0-9]{1,4}\})?)|(?P<sign>[-+*/^!(){}]))"
 )
 _CALL = re.compile(r"[fghFGPT] ?\(")  # a function's name in front of its argument
+DIFFERENTIALS = r"\\frac ?\{ ?d(?:\^\{[0-9]\})? ?[A-Za-z]? ?\} ?\{ ?d ?[a-z](?![A-Za-z])"  # no quotient of products
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}|(?<![A-Za-z\\])(?:ln|lg|or|if|is|no|to|in|of|at)(?![A-Za-z])")
+_NOT_READ = re.compile(f"{_LETTERS.pattern}|{_CALL.pattern}|{DIFFERENTIALS}")
 
 Monomial = tuple[tuple[str, int], ...]  # (symbol, exponent), sorted; the symbol of the root of a prime is its digits
 Polynomial = Mapping[Monomial, Fraction]
@@ -115,7 +117,7 @@ class ClosedForm:
 @lru_cache(maxsize=256)
 def parse_closed_form(text: str) -> ClosedForm | None:
     """The exact value of `clean` text, or None if it is not such an expression or grows too large."""
-    if len(text) > MAX_LENGTH or _LETTERS.search(text) or _CALL.search(text):
+    if len(text) > MAX_LENGTH or _NOT_READ.search(text):
         return None
     try:
         return _Parser(tokens(text, _TOKEN)).whole()

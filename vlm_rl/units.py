@@ -63,12 +63,13 @@ _BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?(
 _CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
 _CHINESE_TAIL = re.compile(
     r"(?<=[0-9)}]) ?("
-    rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}})$"
+    rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
+    rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
 )
 _CHINESE_UNITS = {
     "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
-    "公斤": "kg", "吨": "t", "秒": "s", "分钟": "min", "小时": "h", "天": "day", "周": "week", "月": "month",
-    "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan", "角": "jiao", "千瓦": "kW", "公顷": "ha",
+    "公斤": "kg", "吨": "t", "秒": "s", "分钟": "min", "分": "min", "小时": "h", "时": "h", "天": "day", "周": "week",
+    "月": "month", "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan", "角": "jiao", "千瓦": "kW", "公顷": "ha",
 }  # fmt: skip
 _CHINESE_POWERS = {"平方": 2, "立方": 3}
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
@@ -181,15 +182,18 @@ def _counted_in_words(text: str) -> Quantity:
     words = text.split() if parse_words(text) is None else []
     for size in range(len(words) - 1, 0, -1):
         number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
-        if unit and parse_words(number) is not None:
+        if unit and parse_words(number) is not None and parse_words(words[size]) is None:
             return Quantity(number, unit)
     return Quantity(text)
 
 
 def _chinese_unit(name: str) -> Unit:
-    power = _CHINESE_POWERS.get(name[:2], 1)
-    name = name[2:] if power > 1 else name
-    return {_CHINESE_UNITS.get(name, name): power}
+    exponents: dict[str, int] = {}
+    for side, part in zip((1, -1), re.split("[/每]", name, maxsplit=1), strict=False):
+        power = _CHINESE_POWERS.get(part[:2], 1)
+        part = part[2:] if power > 1 else part
+        exponents[_CHINESE_UNITS.get(part, part)] = side * power
+    return exponents
 
 
 def _known_unit(name: str) -> str | None:

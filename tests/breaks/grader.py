@@ -66,8 +66,8 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     ),
     "units.py": (
         ("Chinese: any word", "(?![{_CHINESE_MODIFIERS}])", ""),
-        ("Chinese: no powers", "_CHINESE_POWERS.get(name[:2], 1)", "1"),
-        ("Chinese: units of their own", "_CHINESE_UNITS.get(name, name)", "name"),
+        ("Chinese: no powers", "_CHINESE_POWERS.get(part[:2], 1)", "1"),
+        ("Chinese: units of their own", "_CHINESE_UNITS.get(part, part)", "part"),
     ),
     "mathtext.py": (
         ("parts of a length joined by or", r"and (?=[0-9]+ ?(?:{_SMALLER})", r"or (?=[0-9]+ ?(?:{_SMALLER})"),
