@@ -40,6 +40,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "equations",
                 "families",
                 "outcomes",
+                "overlooked",
                 "prefilter",
                 "symbolic",
                 "symbolic_worker",

@@ -16,9 +16,11 @@ _UNITS = {word: value for value, word in enumerate(_SMALL.split())}
 _UNITS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _ORDINALS = "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
-_ORDINAL_OF = dict(zip(_ORDINALS.split(), _SMALL.split(), strict=False))
+_ORDINAL_OF: dict[str, str] = dict(zip(_ORDINALS.split(), _SMALL.split(), strict=False))
 _ORDINAL_OF |= {word + "th": word for word in (*_SMALL.split()[13:], *_SCALES)}
 _ORDINAL_OF |= {word.removesuffix("y") + "ieth": word for word in _TENS.split()}
+# Words that count, or name a part: none of them is what is counted.
+COUNTING = frozenset([*_UNITS, *_SCALES, *_ORDINAL_OF, *(f"{word}s" for word in (*_ORDINAL_OF, *_SCALES))])
 _SUFFIXED = re.compile(r"([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(st|nd|rd|th)")
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
 _PARTS |= {"ninth": 9, "tenth": 10}

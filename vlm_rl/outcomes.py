@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from vlm_rl.number_words import ordinal
+
 _SUBJECT = r"(?:(?:the |this |such an? )?(?:limit|value|answer|solution|expression|function|it|integral|number) )?"
 _THERE = r"(?:there (?:are|is|exists?) |(?:it|the equation|the system|this) has )?"
 _OF_IT = r"(?: (?:to|for) (?:the|this) (?:equation|system|problem|inequality))?"
@@ -18,6 +20,17 @@ _WORDS = {
     rf"(?: (?:solutions?|roots?|values?|points?))?{_OF_IT}|无穷多个?解?|无数个?解?|有无[穷数]多?个?解?",
 }
 _OUTCOMES = {name: re.compile(pattern) for name, pattern in _WORDS.items()}
+
+
+def by_words(gold: str, answer: str) -> tuple[str, bool] | None:
+    """(rule, verdict) for two formulae, outcomes or ordinals of `clean` texts; None where words do not decide."""
+    if (wanted := formula(gold)) is not None and wanted == formula(answer):
+        return "text", True
+    outcomes = outcome(gold), outcome(answer)
+    if any(outcomes):
+        return "outcome", outcomes[0] == outcomes[1]
+    ordinals = ordinal(gold), ordinal(answer)
+    return None if None in ordinals else ("number", ordinals[0] == ordinals[1])
 
 
 def outcome(text: str) -> str | None:
@@ -36,3 +49,11 @@ def formula(text: str) -> str | None:
     if len(text) > 80 or not _FORMULA.fullmatch(text) or not any(character.isdigit() for character in text):
         return None
     return "".join(character for character in text if character not in "_{} ")
+
+
+def words(text: str) -> str:
+    """Letters and digits of a text in words: no case, no marks, no article in front."""
+    text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
+    text = re.sub(r"[\s\\\"'.!-]+", " ", text).strip().casefold()
+    text = re.sub(r"^(?:an?|the) (?=[a-z]{2})", "", text)
+    return re.sub(r"(?<=[0-9]) (?=[a-z])", "", text)  # 6:30 pm

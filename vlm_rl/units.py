@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from vlm_rl.number_words import parse_words
+from vlm_rl.number_words import COUNTING, parse_words
 from vlm_rl.rational import NUMBER, parse_rational
 
 _UNIT_NAMES = {
@@ -35,14 +35,16 @@ _UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.sp
 _COMPOUND = {"kph": "km/h", "kmph": "km/h", "mph": "mi/h", "mps": "m/s"}
 # Words that change the number in front of them, or say that it is not the answer.
 _MODIFIERS = """
-    or and not no if is was are be more less than least most about approx approximately hundred thousand
-    million billion trillion dozen pi half halves third thirds quarter quarters fourth fourths fifth fifths
-    sixth sixths tenth tenths times over plus minus wrong incorrect mod modulo sqrt root sin cos tan log ln
+    or and not no if is was are be more less than least most about approx approximately dozen score gross lakh
+    crore quadrillion pi half halves quarter quarters fold doubled tripled halved times over plus minus below
+    above under off short fewer higher lower smaller greater larger bigger longer shorter unless except
+    excluding without exclusive never nothing unlikely impossible power exponent inverse reciprocal percentile
+    wrong incorrect mod modulo sqrt root sin cos tan log ln
     exp to by of the remainder factorial choose base option choice undefined infinite infinity
     negative positive true false yes with where for all any some maybe perhaps nor but either else
     possibly probably versus vs ish so something oder und oppure sqr rounded around roughly near between even odd
 """
-_NOT_UNITS = frozenset(_MODIFIERS.split())
+_NOT_UNITS = frozenset(_MODIFIERS.split()) | COUNTING
 _NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever it is measured in
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _WORD = r"[A-Za-z]+(?:\^\{-?[0-9]\})?"
@@ -68,8 +70,9 @@ _CHINESE_TAIL = re.compile(
 )
 _CHINESE_UNITS = {
     "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
-    "公斤": "kg", "吨": "t", "秒": "s", "分钟": "min", "分": "min", "小时": "h", "时": "h", "天": "day", "周": "week",
-    "月": "month", "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan", "角": "jiao", "千瓦": "kW", "公顷": "ha",
+    "公斤": "kg", "吨": "t", "秒": "s", "分": "min", "分钟": "min", "时": "h", "小时": "h", "天": "day",
+    "周": "week", "月": "month", "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan",
+    "角": "jiao", "千瓦": "kW", "公顷": "ha",
 }  # fmt: skip
 _CHINESE_POWERS = {"平方": 2, "立方": 3}
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")

@@ -52,11 +52,19 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     "equality.py": (
         ("comparisons past the filter", "refuse_explosive(answer)", "pass", NO_WAY),
         ("values past the filter", "refuse_explosive(text)", "pass", NO_WAY),
+        ("a point of any name", "answer.startswith(point.group().strip()) or", "True or"),
+        ("other variable, same range", "left.variable != right.variable", "False"),
+    ),
+    "overlooked.py": (
         ("figures' corners in any order", "if _figures(gold) != _figures(answer):", "if False:"),
         ("figures in one direction", "min(name, name[::-1])", "name"),
         ("triangles in one order", '"".join(sorted(name)) if triangle else', ""),
-        ("a point of any name", "answer.startswith(point.group().strip()) or", "True or"),
-        ("other variable, same range", "left.variable != right.variable", "False"),
+        ("marks", "_marks(gold) == _marks(answer) and", ""),
+        ("derivatives", "and _derivatives(gold) in ([], _derivatives(answer))", ""),
+        ("derivatives in any order", "return [canonical(found) for found", "return sorted(canonical(found) for found"),
+    ),
+    "families.py": (
+        ("any parameter's set", "or want.domain != have.domain", ""),
     ),
     "answers.py": (
         ("boxes of any length", "refuse_long(text)", "pass", LONG),
