@@ -60,7 +60,6 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
             "if _MEMBER.match(gold) and as_intervals(gold)",
             "if False",
         ),
-        ("one measure of several", "if any(parts):", "if all(parts):"),
         ("a point of any name", "answer.startswith(point.group().strip()) or", "True or"),
         ("other variable, same range", "left.variable != right.variable", "False"),
     ),
