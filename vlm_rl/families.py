@@ -18,7 +18,7 @@ from vlm_rl.polynomial import ClosedForm, parse_closed_form
 INTEGERS = "Z"
 MAX_RESIDUES = 500  # numbers of one period
 
-_LEAD = r"[ ,;:|]*(?:\\mid ?)?(?:(?:and |where |with |for ){0,3})(?:(?:any|all|some|every|each|an) ){0,2}"
+_LEAD = r"[ ,;:|]{0,4}(?:(?:and |where |with |for ){0,3})(?:(?:any|all|some|every|each|an) ){0,2}"
 _DOMAIN = r"(?:\\mathbb\{[ZNQR]\}|[ZNQR](?![A-Za-z]))(?:\^(?:\{ ?[+*] ?\}|[+*])|_\{ ?[+*0] ?\}|_\+)?"
 _DOTS = r"(?:\\[lc]?dots|\.\.\.)"
 _STATED = re.compile(
@@ -50,7 +50,7 @@ def family(text: str) -> Family | None:
     domains = {canonical(match["domain"] or match["same"] or INTEGERS) for match in found}
     if len(names) != 1 or len(domains) != 1:
         return None
-    body, parameter = _STATED.sub(" ", text).strip(" ,;"), names.pop()
+    body, parameter = _STATED.sub(" ", text).strip(" ,;:|"), names.pop()
     domain = re.sub(r"\\mathbb|[{}^_]", "", domains.pop())
     return Family(body, parameter, domain) if _holds(body, parameter) else None
 
