@@ -185,7 +185,7 @@ def _counted_in_words(text: str) -> Quantity:
     words = text.split() if parse_words(text) is None else []
     for size in range(len(words) - 1, 0, -1):
         number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
-        if unit and parse_words(number) is not None and parse_words(words[size]) is None:
+        if unit and parse_words(number) is not None:
             return Quantity(number, unit)
     return Quantity(text)
 

@@ -91,7 +91,6 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     ),
     "units.py": (
         ("minutes are seconds", """{"'": "min", "''": "s",""", """{"'": "s", "''": "s","""),
-        ("number words count themselves", "and parse_words(words[size]) is None", ""),
         ("fractions of a unit", "frozenset(_MODIFIERS.split()) | COUNTING", "frozenset(_MODIFIERS.split())"),
         ("Chinese: quotients turned round", "zip((1, -1), re.split", "zip((-1, 1), re.split"),
         ("Chinese: any word", "(?![{_CHINESE_MODIFIERS}])", ""),
@@ -191,7 +190,6 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     ),
     "choices.py": (
         ("a letter that leads in doubt", "and not _DOUBT.search(marked[2])", ""),
-        ("articles as letters", "|(?<=[A-Z]) (?:- )?)(.+)", "| (?:- )?)(.+)"),
         ("labels out of order", 'ord(match[1]) - ord("A") == index', "True"),
         ("two options of one value", "return named if one else frozenset()", "return named"),
         (
