@@ -51,6 +51,8 @@ LIMITS = [
     ("a huge binomial", r"\binom{12345}{x}", r"\binom{1234}{x}"),
     ("a huge binomial", r"\dbinom{10^{8}}{2}", r"\dbinom{10}{2}"),
     ("a long sum or product", r"\sum_{k=1000}^{n} k", r"\sum_{k=999}^{n} k"),
+    ("a long sum or product", r"\sum_{k=1}^{12345} k", r"\sum_{k=1}^{100} k"),
+    ("a huge power", r"\int_{0}^{9} x^{12345} dx", r"\int_{0}^{1234} x dx"),
     ("a long sum or product", r"\prod_{k=1}^{10^{9}} k", r"\prod_{k=1}^{10} k"),
     ("several integrals", r"\int_0^1\int_0^1 x dx dy", r"\int_0^1 x dx"),
     ("several integrals", r"\iint x", r"\int x"),

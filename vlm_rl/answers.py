@@ -29,7 +29,7 @@ from vlm_rl.verdicts import AnswerType, Grade
 if TYPE_CHECKING:
     from vlm_rl.types import Problem  # imports torch, which grading does not need
 
-GRADER_VERSION = "5"  # of the policy: another version may give another verdict
+GRADER_VERSION = "6"  # of the policy: another version may give another verdict
 MAX_BOXES = 8  # different answers among one response's boxes
 MAX_SPELLINGS = 64  # different texts among them
 MAX_ASKED = 40  # symbolic comparisons for one response
@@ -47,6 +47,8 @@ _WHY = {  # a refusal in words, by the rule that decided
     "equation": "an equation that says something else",
     "relation": "another range",
     "number_base": "a number in another base",
+    "family": "other numbers, or a parameter that runs through something else",
+    "outcome": "a value where there is none, none where there is one, or another kind of none",
     "figure": "another figure, or its corners in another order",
     "rounded": "another number after rounding",
     "matrix": "another shape, or other entries",

@@ -18,8 +18,11 @@ _INTRODUCTION = (
     r"|(?i:réponse|antwort|respuesta|risposta|ответ)|(?:正确)?(?:答案|选项)[是为]?|选) ?:? ?)"
 )
 _AFFIRMED = r"(?: is (?:correct|right|the (?:(?:correct|right|best|final) )?(?:answer|option|choice)))?"
-_LETTER = re.compile(rf"{_INTRODUCTION}?[(\[<]?([A-Za-z])[)\]>.:,!]*{_AFFIRMED}")
-_LETTER_AND_TEXT = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Z])(?:[)\].:,]+ ?| - | )(.+)")
+_LETTER = re.compile(rf"{_INTRODUCTION}?[(\[<]?([A-Za-z])[)\]>.:,!]*项?{_AFFIRMED}")
+_LETTER_AND_TEXT = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Za-z])(?:[)\].:,]+ ?|(?<=[A-Z]) (?:- )?)(.+)")
+_MARKED = re.compile(rf"{_INTRODUCTION}?(?:[(\[](?=[A-Za-z][)\]]))?([A-Za-z])[)\].:]+ ?(.+)")
+_DOUBT = re.compile(r"(?<![A-Za-z\\])(?:[A-J]|[a-j](?=[).])|or|wrong|incorrect|maybe|perhaps)(?![A-Za-z'])|[?或错]")
+_REASON = re.compile(r"[,;.]? (?:because|since) .*$", re.DOTALL)
 _TEXT_AND_LETTER = re.compile(r"(.+?) ?[(\[]([A-Z])[)\]]")
 _SEPARATOR = re.compile(r"[,;/+&\s\\]+|(?<=\))(?=\()")
 _ONE = re.compile(r"[(\[]?([A-Za-z])[)\].]?")
@@ -41,6 +44,8 @@ def judge_choice(gold: str, answer: str, choices: Sequence[str], ask: Ask) -> tu
     if wanted is None:  # neither letter nor text: an option of the gold's value, or a gold nobody can meet
         wanted = _by_value(gold_text, choices, ask)
     named, path = _named_options(answer_text, choices, ask)
+    if named == frozenset() and (shorter := _REASON.sub("", answer_text)) != answer_text:
+        named, path = _named_options(shorter, choices, ask)
     if wanted is None:
         return None, path
     if named is None:
@@ -92,6 +97,9 @@ def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[froze
             same = _same_value(choices[letter], _unbracketed(match[text_group]), ask)
             if same is not False:
                 return (frozenset({letter}) if same else None), "choice_letter"
+    marked = None if choices else _MARKED.fullmatch(answer)
+    if marked is not None and not _DOUBT.search(marked[2]):  # `B) 12 cm`, of options that are not known
+        return frozenset({ord(marked[1].upper()) - ord("A")}), "choice_letter"
     return _by_value(answer, choices, ask), "choice_value"
 
 

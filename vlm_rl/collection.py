@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -50,8 +50,9 @@ def collection(text: str, answer_type: AnswerType) -> Collection | None:
         return Collection("set", parts)
     if (outer := enclosed(text)) is not None:
         return _enclosed(outer, answer_type)
-    if answer_type != "list" and as_rational(quantity(text).body) is not None:
-        return None  # 1,234 is a number
+    taken = quantity(text)
+    if (answer_type != "list" or taken.unit) and as_rational(taken.body) is not None:
+        return None  # 1,234 is a number, and so is $1,234 in a list
     items = bare_items(text)
     return Collection("bare", items) if len(items) > 1 else None
 
@@ -79,6 +80,14 @@ def in_order(gold: Collection, answer: Collection, answer_type: AnswerType) -> b
         return True if answer.kind == "interval" and gold.ends == answer.ends else None
     listed = gold.kind == "tuple" or any_order or len(gold.items) != 2
     return True if answer.kind == "bare" and listed else None
+
+
+def by_name(gold: Collection, answer: Collection) -> tuple[Collection, Collection]:
+    """A tuple beside `y=3, x=2`: the named side in the order of its names, which is what a tuple means."""
+    if "tuple" not in (gold.kind, answer.kind):
+        return gold, answer
+    one, other = (replace(side, items=sorted(side.items)) if _names(side) else side for side in (gold, answer))
+    return one, other
 
 
 def _names(listed: Collection) -> set[str]:

@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from vlm_rl.collection import Collection, as_rational, collection, in_order, pair_off, unmatched
+from vlm_rl.collection import Collection, as_rational, bare_items, by_name, collection, in_order, pair_off, unmatched
 from vlm_rl.equations import EQUALS, is_list, label, members_agree, ratio, same_curve, same_label, same_ratio
+from vlm_rl.families import INTEGERS, beside, family, renamed, same_names, same_numbers
 from vlm_rl.margins import Margin, margin_of, same_number
 from vlm_rl.mathtext import canonical, clean, is_prose, matrix, split_top
+from vlm_rl.outcomes import by_words, words
+from vlm_rl.overlooked import overlooked
 from vlm_rl.polynomial import parse_closed_form
 from vlm_rl.prefilter import MAX_SYMBOLIC_ITEMS, refuse_explosive, refused
 from vlm_rl.rational import TooLargeError, is_date, parse_rational
 from vlm_rl.relations import as_intervals, has_relation
-from vlm_rl.units import Unit, parse_unit, quantity
+from vlm_rl.units import Unit, measures, parse_unit, quantity
 from vlm_rl.verdicts import AnswerType
 
 Job = tuple[str, ...]
@@ -41,10 +44,11 @@ _INTRODUCTION = re.compile(
 _MEMBER = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")
 _POINT = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")
 _SET_IN_WORDS = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
-_NUMBER_BASE = re.compile(r"\(?[0-9A-F)] ?\)? ?_ ?\{([^{}]*)\}")
-_FIGURE = re.compile(r"(\\triangle ?)?(?<![A-Za-z\\])([A-Z]{3,6})(?![A-Za-z])")
 _GUESS = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
+_LOGIC_SIGN = re.compile(r"\\(?:land|wedge|lor|vee)(?![A-Za-z])")
+_LOGIC = re.compile(rf"{_LOGIC_SIGN.pattern}| (?:and|or) ")
+_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
 
@@ -71,10 +75,16 @@ class Comparison:
             return self._decide("text", value=not gold)
         if canonical(gold) == canonical(answer):
             return self._decide("text", value=True)
-        if (self.answer_type == "text" or is_prose(gold)) and _words(gold) == _words(answer):
+        if (self.answer_type == "text" or is_prose(gold)) and words(gold) == words(answer):
             return self._decide("text", value=True)
+        if (said := by_words(gold, answer)) is not None:
+            return self._decide(said[0], value=said[1])
         if is_date(gold):
             return self._decide("text", value=False)
+        if top and self.answer_type != "text":
+            done, verdict = self._families(gold, answer)
+            if done:
+                return verdict
         if _APPROXIMATE.search(answer) and not _APPROXIMATE.search(gold):
             return self._approximation(gold, answer)
         if "=" in gold or "=" in answer:
@@ -87,6 +97,8 @@ class Comparison:
             done, verdict = self._relations(gold, answer)
             if done:
                 return verdict
+        if _MEMBER.match(gold) and as_intervals(gold) and bare_items(answer)[1:]:
+            return self._decide("interval", value=False)  # x in (1,2) is no point
         gold, answer = _MEMBER.sub("", gold), _MEMBER.sub("", answer)
         done, verdict = self._collections(gold, answer)
         if done:
@@ -96,6 +108,22 @@ class Comparison:
     def _decide(self, path: str, *, value: bool | None) -> bool | None:
         self.path = path
         return value
+
+    # -- families of answers -------------------------------------------------------------------
+
+    def _families(self, gold: str, answer: str) -> tuple[bool, bool | None]:
+        have = family(answer)
+        want = have and (family(gold) or beside(gold, have))
+        if have is None or want is None:
+            return False, None
+        body = renamed(have, want.parameter)
+        if body is None or want.domain != have.domain or not same_names(want, have):
+            return True, self._decide("family", value=False)
+        if want.domain == INTEGERS:
+            same = same_numbers(want, replace(have, body=body, parameter=want.parameter))
+            if same is not None:
+                return True, self._decide("family", value=same)
+        return True, self._same(want.body, body)
 
     # -- labels and equations ------------------------------------------------------------------
 
@@ -160,6 +188,9 @@ class Comparison:
     # -- sets, tuples, intervals, lists --------------------------------------------------------
 
     def _collections(self, gold: str, answer: str) -> tuple[bool, bool | None]:
+        logic = _logic(gold), _logic(answer)
+        if all(logic) and logic[0] != logic[1]:
+            return True, self._decide("bare", value=False)
         unions = split_top(gold, _UNION), split_top(answer, _UNION)
         if len(unions[0]) > 1 or len(unions[1]) > 1:
             if len(unions[0]) != len(unions[1]):
@@ -192,6 +223,7 @@ class Comparison:
         ordered = in_order(first, second, self.answer_type)
         if ordered is None:
             return True, self._decide(first.kind, value=False)
+        first, second = by_name(first, second)
         left, right = first.items, second.items
         if "set" in (first.kind, second.kind):
             left, right = first.distinct_items, second.distinct_items
@@ -218,7 +250,12 @@ class Comparison:
     # -- numbers, percent, units ---------------------------------------------------------------
 
     def _quantities(self, gold: str, answer: str, *, top: bool) -> bool | None:
+        parts = measures(gold), measures(answer)
+        if any(parts):
+            return self._decide("unit", value=parts[0] == parts[1])
         want, have = quantity(gold), quantity(answer)
+        if want.unit and have.unit is None and (spaced := quantity(_LETTER_UNIT.sub(" ", answer))).unit == want.unit:
+            have = spaced  # `5m` may be a product, but not where metres are asked for
         gold_unit = want.unit or (self._stated_unit() if top else None)
         if gold_unit is not None and have.unit is not None and gold_unit != have.unit:
             return self._decide("unit", value=False)
@@ -228,7 +265,7 @@ class Comparison:
         if wanted is not None and had is not None:
             return self._decide("number", value=same_number(want, have, wanted, had, self._margin))
         if is_prose(want.body) or is_prose(have.body):
-            return self._decide("text", value=_words(want.body) == _words(have.body))
+            return self._decide("text", value=words(want.body) == words(have.body))
         if wanted is not None and self._margin:
             value = self._decimal(have.body)
             if isinstance(value, Fraction):
@@ -271,12 +308,8 @@ class Comparison:
     def _symbolic(self, gold: str, answer: str) -> bool | None:
         if self.answer_type == "text":
             return self._decide("text", value=False)  # a clock's 6:30 is no quotient
-        if _NUMBER_BASE.findall(gold) != _NUMBER_BASE.findall(answer):
-            return self._decide("number_base", value=False)  # math-verify overlooks the subscript of 12_{3}
-        if _figures(gold) != _figures(answer):
-            return self._decide("figure", value=False)  # math-verify reads a figure's name as a product
-        if "'" in answer and "'" not in gold:
-            return self._decide("text", value=False)  # math-verify overlooks primes
+        if (rule := overlooked(gold, answer)) is not None:
+            return self._decide(rule, value=False)
         refuse_explosive(answer)
         return self._decide("math_verify", value=self.ask(("equal", gold, answer)))
 
@@ -286,13 +319,7 @@ def without_introduction(text: str) -> str:
     return _INTRODUCTION.sub("", text, count=1) if _INTRODUCTION.match(text) else text
 
 
-def _figures(text: str) -> list[str]:
-    """The figures named by their corners: a triangle's in any order, an angle's or a polygon's in both directions."""
-    found = _FIGURE.findall(text)
-    return sorted("".join(sorted(name)) if triangle else min(name, name[::-1]) for triangle, name in found)
-
-
-def _words(text: str) -> str:
-    text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
-    text = re.sub(r"[\s\\\"'.!-]+", " ", text).strip().casefold()
-    return re.sub(r"(?<=[0-9]) (?=[a-z])", "", text)  # 6:30 pm
+def _logic(text: str) -> set[str]:
+    """Whether statements are joined by and, or, both or neither."""
+    joined = _LOGIC.findall(text) if has_relation(text) else _LOGIC_SIGN.findall(text)
+    return {"and" if word in (" and ", "\\land", "\\wedge") else "or" for word in joined}

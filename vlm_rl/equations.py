@@ -15,11 +15,13 @@ _COLON = frozenset(":")
 _TIME_OF_DAY = re.compile(r"[0-9] ?[AaPp]\.? ?[Mm]\.?$")
 _LABEL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
+    r"|[a-z]\^\{-1\} ?\([a-z]\)|P ?\((?:[^()]|\([^()]*\))*\)|\|[A-Z]{2}\|"  # f^{-1}(x), P(X=2), |AB|
     r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
 )
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
 _GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
+_ROOT, _INDEX = re.compile("[tx-z]"), re.compile(r"(?<=^[tx-z])_\{[0-9]\}$")  # x_1 and x_2 are two values of x
 _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
 
 
@@ -41,6 +43,8 @@ def same_label(golds: list[str], answers: list[str]) -> bool:
     """Whether two labelled values may be compared: the same label, or words that describe a number."""
     labels = golds[0], answers[0]
     names = {canonical(text) for text in labels}
+    if _ROOT.fullmatch(labels[0]):
+        names = {_INDEX.sub("", name) for name in names}
     if len(names) == 1 or names == _GRAPH:
         return True
     described = all(_DESCRIPTION.fullmatch(text) for text in labels) and len(labels[0]) > 1

@@ -22,7 +22,7 @@ _HTML = re.compile(r"<(b|i|u|em|strong|p|span)>([^<>]*)</\1>")
 _GREEK = r"\\(?:pi|alpha|beta|gamma|theta|lambda|mu|phi|omega)(?![A-Za-z])"
 _ARGUMENT = rf"([0-9A-Za-z]|{_GREEK})"  # of \frac without braces
 _FUNCTIONS = r"arc(?:sin|cos|tan)|sin|cos|tan|cot|csc|ln|log|exp"
-_LARGER = r"days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
+_LARGER = r"degrees?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
 _SMALLER = (
     r"hours?|hrs?|minutes?|mins?|seconds?|secs?|s|inch(?:es)?|in|ounces?|oz|cents?|centimeters?|centimetres?|cm"
 )
@@ -55,12 +55,19 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\leq(?:slant|q)?(?![A-Za-z])|<=", r"\\le "),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
+        (r"\\neq(?![A-Za-z])|!=|\\not ?=", r"\\ne "),
+        (r", ?&(?!#|[a-z]+;)", "&"),
+        (r"\\mid(?![A-Za-z])", "|"),
+        (r"\\ce ?\{([^{}]*)\}", r"\1"),
+        (
+            r"\( ?\\?mod ?\{?([0-9A-Za-z]+)\}? ?\)|\\(?:p|b)?mod ?(?:\{([0-9A-Za-z]+)\}|([0-9A-Za-z]+))",
+            r"\\pmod{\1\2\3}",
+        ),
         (r"\\colon(?![A-Za-z])", ":"),
         (r":=", "="),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\[lr]vert(?![A-Za-z])", "|"),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\backslash(?![A-Za-z])", r"\\setminus "),
@@ -80,12 +87,15 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^ *(?i:the )?(?i:empty set)[ .]*$", r"\\emptyset "),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![A-Za-z\\])(?i:infinity)(?![A-Za-z])", r"\\infty "),
+        (r"^[ (]*(?i:negative|minus) \\infty", r"-\\infty"),
+        (r"^[ (]*(?i:positive|plus) \\infty", r"\\infty"),
         (rf"(?<![A-Za-z\\])({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
         (r"\.([0-9]*)\\dot ?\{?([0-9])\}?([0-9]*)\\dot ?\{?([0-9])\}?", r".\1\\overline{\2\3\4}"),
         (r"([0-9]\.[0-9]*) ?\\(?:bar|dot|overline) ?(?:\{ ?([0-9]+) ?\}|([0-9]))", r"\1\\overline{\2\3}"),
         (r"([0-9]\.[0-9]*)\(([0-9]+)\)", r"\1\\overline{\2}"),  # 0.1(6) is 0.1666...
         (r"\\(vec|hat|bar|overline) +([0-9A-Za-z])", r"\\\1{\2}"),
         (r"(?:\\|(?<![A-Za-z\\]))sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<=[0-9]) ?(?:\^ ?)?\{? ?(st|nd|rd|th)(?![A-Za-z]) ?\}?", r"\1"),  # 57^{th}
         (r"\^\s*(-?[0-9]*\.[0-9]+|-?[0-9]+|[A-Za-z])", r"^{\1}"),
         (r"_\s*([0-9A-Za-z])", r"_{\1}"),
         (rf"\\(frac|binom)(?![A-Za-z])\s*{_ARGUMENT}\s*{_ARGUMENT}", r"\\\1{\2}{\3}"),
@@ -106,6 +116,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _OPEN, _CLOSE = frozenset(["(", "[", "{", "\\{"]), frozenset([")", "]", "}", "\\}"])
+_SYSTEM = re.compile(
+    r"\\begin ?\{cases\} ?((?:[^&]|&(?==)){1,400}?) ?\\end ?\{cases\}"
+    r"|\\\{ ?\\begin ?\{array\} ?\{l+\} ?((?:[^&]|&(?==)){1,400}?) ?\\end ?\{array\}(?! ?\\\})"
+)
 _QUOTED = re.compile(r"^([`*_'\"]{1,3})([^`*_'\"]*)\1$")
 _ENDS = r"([^][(),;]*[0-9A-Za-z][^][(),;]*[,;][^][(),;]*[0-9A-Za-z][^][(),;]*)"
 _REVERSED_END = re.compile(r"^\]|\[$|\[ ?\\cup|\\cup ?\]")
@@ -128,7 +142,14 @@ def clean(text: str) -> str:
         text = _TEXT.sub(r" \1 ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return degrees_in_functions(_round_ends(_strip(text)))
+    return degrees_in_functions(_round_ends(_strip(_SYSTEM.sub(_as_list, text))))
+
+
+def _as_list(system: re.Match[str]) -> str:
+    """The equations of a system, one a line, with commas between them."""
+    return ", ".join(
+        row.strip(" ,;.") for row in (system[1] or system[2]).replace("&=", "=").split("\\\\") if row.strip()
+    )
 
 
 def _round_ends(text: str) -> str:
@@ -237,7 +258,8 @@ def is_prose(text: str) -> bool:
 
 
 _MATRIX = re.compile(
-    r"^[(\[]? ?\\begin ?\{(?:[pbB]|small)?(?:matrix|array)\}(?: ?\{[clr| ]*\})? ?(.*?) ?\\end ?\{[a-zB]+\} ?[)\]]?$"
+    r"^[(\[]? ?\\begin ?\{(?:(?:[pbB]|small)?(?:matrix|array)|cases)\}(?: ?\{[clr| ]*\})? ?(.*?) ?"
+    r"\\end ?\{[a-zB]+\} ?[)\]]?$"
 )
 _ROWS, _CELLS = frozenset(["\\\\"]), frozenset("&")
 

@@ -15,6 +15,19 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _UNITS = {word: value for value, word in enumerate(_SMALL.split())}
 _UNITS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_ORDINALS = "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+_ORDINAL_OF: dict[str, str] = dict(zip(_ORDINALS.split(), _SMALL.split(), strict=False))
+_ORDINAL_OF |= {word + "th": word for word in (*_SMALL.split()[13:], *_SCALES)}
+_ORDINAL_OF |= {word.removesuffix("y") + "ieth": word for word in _TENS.split()}
+# Words that count, or name a part: none of them is what is counted.
+COUNTING = frozenset([*_UNITS, *_SCALES, *_ORDINAL_OF, *(f"{word}s" for word in (*_ORDINAL_OF, *_SCALES))])
+_SUFFIXED = re.compile(r"([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(st|nd|rd|th)")
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
+_PARTS |= {"ninth": 9, "tenth": 10}
+_SHARE = re.compile(
+    rf"(?:(?P<whole>.+) and )?(?:(?P<one>an?|one)|(?P<many>[a-z]+))[ -]"
+    rf"(?P<part>{'|'.join(_PARTS)}|halves)(?P<plural>s?)"
+)
 _SIGN = re.compile(r"(?:minus|negative) ")
 _DIGITS_AND_SCALE = re.compile(rf"({NUMBER}) ?({'|'.join(_SCALES)})")
 
@@ -28,7 +41,33 @@ def parse_words(text: str) -> Fraction | None:
     return -value if value is not None and _SIGN.match(text) else value
 
 
+def ordinal(text: str) -> int | None:
+    """57 of `57th`, 3 of `third` or `the third`; None if `clean` text is not the number of a place."""
+    text = text.strip().casefold().removeprefix("the ").strip()
+    if len(text) > 100:
+        return None
+    if match := _SUFFIXED.fullmatch(text):
+        return int(match[1].replace(",", ""))
+    head, _, last = text.replace("-", " ").rpartition(" ")
+    value = parse_words(f"{head} {_ORDINAL_OF[last]}") if last in _ORDINAL_OF else None
+    return None if value is None or value.denominator != 1 else int(value)
+
+
+def _share(text: str) -> Fraction | None:
+    """`one third`, `three-quarters`, `two and a half`."""
+    match = _SHARE.fullmatch(text)
+    if match is None or (match["many"] and match["many"] not in _UNITS):
+        return None
+    plural = bool(match["plural"]) or match["part"] == "halves"
+    whole = _positive(match["whole"]) if match["whole"] else Fraction(0)
+    if whole is None or whole.denominator != 1 or plural != bool(match["many"]):
+        return None
+    return whole + Fraction(_UNITS[match["many"]] if plural else 1, _PARTS.get(match["part"], 2))
+
+
 def _positive(text: str) -> Fraction | None:
+    if (share := _share(text)) is not None:
+        return share
     if match := _DIGITS_AND_SCALE.fullmatch(text):
         number = parse_rational(match[1])
         return None if number is None else number * _SCALES[match[2]]

@@ -31,11 +31,15 @@ _TOKEN = re.compile(
     r"(?:_\{[A-Za-z0-9]{1,4}\})?)|(?P<sign>[-+*/^!(){}]))"
 )
 _CALL = re.compile(r"[fghFGPT] ?\(")  # a function's name in front of its argument
+DIFFERENTIALS = r"\\frac ?\{ ?d(?:\^\{[0-9]\})? ?[A-Za-z]? ?\} ?\{ ?d ?[a-z](?![A-Za-z])"  # no quotient of products
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}|(?<![A-Za-z\\])(?:ln|lg|or|if|is|no|to|in|of|at)(?![A-Za-z])")
+_NOT_READ = re.compile(f"{_LETTERS.pattern}|{_CALL.pattern}|{DIFFERENTIALS}")
 
 Monomial = tuple[tuple[str, int], ...]  # (symbol, exponent), sorted; the symbol of the root of a prime is its digits
 Polynomial = Mapping[Monomial, Fraction]
 _ONE: Polynomial = {(): Fraction(1)}
+# (2 cos(q \pi / 12))^2 by q, in the first quarter turn
+_SQUARES = {0: Fraction(4), 2: Fraction(3), 3: Fraction(2), 4: Fraction(1), 6: Fraction(0)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +76,30 @@ class ClosedForm:
 
     def proportional(self, other: ClosedForm) -> bool:
         """Whether one is a rational multiple, not 0, of the other: `2x-y+3` and `y-2x-3`."""
+        return bool(self.multiple(other))
+
+    def multiple(self, other: ClosedForm) -> Fraction | None:
+        """The rational number by which `other`, not 0, has to be multiplied to give this; None if there is none."""
         left, right = _product(self.above, other.below), _product(other.above, self.below)
-        if left.keys() != right.keys() or not left:
-            return False
-        return len({left[monomial] / right[monomial] for monomial in left}) == 1
+        if not left:
+            return Fraction(0)
+        if left.keys() != right.keys():
+            return None
+        ratios = {left[monomial] / right[monomial] for monomial in left}
+        return ratios.pop() if len(ratios) == 1 else None
+
+    def linear(self, symbol: str) -> tuple[ClosedForm, ClosedForm] | None:
+        """(a, b) of a + b * symbol, b not 0; None if it is not of that form."""
+        rest = {monomial: value for monomial, value in self.above.items() if symbol not in dict(monomial)}
+        slope = {
+            tuple(factor for factor in monomial if factor != (symbol, 1)): value
+            for monomial, value in self.above.items()
+            if dict(monomial).get(symbol) == 1
+        }
+        below_has_it = any(symbol in dict(monomial) for monomial in self.below)
+        if not slope or below_has_it or len(rest) + len(slope) != len(self.above):
+            return None
+        return ClosedForm(rest, self.below), ClosedForm(slope, self.below)
 
     @property
     def symbols(self) -> set[str]:
@@ -93,7 +117,7 @@ class ClosedForm:
 @lru_cache(maxsize=256)
 def parse_closed_form(text: str) -> ClosedForm | None:
     """The exact value of `clean` text, or None if it is not such an expression or grows too large."""
-    if len(text) > MAX_LENGTH or _LETTERS.search(text) or _CALL.search(text):
+    if len(text) > MAX_LENGTH or _NOT_READ.search(text):
         return None
     try:
         return _Parser(tokens(text, _TOKEN)).whole()
@@ -123,6 +147,8 @@ class _Parser(Parser):
         if self.next == "^":
             self.take()
             exponent = self.group(depth) if self.next in ("{", "(") else self.signed(deeper(depth))
+            if (point := _on_unit_circle(value, exponent)) is not None:
+                return point
             value = _power(_lift(value), _rational(exponent))
             self.spend(value, int(abs(_rational(exponent))))
         return value
@@ -138,6 +164,9 @@ class _Parser(Parser):
             self.take()
             return _lift(binomial(_rational(self.argument(depth)), _rational(self.argument(depth))))
         return _lift(super().primary(depth))
+
+
+_I = ClosedForm({(("i", 1),): Fraction(1)})
 
 
 def _is_symbol(token: str) -> bool:
@@ -231,11 +260,29 @@ def _power(base: ClosedForm, exponent: Fraction) -> ClosedForm:
     return value
 
 
+def _on_unit_circle(base: Any, exponent: Any) -> ClosedForm | None:
+    r"""e^{i\pi q} as \cos q\pi + i \sin q\pi where both are roots of rationals; None for any other power."""
+    if not isinstance(exponent, ClosedForm) or _lift(base).above != {(("e", 1),): 1}:
+        return None
+    turns = exponent.multiple(ClosedForm({(("\\pi", 1), ("i", 1)): Fraction(1)}))
+    if turns is None or ((6 * turns).denominator > 1 and (4 * turns).denominator > 1):
+        return None
+    return _cosine(turns) + _I * _cosine(turns - Fraction(1, 2))
+
+
+def _cosine(turns: Fraction) -> ClosedForm:
+    """The cosine of that many half turns, a multiple of 1/6 or 1/4."""
+    turns = abs((turns + 1) % 2 - 1)
+    if turns > Fraction(1, 2):
+        return -1 * _cosine(1 - turns)
+    return Fraction(1, 2) * _root(_SQUARES[int(12 * turns)])
+
+
 @lru_cache(maxsize=1024)
 def _root(number: Fraction) -> ClosedForm:
     r"""\sqrt{a/b} = \sqrt{ab} / b, with every prime of ab under a root of its own; \sqrt{-1} is i."""
     if number < 0:
-        return ClosedForm({(("i", 1),): Fraction(1)}) * _root(-number)
+        return _I * _root(-number)
     radicand = number.numerator * number.denominator
     if radicand > MAX_RADICAND:
         raise NotReadableError

@@ -16,14 +16,16 @@ MAX_SYMBOLIC_ITEMS = 24
 MAX_DEPTH = 40
 
 _EXPLOSIVE: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("a long sum or product", re.compile(r"\\(?:sum|prod)(?![A-Za-z]).{0,80}(?:[0-9]{4,}|\^ ?\{?[0-9]+ ?\^)")),
     ("an exponent tower", re.compile(r"(?:\^ ?[{(]*[^{}()^]{0,40}[)}]* ?){2}\^")),
     ("a huge power", re.compile(r"\^ ?\{? ?\(?[0-9]{5,}|[)\]}] ?\^ ?\{? ?[0-9]{3,}")),
     ("a power of a power of digits", re.compile(r"\^ ?[{(] ?[0-9]+ ?\^ ?[{(]? ?[0-9]{2,}")),
     ("a huge factorial", re.compile(r"[0-9]{5,} ?!|\^ ?\{?[0-9]+\}? ?\)? ?!|! ?\)? ?!")),
     ("a huge binomial", re.compile(r"\\[dt]?binom[^A-Za-z]{0,80}(?:\^|[0-9]{5,})")),
-    ("a long sum or product", re.compile(r"\\(?:sum|prod)(?![A-Za-z]).{0,80}(?:[0-9]{4,}|\^ ?\{?[0-9]+ ?\^)")),
     ("several integrals", re.compile(r"\\int.{0,200}\\int|\\i{2,4}nt(?![A-Za-z])")),
 )
+# The upper end of a sum or an integral is no power of the lower one's braces.
+_LOWER_END = re.compile(r"(\\(?:sum|prod|int)(?![A-Za-z])(?:\\limits)? ?_ ?)\{([^{}]*)\}(?= ?\^)")
 
 
 class Undecided(Exception):  # noqa: N818  a verdict, not a fault
@@ -57,6 +59,7 @@ def refuse_explosive(text: str) -> None:
         deepest = max(deepest, depth)
     if deepest > MAX_DEPTH:
         raise refused(f"{deepest} nested brackets")
+    text = _LOWER_END.sub(r"\1 \2 ", text)
     for name, pattern in _EXPLOSIVE:
         if pattern.search(text):
             raise refused(name)

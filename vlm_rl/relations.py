@@ -1,4 +1,4 @@
-r"""Inequalities in one variable as intervals: `x>2`, `-1<x\le 3`, `x<1 or x>3`, `\{x \mid x<3\}`."""
+r"""Inequalities in one variable as intervals: `x>2`, `-1<x\le 3`, `|x-1|<2`, `x<1 or x>3`, `\{x \mid x<3\}`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vlm_rl.mathtext import clean, enclosed, split_top
+from vlm_rl.polynomial import parse_closed_form
 
 _SIGN = re.compile(r"(?P<sign><|>|\\(?:le|ge)(?![A-Za-z]))")
 _UNEQUAL = re.compile(r"(?P<variable>[A-Za-z](?:_\{[A-Za-z0-9]\})?) ?\\ne(?![A-Za-z])(?P<bound>[^,;=<>]+)")
@@ -13,6 +14,7 @@ _WITHOUT = re.compile(r"\\mathbb\{R\} ?(?:\\setminus ?|- ?)\\\{(?P<bound>[^,;{}]
 _BUILDER = re.compile(r"^([A-Za-z])(?: ?\\in ?\\mathbb\{R\})? ?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z])) ?(.*)$")
 _MEMBER = re.compile(r"^([a-z]) ?\\in(?![A-Za-z]) ?")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?|\\(?:alpha|beta|theta|lambda|phi)")
+_ABSOLUTE = re.compile(r"\|([^|]+)\|")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(r" or |, ?or |\\(?:lor|vee)(?![A-Za-z])|(?<=[0-9}]), ?(?=[a-z] ?[<>])")
@@ -49,7 +51,7 @@ def as_intervals(text: str) -> Intervals | None:
         inner = as_intervals(builder.group(2)) if builder else None
         return inner if inner and builder and inner.variable == builder.group(1) else None
     if has_relation(text):
-        return _inequalities(text)
+        return _distance(text) or _inequalities(text)
     parts = split_top(text, _UNION)
     return Intervals(tuple(parts)) if all(map(_is_interval, parts)) else None
 
@@ -57,6 +59,29 @@ def as_intervals(text: str) -> Intervals | None:
 def _is_interval(text: str) -> bool:
     outer = enclosed(text)
     return outer is not None and outer[0] in "([" and len(split_top(outer[1], _COMMAS)) == 2
+
+
+def _distance(text: str) -> Intervals | None:
+    """`|2x-3| \\le 1` or `4 < |x|`: the points near a centre, or far from it."""
+    pieces = [piece.strip() for piece in _SIGN.split(text)]
+    if len(pieces) == 3 and pieces[2].startswith("|"):
+        pieces = [pieces[2], _flipped(pieces[1]), pieces[0]]
+    match = _ABSOLUTE.fullmatch(pieces[0]) if len(pieces) == 3 else None
+    form = parse_closed_form(match[1]) if match else None
+    if match is None or form is None or len(form.symbols) != 1 or not _is_bound(pieces[2]):
+        return None
+    _, sign, bound = pieces
+    (variable,) = form.symbols
+    parts = form.linear(variable)
+    offset, slope = (part.rational() for part in parts) if parts else (None, None)
+    if offset is None or slope is None:
+        return None
+    offset, slope = (-offset, -slope) if slope < 0 else (offset, slope)
+    low, high = (rf"\frac{{{end}({bound})-({offset})}}{{{slope}}}" for end in "-+")
+    opening, closing = ("(", ")") if sign in "<>" else ("[", "]")
+    if sign in ("<", "\\le"):
+        return Intervals((f"{opening}{low},{high}{closing}",), variable)
+    return Intervals((f"(-\\infty,{low}{closing}", f"{opening}{high},\\infty)"), variable)
 
 
 def _inequalities(text: str) -> Intervals | None:

@@ -146,8 +146,10 @@ def _load_grammar() -> None:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """True if two LaTeX texts mean the same; a text the grammar cannot read equals nothing."""
-    import math_verify
+    """True if two LaTeX texts mean the same; a text the grammar cannot read equals nothing.
+
+    An i may be any letter or the imaginary unit: equality in either reading counts.
+    """
     import sympy
     from math_verify.grader import should_treat_as_complex
 
@@ -155,6 +157,21 @@ def equal(gold: str, answer: str) -> bool:
     parsed = [_parse(text, is_real=is_real) for text in (gold, answer)]
     if parsed[0] is None or parsed[1] is None:
         return False
+    if _equal(*parsed):
+        return True
+    letters = {name for side in parsed for name in getattr(side, "free_symbols", ()) if name.name == "i"}
+    unit = dict.fromkeys(letters, sympy.I)
+    return (
+        bool(letters)
+        and all(isinstance(side, sympy.Expr) for side in parsed)
+        and _equal(*(side.subs(unit) for side in parsed))
+    )
+
+
+def _equal(*parsed: Any) -> bool:
+    import math_verify
+    import sympy
+
     differ = _differ_at_a_point(*parsed)  # much cheaper than simplifying a wrong answer's difference
     if differ:
         return False

@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+
+from vlm_rl.number_words import COUNTING, parse_words
+from vlm_rl.rational import NUMBER, parse_rational
 
 _UNIT_NAMES = {
     "m": "m meter metre", "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre",
@@ -31,14 +35,16 @@ _UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.sp
 _COMPOUND = {"kph": "km/h", "kmph": "km/h", "mph": "mi/h", "mps": "m/s"}
 # Words that change the number in front of them, or say that it is not the answer.
 _MODIFIERS = """
-    or and not no if is was are be more less than least most about approx approximately hundred thousand
-    million billion trillion dozen pi half halves third thirds quarter quarters fourth fourths fifth fifths
-    sixth sixths tenth tenths times over plus minus wrong incorrect mod modulo sqrt root sin cos tan log ln
+    or and not no if is was are be more less than least most about approx approximately dozen score gross lakh
+    crore quadrillion pi half halves quarter quarters fold doubled tripled halved times over plus minus below
+    above under off short fewer higher lower smaller greater larger bigger longer shorter unless except
+    excluding without exclusive never nothing unlikely impossible power exponent inverse reciprocal percentile
+    wrong incorrect mod modulo sqrt root sin cos tan log ln
     exp to by of the remainder factorial choose base option choice undefined infinite infinity
     negative positive true false yes with where for all any some maybe perhaps nor but either else
     possibly probably versus vs ish so something oder und oppure sqr rounded around roughly near between even odd
 """
-_NOT_UNITS = frozenset(_MODIFIERS.split())
+_NOT_UNITS = frozenset(_MODIFIERS.split()) | COUNTING
 _NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever it is measured in
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _WORD = r"[A-Za-z]+(?:\^\{-?[0-9]\})?"
@@ -47,21 +53,26 @@ _FRACTION_TAIL = re.compile(rf"(?<=[0-9.)}}]) ?\\frac\{{ ?({_WORD}) ?\}}\{{ ?({_
 _DEGREE_TAIL = re.compile(
     r" ?(?:\^\\circ|(?<![A-Za-z])(?i:degrees?|deg)(?![A-Za-z])) ?(?P<scale>C|F|(?i:celsius|fahrenheit))?$"
 )
+_ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes, or feet: not the bare number
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
 _MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
+_MEASURE = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
+_PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
 _BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
 # Chinese: a unit or what is counted, but no word that changes the number or doubts it.
 _CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
 _CHINESE_TAIL = re.compile(
     r"(?<=[0-9)}]) ?("
-    rf"(?:[平立]方|千(?=[克米瓦]))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}})$"
+    rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
+    rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
 )
 _CHINESE_UNITS = {
     "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
-    "公斤": "kg", "吨": "t", "秒": "s", "分钟": "min", "小时": "h", "天": "day", "周": "week", "月": "month",
-    "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan", "角": "jiao", "千瓦": "kW", "公顷": "ha",
+    "公斤": "kg", "吨": "t", "秒": "s", "分": "min", "分钟": "min", "时": "h", "小时": "h", "天": "day",
+    "周": "week", "月": "month", "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan",
+    "角": "jiao", "千瓦": "kW", "公顷": "ha",
 }  # fmt: skip
 _CHINESE_POWERS = {"平方": 2, "立方": 3}
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
@@ -88,6 +99,8 @@ def quantity(text: str) -> Quantity:
     if match := _DEGREE_TAIL.search(text):
         scale = (match.group("scale") or "")[:1].upper()
         return Quantity(text[: match.start()].strip(), {f"degree {scale}".strip(): 1})
+    if match := _ORDINAL_TAIL.search(text):
+        return Quantity(text[: match.start()], {"ordinal": 1})
     if match := _PRIME_TAIL.search(text):
         return Quantity(text[: match.start()].strip(), {match.group("primes"): 1})
     if match := _MONEY_HEAD.search(text):
@@ -107,6 +120,8 @@ def quantity(text: str) -> Quantity:
         return Quantity(text)
     body = text[: match.start()].strip()
     known = body.endswith(("}", ")", "\\pi")) or body[-1:].isdigit() or body[-1:] == "."
+    if not body:
+        return _counted_in_words(text)
     unit = parse_unit(match.group("unit"), number_before=known)
     # `5m` may well be a product: a one-letter unit needs a space, which \text{m} and \mathrm{m} leave.
     if unit is None or not known or (len(match.group("unit")) == 1 and not match.group("space")):
@@ -150,10 +165,38 @@ def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
     )
 
 
+def measures(text: str) -> list[tuple[Fraction | None, str]] | None:
+    """(value, unit) of each part of `6 ft 2 in` or `35^\\circ 20'`; None unless there are two or more."""
+    parts: list[tuple[Fraction | None, str]] = []
+    position = 0
+    while match := _MEASURE.match(text, position):
+        of_a_degree = bool(parts) and parts[0][1] == "degree"
+        unit = _PART_OF_A_DEGREE.get(match[2]) if of_a_degree else None
+        unit = unit or ("degree" if match[2] == "^\\circ" else _known_unit(match[2]))
+        if unit is None:
+            return None
+        parts.append((parse_rational(match[1]), unit))
+        position = match.end()
+    return parts if len(parts) > 1 and position == len(text) else None
+
+
+def _counted_in_words(text: str) -> Quantity:
+    """`two hours`: a number in words, then a unit."""
+    words = text.split() if parse_words(text) is None else []
+    for size in range(len(words) - 1, 0, -1):
+        number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
+        if unit and parse_words(number) is not None:
+            return Quantity(number, unit)
+    return Quantity(text)
+
+
 def _chinese_unit(name: str) -> Unit:
-    power = _CHINESE_POWERS.get(name[:2], 1)
-    name = name[2:] if power > 1 else name
-    return {_CHINESE_UNITS.get(name, name): power}
+    exponents: dict[str, int] = {}
+    for side, part in zip((1, -1), re.split("[/每]", name, maxsplit=1), strict=False):
+        power = _CHINESE_POWERS.get(part[:2], 1)
+        part = part[2:] if power > 1 else part
+        exponents[_CHINESE_UNITS.get(part, part)] = side * power
+    return exponents
 
 
 def _known_unit(name: str) -> str | None:

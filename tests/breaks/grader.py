@@ -44,6 +44,7 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ("factorials of factorials", r"|! ?\)? ?!", "", EDGES),
         ("binomials", r"(?:\^|[0-9]{5,})", r"\^", EDGES),
         ("binomials of powers", r"(?:\^|[0-9]{5,})", "[0-9]{5,}", EDGES),
+        ("ends as powers", "text = _LOWER_END.sub", "_LOWER_END.sub", EDGES),
         ("sums", "(?:[0-9]{4,}|", "(?:", EDGES),
         ("sums to powers", r"|\^ ?\{?[0-9]+ ?\^)", ")", EDGES),
         ("integrals", r"\\int.{0,200}\\int|", "", EDGES),
@@ -52,11 +53,35 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
     "equality.py": (
         ("comparisons past the filter", "refuse_explosive(answer)", "pass", NO_WAY),
         ("values past the filter", "refuse_explosive(text)", "pass", NO_WAY),
+        ("a parameter of any domain", "or want.domain != have.domain", ""),
+        ("or for and", "if all(logic) and logic[0] != logic[1]:", "if False:"),
+        (
+            "an interval as a point",
+            "if _MEMBER.match(gold) and as_intervals(gold)",
+            "if False",
+        ),
+        ("a point of any name", "answer.startswith(point.group().strip()) or", "True or"),
+        ("other variable, same range", "left.variable != right.variable", "False"),
+    ),
+    "overlooked.py": (
         ("figures' corners in any order", "if _figures(gold) != _figures(answer):", "if False:"),
         ("figures in one direction", "min(name, name[::-1])", "name"),
         ("triangles in one order", '"".join(sorted(name)) if triangle else', ""),
-        ("a point of any name", "answer.startswith(point.group().strip()) or", "True or"),
-        ("other variable, same range", "left.variable != right.variable", "False"),
+        ("marks", "_marks(gold) == _marks(answer) and", ""),
+        ("derivatives", "and _derivatives(gold) in ([], _derivatives(answer))", ""),
+        ("derivatives in any order", "in _DERIVATIVE.findall(text)]", "in sorted(_DERIVATIVE.findall(text))]"),
+    ),
+    "families.py": (
+        ("a place taken twice", "    if _holds(answer.body, parameter):", "    if False:"),
+        ("every step is one", "(offset, abs(step))", "(offset, Fraction(1))"),
+        ("one number of a period", "for n in range(int(period / step))", "for n in range(1)"),
+        ("some of the numbers", ".union(*held[: len(golds)]) ==", ".union(*held[: len(golds)]) >="),
+        ("names exchanged, or left out", "return one == other or", "return True or"),
+    ),
+    "outcomes.py": (
+        ("any outcome for another", "outcomes[0] == outcomes[1]", "all(outcomes)"),
+        ("any place for another", "ordinals[0] == ordinals[1]", "True"),
+        ("molecules without counts", 'if character not in "_{} "', "if character.isalpha()"),
     ),
     "answers.py": (
         ("boxes of any length", "refuse_long(text)", "pass", LONG),
@@ -65,9 +90,12 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ("no opinion is wrong", 'if outcome != "ok":', "if False:", SILENT),
     ),
     "units.py": (
+        ("minutes are seconds", """{"'": "min", "''": "s",""", """{"'": "s", "''": "s","""),
+        ("fractions of a unit", "frozenset(_MODIFIERS.split()) | COUNTING", "frozenset(_MODIFIERS.split())"),
+        ("Chinese: quotients turned round", "zip((1, -1), re.split", "zip((-1, 1), re.split"),
         ("Chinese: any word", "(?![{_CHINESE_MODIFIERS}])", ""),
-        ("Chinese: no powers", "_CHINESE_POWERS.get(name[:2], 1)", "1"),
-        ("Chinese: units of their own", "_CHINESE_UNITS.get(name, name)", "name"),
+        ("Chinese: no powers", "_CHINESE_POWERS.get(part[:2], 1)", "1"),
+        ("Chinese: units of their own", "_CHINESE_UNITS.get(part, part)", "part"),
     ),
     "mathtext.py": (
         ("parts of a length joined by or", r"and (?=[0-9]+ ?(?:{_SMALLER})", r"or (?=[0-9]+ ?(?:{_SMALLER})"),
@@ -136,6 +164,10 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "relations.py": (
+        ("distances: closed ends", '("(", ")") if sign in "<>"', '("[", "]") if sign in "<>"'),
+        ("distances: around minus the centre", "-({offset})", "+({offset})"),
+        ("distances: slope lost", "-({offset})}}{{{slope}}}", "-({offset})}}{{1}}"),
+        ("distances: outside for inside", 'if sign in ("<", "\\\\le"):', "if False:"),
         ("a closed end for an open one", '("(" if sign == ">" else "[")', '"["'),
         ("upper end always open", '(")" if sign == "<" else "]")', '")"'),
         ("chains: lower end", '("(" if first == "<" else "[")', '"("'),
@@ -157,6 +189,7 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "choices.py": (
+        ("a letter that leads in doubt", "and not _DOUBT.search(marked[2])", ""),
         ("labels out of order", 'ord(match[1]) - ord("A") == index', "True"),
         ("two options of one value", "return named if one else frozenset()", "return named"),
         (
@@ -206,7 +239,18 @@ _BREAKS: dict[str, tuple[Row, ...]] = {
         ("lists as equations", 'any(len(split_top(part, frozenset(",;"))) > 1 for part in parts) or', "False or"),
         ("anything is a label", "len(parts) > 1 and _LABEL.fullmatch(parts[0])", "len(parts) > 1"),
     ),
+    "polynomial.py": (
+        ("the other turn", "_cosine(turns - Fraction(1, 2))", "_cosine(turns + Fraction(1, 2))"),
+        ("left half of the circle", "return -1 * _cosine(1 - turns)", "return _cosine(1 - turns)"),
+        ("quotients of differentials", "|{_CALL.pattern}|{DIFFERENTIALS}", "|{_CALL.pattern}"),
+    ),
+    "collection.py": (
+        ("coordinates as they stand", "items=sorted(side.items)", "items=side.items"),
+        ("money in a list", 'answer_type != "list" or taken.unit', 'answer_type != "list"'),
+    ),
     "number_words.py": (
+        ("parts: two third", 'or plural != bool(match["many"])', ""),
+        ("parts: whole lost", "return whole + Fraction(", "return Fraction("),
         ("words: sign lost", "return -value if", "return value if"),
         ("words: one twenty", "if value >= room or", "if"),
         ("words: twenty zero", "or (value == 0 and len(words) > 1)", ""),
