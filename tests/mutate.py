@@ -1,4 +1,4 @@
-"""Break the code once in each of some five hundred places, and name the test that notices.
+"""Break the code once in each of more than four hundred places, and name the test that notices.
 
     python tests/mutate.py maths            # a sign, a denominator, a bound, a mean: minutes
     python tests/mutate.py grader           # or preparation, evaluation, demo
