@@ -5,7 +5,8 @@ r"""Verdicts a second of the grader, the share decided without math-verify, and 
 The mix, half of it right: 45 % option letters and texts, 25 % integers, 12 % decimals and fractions, 6 %
 units, percent and degrees, 4 % words, 4 % sets, tuples and intervals, 2 % roots and multiples of pi, 2 %
 logarithms and trigonometry; each in a response of about 1,500 characters. Then the same with every tenth
-answer hostile, and math-verify called directly in this process on the boxes of the first mix.
+answer hostile, and math-verify called directly in this process on the boxes of the first mix. Every response
+is to a problem of its own; the responses of one problem, as in training, share the work on gold and options.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from vlm_rl.answers import Grader, GradeTask, extract
 from vlm_rl.templates import TEMPLATES
 
 TEMPLATE = TEMPLATES["think_answer"]
-OPTIONS = ("4 cm", "5 cm", "6 cm", "7 cm")
 HOSTILE = (
     "9^{9^{9^9}}",
     "(10^9)!",
@@ -42,8 +42,9 @@ def task(rng: random.Random) -> GradeTask:
     other = number if right else number + rng.randint(1, 9)
     if kind < 0.45:
         letter = "B" if right else rng.choice("ACD")
-        answer = rng.choice([letter, f"({letter})", rf"\text{{{letter}}}", OPTIONS["ABCD".index(letter)]])
-        return response(rng, "B", answer, "choice", OPTIONS)
+        options = tuple(f"{number + step} cm" for step in range(4))
+        answer = rng.choice([letter, f"({letter})", rf"\text{{{letter}}}", options["ABCD".index(letter)]])
+        return response(rng, "B", answer, "choice", options)
     if kind < 0.70:
         return response(rng, str(number), rng.choice([str(other), f"{other}.0", f"x={other}"]), "integer")
     if kind < 0.82:
@@ -71,8 +72,8 @@ def response(rng: random.Random, gold: str, answer: str, kind: str, choices: tup
     return GradeTask(TEMPLATE.wrap(reasoning, answer), gold, kind, TEMPLATE, choices)  # type: ignore[arg-type]
 
 
-def measure(name: str, tasks: list[GradeTask]) -> None:
-    """Throughput of one batch, latency of single calls, and who decided."""
+def measure(name: str, tasks: list[GradeTask], others: list[GradeTask]) -> None:
+    """Throughput of one batch and who decided; latency of single calls with others, as texts are remembered."""
     with Grader(workers=2, timeout=5.0) as grader:
         grader.grade(
             r"\boxed{\ln 4}", gold=r"2\ln 2", answer_type="expression", template=TEMPLATE
@@ -81,7 +82,7 @@ def measure(name: str, tasks: list[GradeTask]) -> None:
         grades = grader.grade_many(tasks)
         batch = time.perf_counter() - begun
         seconds = []
-        for one in tasks:
+        for one in others:
             begun = time.perf_counter()
             grader.grade_many([one])
             seconds.append(time.perf_counter() - begun)
@@ -119,14 +120,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    tasks = [task(rng) for _ in range(options.responses)]
-    measure("realistic mix", tasks)
-    mixed = [
+    plain = [[task(rng) for _ in range(options.responses)] for _ in range(4)]
+    measure("realistic mix", *plain[:2])
+    measure("every tenth hostile", *(with_hostile(rng, tasks) for tasks in plain[2:]))
+    measure_directly(plain[0])
+
+
+def with_hostile(rng: random.Random, tasks: list[GradeTask]) -> list[GradeTask]:
+    return [
         response(rng, r"\frac{x+1}{y}", HOSTILE[index // 10 % len(HOSTILE)], "expression") if index % 10 == 9 else one
         for index, one in enumerate(tasks)
     ]
-    measure("every tenth hostile", mixed)
-    measure_directly(tasks)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ r"""Text forms of an answer: one spelling for many notations, top-level splittin
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from html import unescape
 
 from vlm_rl.unicode_text import to_latex
@@ -132,10 +133,21 @@ _REVERSED = tuple(
     )
 )
 _PIECE = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+MAX_REMEMBERED = 300  # characters
 
 
 def clean(text: str) -> str:
     r"""One spelling for what looks the same: no math delimiters, spacing macros, \left or \text."""
+    return _remembered(text) if len(text) <= MAX_REMEMBERED else _cleaned(text)
+
+
+@lru_cache(8192)
+def _remembered(text: str) -> str:
+    """Gold and options come again with every response to their problem, and each rule asks for its own texts."""
+    return _cleaned(text)
+
+
+def _cleaned(text: str) -> str:
     text = to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
     text = _PUNCTUATION.sub(r"\1", text)
     for _ in range(3):
