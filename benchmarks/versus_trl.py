@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -216,8 +216,8 @@ def groups_of(point: Point, folder: Path) -> list[Any]:
     return make_groups(folder / point.model, point.shape, count=1, aggregation=rule_of(point).aggregation)
 
 
-def work_ours(point: Point, folder: Path) -> None:
-    """An optimizer step of the product for each line of standard input."""
+def our_step(point: Point, folder: Path) -> Callable[[], Any]:
+    """What makes an optimizer step of the product, packing included, and returns its UpdateResult."""
     import torch
 
     from vlm_rl.config import TrainConfig
@@ -238,13 +238,22 @@ def work_ours(point: Point, folder: Path) -> None:
     clips = {"clip_low": rule.clip_low, "clip_high": rule.clip_high}
     loss = partial(policy_loss, ratio=rule.ratio, surrogate=rule.surrogate, cap=2.0, **clips)
     positions = partial(rope_positions, policy.model)
+
+    def step() -> Any:
+        plan = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)[0]
+        return learner.update([pack_row(groups, chunks, positions) for chunks in plan], loss)
+
+    return step
+
+
+def work_ours(point: Point, folder: Path) -> None:
+    """An optimizer step of the product for each line of standard input."""
+    step = our_step(point, folder)
     before = peak_mib()
     rate = matrix_rate()
     while sys.stdin.readline():
         begun = now()
-        plan = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)[0]
-        rows = [pack_row(groups, chunks, positions) for chunks in plan]
-        result = learner.update(rows, loss)
+        result = step()
         report(begun, now(), before, result.loss, result.grad_norm, rate=rate)
 
 
