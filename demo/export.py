@@ -136,5 +136,5 @@ def _example(scene: Scene, p: int) -> str:
     images = images_of(record, scene.view.benchmark, base.sets)
     rate, difficulty = float(table.base_rate_P[p]), str(table.difficulty_P[p])
     columns = columns_of(table, scene.slots, name, scene.view.sample)
-    head = problem_html(record, images, base_rate=rate, difficulty=difficulty)
+    head = problem_html(record, images, base_rate=rate, base_when=table.base_when, difficulty=difficulty)
     return f"<section class='example-page'>{head}{columns_html(columns, scene.view)}</section>"

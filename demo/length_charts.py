@@ -71,10 +71,11 @@ def lengths_html(scene: Scene) -> str:
             "Diamond: mean with its 95 % interval.",
         ),
         figure(
-            "Does length pay? By difficulty before training",
+            f"Does length pay? By difficulty {scene.table.base_when}",
             difficulty_chart(scene),
             "lengths-difficulty",
-            "Each point: the problems of one pass rate before training, from hardest (small) to easiest (large).",
+            f"Each point: the problems of one pass rate {scene.table.base_when}, "
+            "from hardest (small) to easiest (large).",
         ),
         training_figure(scene),
     ]
@@ -270,7 +271,7 @@ def difficulty_chart(scene: Scene) -> str:
 def _difficulty_point(scene: Scene, frame: Frame, index: int, point: DifficultyPoint) -> str:
     radius = 4.5 + 1.4 * list(DIFFICULTIES).index(point.difficulty)
     tip = (
-        f"{scene.labels[index]}, {DIFFICULTIES[point.difficulty][1]} before training "
+        f"{scene.labels[index]}, {DIFFICULTIES[point.difficulty][1]} {scene.table.base_when} "
         f"({point.num_problems} problems): {point.length:.0f} tokens, {percent(point.accuracy)} right, "
         f"{percent(point.cut)} cut"
     )

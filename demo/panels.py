@@ -57,6 +57,7 @@ def problem_panel(scene: Scene) -> str:
         record,
         images_of(record, scene.view.benchmark, base.sets),
         base_rate=float(scene.table.base_rate_P[index]),
+        base_when=scene.table.base_when,
         difficulty=str(scene.table.difficulty_P[index]),
     )
     columns = columns_of(scene.table, scene.slots, name, scene.view.sample)

@@ -67,7 +67,9 @@ def _reasoning_tokens(checkpoint: Checkpoint, record: Mapping[str, Any]) -> int 
 # -- the problem ---------------------------------------------------------------------------------
 
 
-def problem_html(record: Mapping[str, Any], images: Sequence[bytes], *, base_rate: float, difficulty: str) -> str:
+def problem_html(
+    record: Mapping[str, Any], images: Sequence[bytes], *, base_rate: float, base_when: str, difficulty: str
+) -> str:
     """Images, question, right answer, once for all columns."""
     pictures = "".join(_picture(image, number) for number, image in enumerate(images, 1))
     missing = "the image is neither stored with these results nor in a prepared set here"
@@ -77,7 +79,7 @@ def problem_html(record: Mapping[str, Any], images: Sequence[bytes], *, base_rat
     if record["category"]:
         facts.append(escape(str(record["category"])))
     if difficulty:
-        facts.append(f"before training: {100 * base_rate:.0f} % right ({DIFFICULTIES[difficulty][1]})")
+        facts.append(f"{base_when}: {100 * base_rate:.0f} % right ({DIFFICULTIES[difficulty][1]})")
     side = f"<div class='pictures'>{pictures}</div>" if pictures else ""
     return (
         f"<div class='card problem'>{side}<div class='asked'>"

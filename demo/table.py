@@ -37,6 +37,7 @@ class Table:
     length_CP: np.ndarray  # mean tokens over the samples
     category_P: np.ndarray
     base_rate_P: np.ndarray  # pass rate before training; NaN where that evaluation lacks the problem
+    base_when: str = "before training"  # or at which checkpoint, where none of step 0 is stored
 
     @property
     def num_problems(self) -> int:
@@ -74,6 +75,7 @@ def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Table:
     ids = [name for name in columns[0].ids if name in shared]
     rows = tuple(places(one.ids, ids) for one in columns)
     shape = (len(chosen), len(ids))
+    bases = library.base_keys(benchmark)
     return Table(
         checkpoints=chosen,
         ids=ids,
@@ -83,7 +85,8 @@ def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Table:
             [one.mean_P(one.length_R)[row] for one, row in zip(columns, rows, strict=True)], dtype=np.float64
         ).reshape(shape),
         category_P=columns[0].category_P[rows[0]],
-        base_rate_P=base_rate([found[key].responses for key in library.base_keys(benchmark)], ids),
+        base_rate_P=base_rate([found[key].responses for key in bases], ids),
+        base_when=f"at {found[bases[0]].label}" if found[bases[0]].step else "before training",
     )
 
 

@@ -305,6 +305,16 @@ def test_the_rollouts_of_each_run_can_be_read(tmp_path):
     assert "Rollouts of a, step 2" in training_html(library, Scenes(library).of(View.parse("rollouts=c")).view, {})
 
 
+def test_difficulty_says_where_it_was_measured(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, num_problems=4)
+    scene = Scenes(Library([run.path])).of(View())
+    assert scene.table.base_when == "before training"
+    for path in (run.path / "eval").rglob("*step-000000*"):
+        path.unlink()
+    scene = Scenes(Library([run.path])).of(View())
+    assert scene.table.base_when.endswith("step 1")
+
+
 def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
     query = "change=right&focus=run@2&difficulty=never&low=1&text=of+it&flags=cut&category=even&verdict=correct"
     words = filter_words(small.of(View.parse(query)))

@@ -95,7 +95,7 @@ BREAKS = table(
     Break(
         "filter: difficulty of today",
         "table.py",
-        "for key in library.base_keys(benchmark)], ids)",
+        "for key in bases], ids)",
         "for key in keys], ids)",
     ),
     Break(
