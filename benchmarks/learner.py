@@ -31,7 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SIZES = ((340, 8, 100), (1000, 8, 300))  # prompt tokens, responses per prompt, tokens of the longest response
+# prompt tokens, responses per prompt, tokens of the longest response
+SIZES = ((340, 8, 100), (1000, 8, 300), (1000, 8, 1000), (250, 8, 2000))
 PADDED_ROWS = (2, 4, 8)
 GROUPS = 2  # prompts of the optimizer step
 PATCH = 28  # pixels of a visual token's side

@@ -297,7 +297,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     for subset in SUBSETS
 }
 # With none and with all of them: 16.
-BARE_OR_FULL = [name for name in VARIANTS if name.count("+") in (0, "+".join(ADDED).count("+") + 1)]
+BARE_OR_FULL = ["+".join([name, *subset]) for name in ALGORITHMS for subset in ([], ADDED)]
 BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
 MAX_TOKENS = 16
 GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient

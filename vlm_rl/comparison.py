@@ -152,8 +152,7 @@ def read_run(planned: Planned) -> RunNumbers:
         if name in curves
     }
     if "completions/mean_length" in curves:
-        lengths, steps = curves["completions/mean_length"], planned.config.train.steps
-        early, late = (stretch_mean(lengths, steps, early=early) for early in (True, False))
+        early, late = stretch_means(curves["completions/mean_length"], planned.config.train.steps)
         finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     algorithm = resolve_algorithm(planned.config.algorithm)
@@ -232,11 +231,16 @@ def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def curve_ends(curve: Curve, name: str, num_steps: int) -> list[float]:
-    """Where a curve begins and ends: means over the first and last tenth of the steps; evaluations as they are."""
+def stretch_means(curve: Curve, num_steps: int) -> tuple[float, float]:
+    """Means over the first and over the last tenth of the run's steps."""
+    return stretch_mean(curve, num_steps, early=True), stretch_mean(curve, num_steps, early=False)
+
+
+def curve_ends(curve: Curve, name: str, num_steps: int) -> tuple[float, float]:
+    """Where a curve begins and ends: means over a tenth of the steps, but evaluations as they are."""
     if name.startswith("heldout_"):
-        return [float(curve.values[0]), float(curve.values[-1])]
-    return [stretch_mean(curve, num_steps, early=early) for early in (True, False)]
+        return float(curve.values[0]), float(curve.values[-1])
+    return stretch_means(curve, num_steps)
 
 
 # -- final values --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vlm_rl.comparison import Comparison, difference, measure_title, stretch_mean
+from vlm_rl.comparison import Comparison, difference, measure_title, stretch_means
 from vlm_rl.statistics import Estimate, estimate
 
 _MAX_PAIRS = 2
@@ -33,7 +33,7 @@ def movement(comparison: Comparison, name: str) -> Movement | None:
     pairs = {}
     for run in comparison.runs:
         if name in run.curves:
-            ends = tuple(stretch_mean(run.curves[name], comparison.num_steps, early=early) for early in (True, False))
+            ends = stretch_means(run.curves[name], comparison.num_steps)
             if all(map(math.isfinite, ends)):
                 pairs.setdefault(run.seed, []).append(ends)
     if not pairs:
