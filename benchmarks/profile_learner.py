@@ -1,8 +1,10 @@
-"""What an optimizer step of ours consists of: the share of each kind of operation, by torch's profiler.
+"""What an optimizer step of ours consists of, and what it keeps for the backward pass.
 
     OMP_NUM_THREADS=1 python benchmarks/profile_learner.py "100m 1000 8 300"      # model prompt G tokens
 
-The points are versus_trl.py's. Needs none of TRL.
+The points are versus_trl.py's; needs none of TRL. The shares of each kind of operation are torch's profiler's.
+What is kept are the tensors that autograd saves in a forward pass, weights apart, in float32 and bfloat16, with
+vlm_rl.pointwise and with transformers' own norms and MLPs.
 """
 
 from __future__ import annotations
@@ -11,12 +13,20 @@ import argparse
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from floor import matrix_rate
+from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
-from versus_trl import Point, build_models, our_step
+from versus_trl import Point, build_models, groups_of, our_step
+
+from vlm_rl import pointwise
+from vlm_rl.packing import pack_row, plan_rows
+from vlm_rl.policy import Policy, load_model
+from vlm_rl.prompts import rope_positions
 
 KINDS = {
     "matrix products": ("mm", "addmm", "bmm"),
@@ -31,6 +41,27 @@ KINDS = {
 def kind_of(operation: str) -> str:
     name = operation.removeprefix("aten::")
     return next((kind for kind, names in KINDS.items() if name in names), "all else, element by element")
+
+
+def kept(point: Point, folder: Path, dtype: torch.dtype, *, pointwise_ours: bool) -> float:
+    """MiB that autograd saves in the forward pass of one row, weights apart."""
+    model = load_model(folder / point.model, dtype=dtype)
+    with patch.object(pointwise, "keep_less", pointwise.keep_less if pointwise_ours else lambda _: None):
+        policy = Policy(model, banned_ids=(), temperature=1.0)
+    ((chunks,),) = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)
+    row = pack_row(groups_of(point, folder), chunks, partial(rope_positions, model))
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = policy(row)  # alive to the end: nothing saved is freed and its address used again
+    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    del outputs
+    return sum(storages[pointer] for pointer in storages.keys() - weights) / 2**20
 
 
 def main() -> None:
@@ -48,12 +79,18 @@ def main() -> None:
         seconds = time.process_time() - begun
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             step()
+        sizes = {
+            dtype: [kept(point, Path(name), dtype, pointwise_ours=ours) for ours in (True, False)]
+            for dtype in (torch.float32, torch.bfloat16)
+        }
     spent: Counter[str] = Counter()
     for one in profiled.key_averages():
         spent[kind_of(one.key)] += one.self_cpu_time_total
     print(f"{point}: {seconds:.1f} CPU s a step; matrix products do {matrix_rate() / 1e9:.0f} G operations a second")
     for kind, time_spent in spent.most_common():
         print(f"{kind:<30}{100 * time_spent / spent.total():>6.1f} %")
+    for dtype, (ours, theirs) in sizes.items():
+        print(f"kept for the backward pass in {dtype}: {ours:.0f} MiB, by transformers' layers {theirs:.0f}")
 
 
 if __name__ == "__main__":

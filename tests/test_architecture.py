@@ -53,6 +53,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
                 "packing",
                 "attention",
                 "vision_tower",
+                "pointwise",
                 "policy",
                 "data",
                 "runs",

@@ -132,10 +132,10 @@ class _TwoSoftmaxes(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-        """Output [1, heads, T, head_dim]."""
+        """Output [1, heads, T, head_dim], laid out as [1, T, heads, head_dim]: what comes next copies nothing."""
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
-        out = torch.empty_like(query)
+        out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         for own in _pieces(layout):
             out[:, :, own], lse[:, :, own] = kernel(

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl import attention, vision_tower
+from vlm_rl import attention, pointwise, vision_tower
 from vlm_rl.packing import PackedRow
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -53,6 +53,7 @@ class Policy(nn.Module):
         self.offloads = False
         self.use_flex = True  # on a GPU; False: blocks of equal prompts, which compile nothing
         model.config.use_cache = False
+        pointwise.keep_less(model)
         if self.is_vision:
             _allow_unused_image(model)
             vision_tower.speed_up(model.model.visual)

@@ -257,4 +257,25 @@ LEARNER = table(
     ),
 )
 
-BREAKS = (*FACTORS, *BELIEF, *WIRING, *LEARNER)
+POINTWISE = table(
+    "vlm_rl",
+    ["tests/test_pointwise.py"],
+    Break("norm: no epsilon", "pointwise.py", ".add_(epsilon)", ""),
+    Break("norm: rounded after the weight", "pointwise.py", "(x * rate).to(x.dtype) * weight", "(x * rate * weight)"),
+    Break("norm: mean added", "pointwise.py", "addcmul_(normal, mean, value=-1)", "addcmul_(normal, mean)"),
+    Break("norm: mean without the weight", "pointwise.py", "product.mul_(weight).mean", "product.mean"),
+    Break("norm: weight's gradient of the input", "pointwise.py", "product = grad * normal", "product = grad * x"),
+    Break("norm: not replaced", "pointwise.py", '.endswith("RMSNorm")', '.endswith("Norm2")'),
+    Break(
+        "mlp: factors swapped", "pointwise.py", "mlp.gate_proj(x), mlp.up_proj(x)", "mlp.up_proj(x), mlp.gate_proj(x)"
+    ),
+    Break(
+        "mlp: gradients swapped",
+        "pointwise.py",
+        "return through, silu(gate).mul_(grad)",
+        "return silu(gate).mul_(grad), through",
+    ),
+    Break("mlp: not replaced", "pointwise.py", 'hasattr(module, "gate_proj")', 'hasattr(module, "gate")'),
+)
+
+BREAKS = (*FACTORS, *BELIEF, *WIRING, *LEARNER, *POINTWISE)
