@@ -31,6 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from floor import MODELS, gain
+
 # prompt tokens, responses per prompt, tokens of the longest response
 SIZES = ((340, 8, 100), (1000, 8, 300), (1000, 8, 1000), (250, 8, 2000))
 PADDED_ROWS = (2, 4, 8)
@@ -145,7 +147,9 @@ def print_shape(shape: Shape, measured: list[Measured], logp_gap: float, gradien
     for m in measured:
         ratios = f"{m.cpu / shared.cpu:>14.2f}{m.growth / shared.growth:>25.2f}"
         print(f"  {m.name:<9}{m.wall:>8.3f}{m.cpu:>9.3f}{m.peak:>11.0f}{m.growth:>14.0f}{ratios}")
-    print(f"  {best.name}, the fastest padding, takes {best.cpu / shared.cpu:.2f} times the CPU seconds")
+    print(f"  {best.name}, the fastest padding, takes {best.cpu / shared.cpu:.2f} times the CPU seconds;")
+    none, whole = (gain(MODELS["tiny"], shape.prompt, shape.lengths, padded=padded) for padded in (False, True))
+    print(f"  rows without padding have {none:.2f} times the operations, all padded to the longest {whole:.2f}")
     print(f"  largest log-prob gap {logp_gap:.1e}, gradient gap {gradient_gap:.1e} of the norm", flush=True)
 
 

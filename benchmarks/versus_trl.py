@@ -14,8 +14,9 @@ is one row per group.
 
 Each side of a point runs in a fresh process of its own; the processes take turns step by step, and
 medians over the rounds are reported. Loss and gradient norm of the first step, before any update, show
-that both do the same work. "Over floor" is our CPU time over that of floor.py's operations at this
-process's rate of matrix products. Ratios are of processor time: on a shared machine the clock says more about
+that both do the same work. "By operations" is the ratio that floor.py's counts give for these lengths, TRL's rows
+without padding, and "over floor" our CPU time over that of our operations at this process's rate of matrix
+products. Ratios are of processor time: on a shared machine the clock says more about
 the others. Memory is the part of the peak that came with the steps.
 """
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from floor import MODELS, matrix_rate, operations
+from floor import MODELS, gain, matrix_rate, operations
 from learner import Shape, make_groups, peak_mib, sharpen
 
 MICRO_BATCHES = (1, 4)  # rows of TRL's; a point takes the faster
@@ -102,7 +104,7 @@ POINTS = (
 
 
 class Worker:
-    """One side in a process of its own, which makes an optimizer step whenever it is told to."""
+    """One side in a process of its own, which makes a step whenever it is told to and stands still otherwise."""
 
     def __init__(self, side: str, point: Any, folder: Path, *, script: str = __file__) -> None:
         self.steps: list[dict[str, float]] = []
@@ -117,10 +119,12 @@ class Worker:
 
     def step(self) -> dict[str, float]:
         assert self.process.stdin and self.process.stdout
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write("step\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith('{"wall"'):  # TRL prints metrics of its own
+                self.process.send_signal(signal.SIGSTOP)  # it would prepare its next step in the other's turn
                 self.steps.append(json.loads(line))
                 return self.steps[-1]
         errors = self.process.stderr.read()[-2000:] if self.process.stderr else ""
@@ -166,14 +170,20 @@ def candidates(point: Point) -> Sequence[int]:
 
 def show(results: Sequence[dict[str, Any]]) -> None:
     print(
-        "| model (prompt, G x tokens), rule | ours, CPU s | TRL, CPU s | times | wall, times | over floor "
-        "| tokens/s | memory, MiB | loss | gradient norm |\n|" + "---|" * 10
+        "| model (prompt, G x tokens), rule | ours, CPU s | TRL, CPU s | times | wall, times | by operations "
+        "| over floor | tokens/s | memory, MiB | loss | gradient norm |\n|" + "---|" * 11
     )
     for result in results:
         point, ours, trl = Point(**result["point"]), result["ours"], result["trl"]
         lengths = point.shape.lengths
-        work = operations(MODELS[point.model], point.prompt, lengths, shared=True, images=point.images)
-        ratios = [trl["cpu"] / ours["cpu"], trl["wall"] / ours["wall"], ours["cpu"] / (work / ours["rate"])]
+        counted = (MODELS[point.model], point.prompt, lengths)
+        work = operations(*counted, shared=True, images=point.images)
+        ratios = [
+            trl["cpu"] / ours["cpu"],
+            trl["wall"] / ours["wall"],
+            gain(*counted, images=point.images),
+            ours["cpu"] / (work / ours["rate"]),
+        ]
         cells = [
             f"{point}",
             *(f"{side['cpu']:.2f}" for side in (ours, trl)),

@@ -162,11 +162,13 @@ def test_the_activation_estimate_is_what_the_layers_keep(tiny_model: Path, dtype
     row = pack_row([group], [Chunk(0, tuple(range(8)))], lambda p: rope_positions(policy.model, p))
     text = policy.model.config.get_text_config()
     kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
-    estimate = len(row.ids_T) * stack_bytes_per_token(
-        text.hidden_size, kv, text.intermediate_size, text.num_hidden_layers, dtype, checkpointed=False
+    depth, one_output = text.num_hidden_layers, text.hidden_size * dtype.itemsize
+    estimate = len(row.ids_T) * (
+        stack_bytes_per_token(text.hidden_size, kv, text.intermediate_size, depth, dtype, checkpointed=False)
+        - depth * one_output  # on a CPU the attention's output is what its projection takes, not copied
     )
     measured = kept_bytes(policy, row, policy.model.model.language_model.layers)
-    assert 0.93 < estimate / measured < 1.07, (estimate, measured)
+    assert 0.97 < estimate / measured < 1.03, (estimate, measured)
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:

@@ -252,14 +252,12 @@ def stack_bytes_per_token(
 ) -> int:
     """Bytes per token kept by a stack of decoder layers (RMS norms, grouped attention, gated MLP).
 
-    A layer keeps, in units of `hidden`: for each of its two norms the input (in float32, which is the
-    residual stream itself where that is float32 already), the normalised value and the output; the
-    rotated query, the attention's output and the input of its projection; keys and values; and four
-    times the MLP's width. With checkpointing every layer keeps its input only, which may be offloaded to
-    the host, and one layer is whole at a time.
+    A layer keeps, in units of `hidden`: for each of its two norms the input and the output; the rotated
+    query, the attention's output and the input of its projection, which on a CPU are one; keys and values;
+    and three times the MLP's width (vlm_rl.pointwise). With checkpointing every layer keeps its input only,
+    which may be offloaded to the host, and one layer is whole at a time.
     """
-    norm = 4 + 2 * dtype.itemsize
-    layer = hidden * (2 * norm + 3 * dtype.itemsize) + 2 * kv * dtype.itemsize + 4 * mlp * dtype.itemsize
+    layer = (7 * hidden + 2 * kv + 3 * mlp) * dtype.itemsize
     if not layers:
         return 0
     if not checkpointed:
