@@ -1,10 +1,11 @@
 """What an optimizer step of ours consists of, and what it keeps for the backward pass.
 
     OMP_NUM_THREADS=1 python benchmarks/profile_learner.py "100m 1000 8 300"      # model prompt G tokens
+    OMP_NUM_THREADS=1 python benchmarks/profile_learner.py "tiny 1000 8 300" --kept
 
 The points are versus_trl.py's; needs none of TRL. The shares of each kind of operation are torch's profiler's.
-What is kept are the tensors that autograd saves in a forward pass, weights apart, in float32 and bfloat16, with
-vlm_rl.pointwise and with transformers' own norms and MLPs.
+With --kept it gives instead the size of the tensors that autograd saves in a forward pass, weights apart, in
+float32 and bfloat16, with vlm_rl.pointwise and with transformers' own norms and MLPs.
 """
 
 from __future__ import annotations
@@ -64,33 +65,39 @@ def kept(point: Point, folder: Path, dtype: torch.dtype, *, pointwise_ours: bool
     return sum(storages[pointer] for pointer in storages.keys() - weights) / 2**20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("point", nargs="?", default="100m 1000 8 300")
-    model, *numbers = parser.parse_args().point.split()
-    point = Point(model, *map(int, numbers))
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        build_models(Path(name), {point.model})
-        step = our_step(point, Path(name))
+def print_shares(point: Point, folder: Path) -> None:
+    step = our_step(point, folder)
+    step()
+    begun = time.process_time()
+    step()
+    seconds = time.process_time() - begun
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         step()
-        begun = time.process_time()
-        step()
-        seconds = time.process_time() - begun
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
-            step()
-        sizes = {
-            dtype: [kept(point, Path(name), dtype, pointwise_ours=ours) for ours in (True, False)]
-            for dtype in (torch.float32, torch.bfloat16)
-        }
     spent: Counter[str] = Counter()
     for one in profiled.key_averages():
         spent[kind_of(one.key)] += one.self_cpu_time_total
     print(f"{point}: {seconds:.1f} CPU s a step; matrix products do {matrix_rate() / 1e9:.0f} G operations a second")
     for kind, time_spent in spent.most_common():
         print(f"{kind:<30}{100 * time_spent / spent.total():>6.1f} %")
-    for dtype, (ours, theirs) in sizes.items():
+
+
+def print_kept(point: Point, folder: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        ours, theirs = (kept(point, folder, dtype, pointwise_ours=own) for own in (True, False))
         print(f"kept for the backward pass in {dtype}: {ours:.0f} MiB, by transformers' layers {theirs:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("point", nargs="?", default="100m 1000 8 300")
+    parser.add_argument("--kept", action="store_true", help="the tensors kept, not the time")
+    options = parser.parse_args()
+    model, *numbers = options.point.split()
+    point = Point(model, *map(int, numbers))
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        build_models(Path(name), {point.model})
+        (print_kept if options.kept else print_shares)(point, Path(name))
 
 
 if __name__ == "__main__":
