@@ -15,8 +15,8 @@ is one row per group.
 Each side of a point runs in a fresh process of its own; the processes take turns step by step, and
 medians over the rounds are reported. Loss and gradient norm of the first step, before any update, show
 that both do the same work. "By operations" is the ratio that floor.py's counts give for these lengths, TRL's rows
-without padding, and "over floor" our CPU time over that of our operations at this process's rate of matrix
-products. Ratios are of processor time: on a shared machine the clock says more about
+all padded to the longest as it does, and "over floor" our CPU time over that of our operations at this process's
+rate of matrix products. Ratios are of processor time: on a shared machine the clock says more about
 the others. Memory is the part of the peak that came with the steps.
 """
 
@@ -181,7 +181,7 @@ def show(results: Sequence[dict[str, Any]]) -> None:
         ratios = [
             trl["cpu"] / ours["cpu"],
             trl["wall"] / ours["wall"],
-            gain(*counted, images=point.images),
+            gain(*counted, padded=True, images=point.images),
             ours["cpu"] / (work / ours["rate"]),
         ]
         cells = [
@@ -198,18 +198,24 @@ def show(results: Sequence[dict[str, Any]]) -> None:
 
 
 def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
-    """TRL's CPU seconds over ours, point by point."""
+    """TRL's CPU seconds over ours, point by point, and what the operations alone would give."""
     from matplotlib.figure import Figure
 
-    ratios = [(str(Point(**r["point"])), r["trl"]["cpu"] / r["ours"]["cpu"]) for r in results]
-    figure = Figure(figsize=(8, 0.38 * len(ratios) + 1), layout="constrained")
+    points = [Point(**result["point"]) for result in results]
+    names = [str(point) for point in points]
+    counted = [gain(MODELS[p.model], p.prompt, p.shape.lengths, padded=True, images=p.images) for p in points]
+    figure = Figure(figsize=(8, 0.38 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()
-    bars = axes.barh([name for name, _ in ratios], [ratio for _, ratio in ratios], color="#3b6ea5")
-    axes.bar_label(bars, fmt="%.1f", padding=3)
+    measured = [result["trl"]["cpu"] / result["ours"]["cpu"] for result in results]
+    axes.barh(names, measured, color="#3b6ea5", label="measured")
+    for name, *ends in zip(names, measured, counted, strict=True):
+        axes.annotate(f"{ends[0]:.1f}", (max(ends), name), (8, 0), textcoords="offset points", va="center")
+    axes.plot(counted, names, "|", color="#d1495b", markersize=17, markeredgewidth=2.5, label="by operations")
     axes.axvline(1, color="#888888", linewidth=1)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("CPU seconds of an optimizer step: TRL 1.16 over ours")
+    axes.legend(loc="upper right", frameon=False)
     figure.savefig(out, dpi=110)
 
 

@@ -742,7 +742,9 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         assert tab.is_disabled("#live-ask")
         tab.click("#live-stop")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert tab.locator(".live-card .chip").all_inner_texts() == ["stopped by you"] * 2
+        endless, untrained = tab.locator(".live-card .chip").all_inner_texts()
+        assert endless == "stopped by you"
+        assert untrained in ("stopped by you", "✓ finished"), "which may draw its end before the click arrives"
         assert "≈" in tab.locator(".live-counts").first.inner_text(), "an estimate is called one"
         wait_for(lambda: page.desk.num_asking == 0)
         assert tab.is_enabled("#live-ask") and tab.is_disabled("#live-stop")
