@@ -103,6 +103,11 @@ POINTS = (
 # --- the parent: it never imports torch, because a child starts with its parent's ru_maxrss ---------
 
 
+def unwind_when_terminated() -> None:
+    """Let SIGTERM raise, so that workers are closed: those that stand still never see that their input ended."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 class Worker:
     """One side in a process of its own, which makes a step whenever it is told to and stands still otherwise."""
 
@@ -424,6 +429,7 @@ def main() -> None:
         point, folder = Point(**json.loads(options.point)), Path(options.folder)
         side, _, rows = options.worker.partition("-")
         return work_trl(point, folder, micro_batch=int(rows)) if side == "trl" else work_ours(point, folder)
+    unwind_when_terminated()
     known = options.show or options.out
     results = [json.loads(line) for line in known.read_text().splitlines()] if known and known.exists() else []
     if not options.show:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from learner import peak_mib
-from versus_trl import LR, Worker, now, trl_settings
+from versus_trl import LR, Worker, now, trl_settings, unwind_when_terminated
 
 MICRO_BATCHES = (1, 8)  # rows of TRL's
 ROUNDS = 3
@@ -244,6 +244,7 @@ def main() -> None:
         if side == "trl":
             return work_trl(point, folder, micro_batch=int(rows))
         return work_ours(point, folder, sampler=options.worker.split(", ")[1])
+    unwind_when_terminated()
     print("| a step | side | tokens generated | CPU ms a token | times | wall, times | memory, MiB |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for point in POINTS:
