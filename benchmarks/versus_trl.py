@@ -42,6 +42,7 @@ from learner import Shape, make_groups, peak_mib, sharpen
 
 MICRO_BATCHES = (1, 4)  # rows of TRL's; a point takes the faster
 LR = 1e-6
+RATE = 66e9  # operations a CPU second, of floor.py's matrix_rate where the tables were made
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
     "100m": {
@@ -448,8 +449,23 @@ def points_of(options: argparse.Namespace) -> Sequence[Point]:
     return [replace(point, rounds=options.rounds or point.rounds) for point in points]
 
 
+def work_of(points: Sequence[Point]) -> str:
+    """The steps that the points take and their operations, TRL's at the micro-batch that wins the trial."""
+    total = 0.0
+    for point in points:
+        counted = (MODELS[point.model], point.prompt, point.shape.lengths)
+        ours = operations(*counted, shared=True, images=point.images)
+        total += (1 + point.rounds) * ours * (1 + gain(*counted, padded=True, images=point.images))
+    steps = sum(1 + point.rounds for point in points)
+    return (
+        f"{len(points)} points, {steps} steps of each side, {total / 1e12:.1f} T operations: {total / 60 / RATE:.0f} "
+        f"minutes if all were matrix products at {RATE / 1e9:.0f} G a second, about twice that in all"
+    )
+
+
 def measure(points: Sequence[Point], results: list[dict[str, Any]], out: Path | None) -> list[dict[str, Any]]:
     missing = [point for point in points if asdict(point) not in [result["point"] for result in results]]
+    print(work_of(missing), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as name:
         build_models(Path(name), {point.model for point in missing})
         for point in missing:
