@@ -221,7 +221,7 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("CPU seconds of an optimizer step: TRL 1.16 over ours")
-    axes.legend(loc="upper right", frameon=False)
+    axes.legend(loc="lower right", frameon=False)
     figure.savefig(out, dpi=110)
 
 
