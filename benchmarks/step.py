@@ -29,6 +29,7 @@ PHASES = (
     "diagnostics",
     "save",
 )
+AROUND = ("reward", "sync", "diagnostics", "save", "other")  # what a step spends beside the model
 TOY_STEPS = 5
 
 
@@ -56,6 +57,8 @@ def print_shares(run: RunDirectory) -> None:
     )
     for name, value in seconds.items():
         print(f"  {name:<13}{value:>9.3f} s{100 * value / total:>7.1f} %")
+    rest = sum(seconds[name] for name in AROUND)
+    print(f"  {'neither generation nor the model':<34}{100 * rest / total:>5.1f} %  ({', '.join(AROUND)})")
     print(f"  {'a step':<13}{total:>9.3f} s{tokens / total:>10.0f} generated tokens/s")
 
 

@@ -42,7 +42,7 @@ from learner import Shape, make_groups, peak_mib, sharpen
 
 MICRO_BATCHES = (1, 4)  # rows of TRL's; a point takes the faster
 LR = 1e-6
-RATE = 66e9  # operations a CPU second, of floor.py's matrix_rate where the tables were made
+RATE = 105e9  # operations a CPU second, of floor.py's matrix_rate where the tables were made
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
     "100m": {

@@ -560,6 +560,34 @@ def test_cpu_time_decides_and_good_jobs_survive(judge: SymbolicJudge) -> None:
     assert "CPU" in outcomes[0][1]
 
 
+def test_a_server_started_ahead_is_the_one_that_answers() -> None:
+    judge = SymbolicJudge(workers=1, timeout=1.0)
+    try:
+        judge.start()
+        assert judge._server is not None
+        process = judge._server.pid
+        judge.start()
+        assert judge.decide([("equal", r"\sqrt{8}", r"2\sqrt{2}")]) == [("ok", True)]
+        judge.start()
+        assert judge.decide([("equal", r"\sqrt{8}", r"3\sqrt{2}")]) == [("ok", False)]
+        assert judge._server.pid == process and _runs(process)
+    finally:
+        judge.close()
+
+
+def test_closing_before_the_server_is_ready_leaves_a_working_judge() -> None:
+    judge = SymbolicJudge(workers=1, timeout=1.0)
+    try:
+        judge.start()
+        assert judge._server is not None
+        process = judge._server.pid
+        judge.close()
+        assert not _runs(process)
+        assert judge.decide([("equal", r"\sqrt{8}", r"2\sqrt{2}")]) == [("ok", True)]
+    finally:
+        judge.close()
+
+
 def test_a_killed_server_is_replaced(judge: SymbolicJudge) -> None:
     good = ("equal", r"\sqrt{8}", r"2\sqrt{2}")
     assert judge.decide([good]) == [("ok", True)]

@@ -451,9 +451,6 @@ def test_a_fingerprint_does_not_depend_on_the_layout() -> None:
     separate = fingerprint([("q", q), ("k", k), ("v", v)])
     fused = fingerprint([("qkv", torch.cat([k, q, v, torch.zeros(3, 6)])), ("bias", -torch.zeros(5))])
     assert separate.agrees(fused) and (separate.tensors, fused.tensors) == (3, 2)
-    # float64 sums of 48 numbers
-    assert separate.total == pytest.approx(float(torch.cat([q, k, v]).double().sum()), abs=1e-12)
-    assert separate.squares == pytest.approx(float(torch.cat([q, k, v]).double().square().sum()), abs=1e-12)
 
 
 def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

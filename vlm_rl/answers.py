@@ -92,6 +92,10 @@ class Grader:
     ) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Launch the workers ahead of the first answer that needs them, without waiting for them."""
+        self._judge.start()
+
     def close(self) -> None:
         """Stop the workers; a later call starts them again."""
         self._judge.close()

@@ -125,6 +125,7 @@ class Session:
             self.recorder.line.note(self._going_on(found[0] if found else None))
         self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        self.grader.start()
 
     # --- opening ------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The client of the symbolic comparison server: batches in, outcomes out, nothing hostile in here.
 
 The server (symbolic_worker.py) is a separate program with a clean environment (no credentials, not even
-in /proc) and its own process group. It is started lazily, at the first batch that needs it, restarted if
-it dies, and killed as a whole on close.
+in /proc) and its own process group. It is launched by `start`, at the latest by the first batch that needs
+it, restarted if it dies, and killed as a whole on close.
 """
 
 from __future__ import annotations
@@ -51,8 +51,15 @@ class SymbolicJudge:
             "path": [folder for folder in sys.path if folder],  # instead of PYTHONPATH
         }
         self._server: subprocess.Popen[bytes] | None = None
+        self._is_ready = False  # it has said so
         self._buffer = b""
         self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Launch the server, unless it runs, without waiting until it is ready: that takes a second."""
+        with self._lock:
+            if self._server is None:
+                self._launch()
 
     def decide(self, jobs: Sequence[Job]) -> list[Outcome]:
         """One outcome per job, in order. Never raises because of a job's text."""
@@ -65,7 +72,7 @@ class SymbolicJudge:
 
     def close(self) -> None:
         """Stop the server and all its workers; a later batch starts a fresh one."""
-        server, self._server, self._buffer = self._server, None, b""
+        server, self._server, self._is_ready, self._buffer = self._server, None, False, b""
         if server is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -90,12 +97,14 @@ class SymbolicJudge:
         return [("error", "the comparison server died twice on this batch")] * len(jobs)
 
     def _send(self, line: bytes) -> None:
-        server = self._server or self._start()
+        server = self._server or self._launch()
+        if not self._is_ready:
+            self._wait_until_ready()
         assert server.stdin is not None
         server.stdin.write(line)
         server.stdin.flush()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         # Sets of symbols are ordered by hash: the same text must take the same way every time.
         environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -108,11 +117,14 @@ class SymbolicJudge:
             env=environment,
             start_new_session=True,
         )
+        return self._server
+
+    def _wait_until_ready(self) -> None:
         greeting = self._receive(_START_SECONDS)
         if greeting != "ready":
             self.close()
-            raise RuntimeError(f"the symbolic comparison server did not start: {greeting or program}")
-        return self._server
+            raise RuntimeError(f"the symbolic comparison server did not start: {greeting or 'it ended'}")
+        self._is_ready = True
 
     def _receive(self, seconds: float) -> Any:
         """The server's next line, parsed; None if it died or the time is over."""

@@ -143,12 +143,10 @@ class Fingerprint:
 
     Engines fuse q, k, v and gate, up into one tensor and pad the vocabulary with zero rows, so only
     sums over all elements compare. `checksum` adds up a hash of every element's bits modulo 2**64
-    (zeros count 0): one changed bit anywhere changes it. The two float sums are for human eyes.
+    (zeros count 0): one changed bit anywhere changes it.
     """
 
     tensors: int  # as seen; differs between engines that fuse
-    total: float  # sum of all elements, float64
-    squares: float  # sum of their squares, float64
     checksum: int  # 0 <= checksum < 2**64
 
     def agrees(self, other: Fingerprint) -> bool:
@@ -166,7 +164,6 @@ class FingerprintBuilder:
     def __init__(self, *, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype  # elements are rounded to it first; None takes them as they come
         self._names: set[str] = set()
-        self._total = self._squares = 0.0
         self._checksum = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -176,9 +173,6 @@ class FingerprintBuilder:
         for chunk in tensor.detach().reshape(-1).split(_CHUNK):
             # Adding 0 turns -0.0 into 0.0: an engine that reads its weights back may lose that sign.
             chunk = (chunk if self.dtype is None else chunk.to(self.dtype)) + 0
-            wide = chunk.double()
-            self._total += float(wide.sum())
-            self._squares += float(wide.square().sum())
             self._checksum += _hash_sum(chunk)
 
     def watch(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
@@ -188,13 +182,13 @@ class FingerprintBuilder:
             yield name, tensor
 
     def result(self) -> Fingerprint:
-        return Fingerprint(len(self._names), self._total, self._squares, self._checksum % (1 << 64))
+        return Fingerprint(len(self._names), self._checksum % (1 << 64))
 
 
 def _hash_sum(chunk: torch.Tensor) -> int:
     """Sum of a mixed hash of each element's bits; 0 for zeros. Integer overflow wraps by design."""
     bits = chunk.contiguous().view(_BITS[chunk.element_size()]).long() * _MIX_1
-    return int(((bits ^ (bits >> 33)) * _MIX_2).sum())
+    return int(bits.bitwise_xor_(bits >> 33).mul_(_MIX_2).sum())
 
 
 def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> Fingerprint:
@@ -216,8 +210,7 @@ def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
         return
     raise StaleWeightsError(
         f"sampler {sampler.name!r} (policy version {sampler.policy_version}) does not hold the learner's weights: "
-        f"checksum {found.checksum:016x} against {expected.checksum:016x}, sum {found.total:.12g} against "
-        f"{expected.total:.12g}, sum of squares {found.squares:.12g} against {expected.squares:.12g}. "
+        f"checksum {found.checksum:016x} against {expected.checksum:016x}. "
         "A weight sync was skipped or incomplete; resume from the last checkpoint, "
         "and use rollout.sampler=transformers if it happens again"
     )
