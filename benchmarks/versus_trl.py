@@ -78,6 +78,16 @@ class Point:
         """One group, its responses a quarter of the longest to the longest."""
         return Shape(self.prompt, self.responses, self.tokens, spread=True, images=self.images)
 
+    @property
+    def operations(self) -> float:
+        """Of an optimizer step of ours."""
+        return operations(MODELS[self.model], self.prompt, self.shape.lengths, shared=True, images=self.images)
+
+    @property
+    def gain(self) -> float:
+        """TRL's operations, all rows padded to the longest, over ours."""
+        return gain(MODELS[self.model], self.prompt, self.shape.lengths, padded=True, images=self.images)
+
     def __str__(self) -> str:
         extras = [f"{self.images} images"] * (self.images > 1) + ["checkpointing"] * self.checkpointing
         return ", ".join([f"{self.model} ({self.prompt}, {self.responses} x {self.tokens}) {self.rule}", *extras])
@@ -181,20 +191,17 @@ def show(results: Sequence[dict[str, Any]]) -> None:
     )
     for result in results:
         point, ours, trl = Point(**result["point"]), result["ours"], result["trl"]
-        lengths = point.shape.lengths
-        counted = (MODELS[point.model], point.prompt, lengths)
-        work = operations(*counted, shared=True, images=point.images)
         ratios = [
             trl["cpu"] / ours["cpu"],
             trl["wall"] / ours["wall"],
-            gain(*counted, padded=True, images=point.images),
-            ours["cpu"] / (work / ours["rate"]),
+            point.gain,
+            ours["cpu"] / (point.operations / ours["rate"]),
         ]
         cells = [
             f"{point}",
             *(f"{side['cpu']:.2f}" for side in (ours, trl)),
             *(f"{ratio:.1f}" for ratio in ratios),
-            " / ".join(f"{sum(lengths) / side['wall']:.0f}" for side in (ours, trl)),
+            " / ".join(f"{sum(point.shape.lengths) / side['wall']:.0f}" for side in (ours, trl)),
             *(
                 " / ".join(f"{side[key]:{form}}" for side in (ours, trl))
                 for key, form in (("memory", ".0f"), ("loss", ".5f"), ("norm", ".4f"))
@@ -209,13 +216,13 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
 
     points = [Point(**result["point"]) for result in results]
     names = [str(point) for point in points]
-    counted = [gain(MODELS[p.model], p.prompt, p.shape.lengths, padded=True, images=p.images) for p in points]
+    counted = [point.gain for point in points]
     figure = Figure(figsize=(8, 0.38 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()
     measured = [result["trl"]["cpu"] / result["ours"]["cpu"] for result in results]
     axes.barh(names, measured, color="#3b6ea5", label="measured")
-    for name, *ends in zip(names, measured, counted, strict=True):
-        axes.annotate(f"{ends[0]:.1f}", (max(ends), name), (8, 0), textcoords="offset points", va="center")
+    for name, ratio, mark in zip(names, measured, counted, strict=True):
+        axes.annotate(f"{ratio:.1f}", (max(ratio, mark), name), (8, 0), textcoords="offset points", va="center")
     axes.plot(counted, names, "|", color="#d1495b", markersize=17, markeredgewidth=2.5, label="by operations")
     axes.axvline(1, color="#888888", linewidth=1)
     axes.invert_yaxis()
@@ -451,11 +458,7 @@ def points_of(options: argparse.Namespace) -> Sequence[Point]:
 
 def work_of(points: Sequence[Point]) -> str:
     """The steps that the points take and their operations, TRL's at the micro-batch that wins the trial."""
-    total = 0.0
-    for point in points:
-        counted = (MODELS[point.model], point.prompt, point.shape.lengths)
-        ours = operations(*counted, shared=True, images=point.images)
-        total += (1 + point.rounds) * ours * (1 + gain(*counted, padded=True, images=point.images))
+    total = sum((1 + point.rounds) * point.operations * (1 + point.gain) for point in points)
     steps = sum(1 + point.rounds for point in points)
     return (
         f"{len(points)} points, {steps} steps of each side, {total / 1e12:.1f} T operations: {total / 60 / RATE:.0f} "

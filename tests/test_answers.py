@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -561,31 +562,25 @@ def test_cpu_time_decides_and_good_jobs_survive(judge: SymbolicJudge) -> None:
 
 
 def test_a_server_started_ahead_is_the_one_that_answers() -> None:
-    judge = SymbolicJudge(workers=1, timeout=1.0)
-    try:
+    good, bad = ("equal", r"\sqrt{8}", r"2\sqrt{2}"), ("equal", r"\sqrt{8}", r"3\sqrt{2}")
+    with closing(SymbolicJudge(workers=1, timeout=1.0)) as judge:
         judge.start()
         assert judge._server is not None
         process = judge._server.pid
-        judge.start()
-        assert judge.decide([("equal", r"\sqrt{8}", r"2\sqrt{2}")]) == [("ok", True)]
-        judge.start()
-        assert judge.decide([("equal", r"\sqrt{8}", r"3\sqrt{2}")]) == [("ok", False)]
+        for job, verdict in ((good, True), (bad, False)):
+            judge.start()  # it runs already
+            assert judge.decide([job]) == [("ok", verdict)]
         assert judge._server.pid == process and _runs(process)
-    finally:
-        judge.close()
 
 
-def test_closing_before_the_server_is_ready_leaves_a_working_judge() -> None:
-    judge = SymbolicJudge(workers=1, timeout=1.0)
-    try:
-        judge.start()
-        assert judge._server is not None
-        process = judge._server.pid
-        judge.close()
-        assert not _runs(process)
-        assert judge.decide([("equal", r"\sqrt{8}", r"2\sqrt{2}")]) == [("ok", True)]
-    finally:
-        judge.close()
+def test_closing_before_the_server_is_ready_leaves_a_working_judge(judge: SymbolicJudge) -> None:
+    judge.close()
+    judge.start()
+    assert judge._server is not None
+    process = judge._server.pid
+    judge.close()
+    assert not _runs(process)
+    assert judge.decide([("equal", r"\sqrt{8}", r"2\sqrt{2}")]) == [("ok", True)]
 
 
 def test_a_killed_server_is_replaced(judge: SymbolicJudge) -> None:
