@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.filters import duplicates
-from data_prep.options import Options
-from data_prep.overlap import Benchmarks, overlaps
-from data_prep.prepared_set import DATA, SetWriter, schema
-from data_prep.rows import Dropped
-from data_prep.shards import Kept, ShardRecord, count_notes
-from data_prep.workspace import HopelessError
+from vlm_rl.data_prep.filters import duplicates
+from vlm_rl.data_prep.options import Options
+from vlm_rl.data_prep.overlap import Benchmarks, overlaps
+from vlm_rl.data_prep.prepared_set import DATA, SetWriter, schema
+from vlm_rl.data_prep.records import Dropped
+from vlm_rl.data_prep.shards import Kept, ShardRecord, count_notes
+from vlm_rl.data_prep.workspace import HopelessError
 from vlm_rl.errors import UserError
 
 EXAMPLES = 200  # of each reason; every match with a benchmark is listed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from data_prep.options import Options, TokenCount
+    from vlm_rl.data_prep.options import Options, TokenCount
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepare one set and print its counts."""
-    from data_prep.hub import locate
-    from data_prep.options import Options
-    from data_prep.prepare import prepare
-    from vlm_rl.answers import Grader
+    from vlm_rl.data_prep.hub import locate
+    from vlm_rl.data_prep.options import Options
+    from vlm_rl.data_prep.prepare import prepare
+    from vlm_rl.grading.grader import Grader
 
     options = Options(
         split=arguments.split,
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
     )
     if arguments.source == "mix":
-        from data_prep.mix import mix
+        from vlm_rl.data_prep.mix import mix
 
         print(mix(Path(arguments.path), arguments.out))
         return
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, dict[str, str]]:
     """How prompts are counted, and the words for it in the manifest."""
-    from vlm_rl.prompts import PromptBuilder
+    from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.templates import TEMPLATES
 
     if template not in TEMPLATES:

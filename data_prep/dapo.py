@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.golds import gold_of, infer_answer_type
-from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
-from data_prep.tables import check_columns, find_tables, read_tables
+from vlm_rl.data_prep.golds import gold_of, infer_answer_type
+from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
+from vlm_rl.data_prep.tables import check_columns, find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.options import GoldCheck, Options, TokenCount
-from data_prep.pictures import Blank, Typeset
-from data_prep.rows import Dropped, Row, RowError
+from vlm_rl.data_prep.options import GoldCheck, Options, TokenCount
+from vlm_rl.data_prep.pictures import Blank, Typeset
+from vlm_rl.data_prep.records import Dropped, Row, RowError
 from vlm_rl.errors import UserError
-from vlm_rl.tiny import CONTROL_TOKENS
+from vlm_rl.toy.tiny_model import CONTROL_TOKENS
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 if TYPE_CHECKING:
-    from data_prep.shards import Kept
+    from vlm_rl.data_prep.shards import Kept
 
 NEAR_BITS = 32  # of 256: resizing or encoding a picture anew changes fewer, another picture some 100
 TYPESET_QUESTION = f"{IMAGE_MARKER}\nSolve the problem in the image."

@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
-from data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
-from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
-from data_prep.tables import find_tables, read_tables
-from data_prep.training_sources import pass_rate
 from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
+from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
+from vlm_rl.data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.training_sources import pass_rate
 from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem
 
@@ -76,7 +76,7 @@ def load_mapping(path: Path) -> GenericSet:
 def data_path(path: Path, mapping: GenericSet) -> Path:
     """Where the data is that the YAML file `path` describes. Raises UserError if nothing is there."""
     if mapping.revision:
-        from data_prep.hub import locate  # which knows all sources, this one too
+        from vlm_rl.data_prep.hub import locate  # which knows all sources, this one too
 
         return locate("generic", mapping.path, mapping.revision)[0]
     data = path.parent / mapping.path  # an absolute path stays as it is

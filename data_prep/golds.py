@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.rows import RowError
+from vlm_rl.data_prep.records import RowError
 from vlm_rl.templates import boxes
 from vlm_rl.types import AnswerType
 

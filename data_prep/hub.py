@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from data_prep.generic import load_mapping
-from data_prep.sources import SOURCES
+from vlm_rl.data_prep.generic import load_mapping
+from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.errors import UserError
 
 CACHE: str | None = None  # None: the hub's own place, $HF_HUB_CACHE

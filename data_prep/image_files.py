@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from data_prep.rows import RowError
+from vlm_rl.data.images import DEFAULT_LIMITS
+from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
-from vlm_rl.images import DEFAULT_LIMITS
 
 T = TypeVar("T")
 

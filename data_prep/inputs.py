@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from data_prep.image_files import ARCHIVES
-from data_prep.prepared_set import sha256
+from vlm_rl.data_prep.image_files import ARCHIVES
+from vlm_rl.data_prep.prepared_set import sha256
 
 _TABLES = {".parquet", ".json", ".jsonl", ".arrow", ".yaml", ".yml"}
 
@@ -18,7 +18,7 @@ def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
     A folder with very many small tables (MATH as published) is one entry over all of them.
     """
     if source == "generic":
-        from data_prep.generic import data_path, load_mapping
+        from vlm_rl.data_prep.generic import data_path, load_mapping
 
         data = data_path(path, load_mapping(path))
         return [_entry(path, path.parent), *describe_inputs("", data)]

@@ -23,9 +23,9 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from data_prep.prepared_set import DATA, SetWriter, read_manifest, schema, write_manifest
-from data_prep.workspace import Workspace
 from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.data_prep.prepared_set import DATA, SetWriter, read_manifest, schema, write_manifest
+from vlm_rl.data_prep.workspace import Workspace
 from vlm_rl.errors import UserError
 
 _SAME = ("format", "min_pixels", "max_pixels", "patch_size")  # what the parts of a mix must have in common
@@ -87,7 +87,7 @@ def mix(file: Path, out: Path) -> MixReport:
         facts |= {"source": "mix", "parts": parts, "options": options, "test_only": False}
         facts |= {"kept": writer.num_rows, "rows_in": writer.num_rows, "dropped": {}, "notes": {}}
         write_manifest(space.build, facts)
-        from data_prep.report import write_report
+        from vlm_rl.data_prep.report import write_report
 
         write_report(space.build, seed=plan.seed)
         space.publish()

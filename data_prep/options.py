@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.pictures import Grid
+from vlm_rl.data_prep.pictures import Grid
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.filters import NEAR_BITS, hash_words
-from data_prep.prepared_set import DATA
+from vlm_rl.data_prep.filters import NEAR_BITS, hash_words
+from vlm_rl.data_prep.prepared_set import DATA
 from vlm_rl.errors import UserError
 
 WORDS = 13

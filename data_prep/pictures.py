@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from data_prep.image_files import ImageRef
-from data_prep.rows import RowError
-from vlm_rl.errors import UserError
-from vlm_rl.images import (
+from vlm_rl.data.images import (
     DEFAULT_LIMITS,
     TEST_LIMITS,
     decode,
@@ -24,6 +21,9 @@ from vlm_rl.images import (
     fit_to_grid,
     grid_size,
 )
+from vlm_rl.data_prep.image_files import ImageRef
+from vlm_rl.data_prep.records import RowError
+from vlm_rl.errors import UserError
 
 _CELLS, _LOW = 64, 16  # cells on a side, and frequencies of each direction
 _COSINES = np.cos(np.pi / _CELLS * (np.arange(_CELLS) + 0.5) * np.arange(_LOW)[:, None])
@@ -81,7 +81,7 @@ def prepare_picture(ref: PictureRef, *, where: str, grid: Grid, test_only: bool)
     if isinstance(ref, Blank):
         return _drawn(Image.new("RGB", (grid.factor, grid.factor), "white"), grid)
     if isinstance(ref, Typeset):
-        from data_prep.typeset import typeset
+        from vlm_rl.data_prep.typeset import typeset
 
         return _drawn(typeset(ref.text, max_pixels=grid.max_pixels), grid)
     data = ref.read()

@@ -18,19 +18,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_prep.assemble import Assembly, assemble
-from data_prep.filters import cached, count_or_none, screen_row
-from data_prep.inputs import describe_inputs
-from data_prep.options import GoldCheck, Options, TokenCount
-from data_prep.overlap import check_prepared
-from data_prep.prepared_set import DATA, FORMAT, SetWriter, schema, to_row, write_manifest
-from data_prep.rows import Dropped, Row, RowError
-from data_prep.shards import Screened, ShardRecord, ShardTask, make_shards
-from data_prep.sources import SOURCES
-from data_prep.workspace import HopelessError, Workspace
-from vlm_rl.answers import GRADER_VERSION
+from vlm_rl.data_prep.assemble import Assembly, assemble
+from vlm_rl.data_prep.filters import cached, count_or_none, screen_row
+from vlm_rl.data_prep.inputs import describe_inputs
+from vlm_rl.data_prep.options import GoldCheck, Options, TokenCount
+from vlm_rl.data_prep.overlap import check_prepared
+from vlm_rl.data_prep.prepared_set import DATA, FORMAT, SetWriter, schema, to_row, write_manifest
+from vlm_rl.data_prep.records import Dropped, Row, RowError
+from vlm_rl.data_prep.shards import Screened, ShardRecord, ShardTask, make_shards
+from vlm_rl.data_prep.sources import SOURCES
+from vlm_rl.data_prep.workspace import HopelessError, Workspace
 from vlm_rl.errors import UserError
-from vlm_rl.terminal import make_console
+from vlm_rl.grading.grader import GRADER_VERSION
+from vlm_rl.run.terminal import make_console
 from vlm_rl.types import Problem
 
 SHARD_ROWS = 256
@@ -205,7 +205,7 @@ def _report(source: str, options: Options, assembly: Assembly, stream: _Stream) 
 
 def _write_facts(folder: Path, report: PrepareReport, assembly: Assembly, plan: Mapping[str, Any]) -> None:
     """manifest.json, dropped.jsonl and report.html beside data.parquet."""
-    from data_prep.report import write_report
+    from vlm_rl.data_prep.report import write_report
 
     options = report.options
     assert report.rows_in == report.kept + sum(report.dropped.values()), report

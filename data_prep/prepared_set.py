@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from data_prep.pictures import Picture
+from vlm_rl.data_prep.pictures import Picture
 from vlm_rl.types import Problem
 
 FORMAT = 2

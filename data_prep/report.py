@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.prepared_set import DATA, read_manifest
-from vlm_rl.cards import data_uri, escape
-from vlm_rl.page import page_html
-from vlm_rl.sections import Section
+from vlm_rl.data_prep.prepared_set import DATA, read_manifest
+from vlm_rl.report.html import Section, data_uri, escape, page_html
 from vlm_rl.types import IMAGE_MARKER
 
 CONTACTS = 24

@@ -8,7 +8,7 @@ dark red squares in rows b to d." Only the rows asked for matter, so the useful 
 whole picture and second passes: there is a shorter way that is right less often, and there are longer ones
 that gain nothing.
 
-The layout on disk is that of vlm_rl's quickstart (data_prep.toy), ViRL39K's own.
+The layout on disk is that of vlm_rl's quickstart (vlm_rl.data_prep.toy), ViRL39K's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from data_prep.toy import CELL_SIDE, keyed_rng, trace_lines, write_splits
+from vlm_rl.data_prep.toy import CELL_SIDE, keyed_rng, trace_lines, write_splits
 from vlm_rl.templates import TEMPLATES
 
 SIDE = 4

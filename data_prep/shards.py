@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.filters import text_key
-from data_prep.pictures import Grid, Picture, prepare_picture
-from data_prep.prepared_set import SetWriter, sha256, to_row
-from data_prep.rows import Dropped, Row, RowError
+from vlm_rl.data_prep.filters import text_key
+from vlm_rl.data_prep.pictures import Grid, Picture, prepare_picture
+from vlm_rl.data_prep.prepared_set import SetWriter, sha256, to_row
+from vlm_rl.data_prep.records import Dropped, Row, RowError
 from vlm_rl.errors import UserError
 
 

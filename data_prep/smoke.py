@@ -1,6 +1,6 @@
 """Small prepared sets out of real sample files, and a tiny model to train on them: a check of the whole way.
 
-    python -m data_prep.smoke ../shared/data runs/smoke-data
+    python -m vlm_rl.data_prep.smoke ../shared/data runs/smoke-data
     vlm-rl train configs/smoke.yaml
 
 The samples are a few rows of MathVision, DynaMath, We-Math, LogicVista and of DAPO's validation file, each
@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from data_prep.options import Options
-from data_prep.prepare import prepare
-from vlm_rl.data import load_set
+from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.options import Options
+from vlm_rl.data_prep.prepare import prepare
 from vlm_rl.errors import UserError
-from vlm_rl.tiny import build_tiny_model
+from vlm_rl.toy.tiny_model import build_tiny_model
 
 BENCHMARKS = ("mathvision", "dynamath", "wemath", "logicvista")
 ROWS = 12  # of each set

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep import training_sources as training
-from data_prep import vision_benchmarks as vision
-from data_prep.dapo import read_dapo, read_dapo_processed
-from data_prep.generic import read_generic
-from data_prep.rows import Dropped, Row
-from data_prep.text_benchmarks import TEXT_BENCHMARKS
+from vlm_rl.data_prep import training_sources as training
+from vlm_rl.data_prep import vision_benchmarks as vision
+from vlm_rl.data_prep.dapo import read_dapo, read_dapo_processed
+from vlm_rl.data_prep.generic import read_generic
+from vlm_rl.data_prep.records import Dropped, Row
+from vlm_rl.data_prep.text_benchmarks import TEXT_BENCHMARKS
 from vlm_rl.errors import UserError
 
 Reader = Callable[[Path, str], Iterator[Row | Dropped]]

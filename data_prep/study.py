@@ -1,9 +1,9 @@
 """What the study of response length trains on: the shades task and two warm-started tiny models.
 
-    python -m data_prep.study runs/study-data
+    python -m vlm_rl.data_prep.study runs/study-data
 
 Each start is a process and a thread of its own: a random tiny Qwen2.5-VL, other weights and other
-pictures for each, that has learned to scan and was then shown every way to answer (data_prep.shades). What
+pictures for each, that has learned to scan and was then shown every way to answer (vlm_rl.data_prep.shades). What
 is there already is kept, so the same command again makes what is missing.
 """
 
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from data_prep.prepare import prepare
-from data_prep.shades import tokenizer_texts, write_shades
-from data_prep.toy_sets import DRAWN, warm_examples
 from vlm_rl.config import TrainConfig
-from vlm_rl.prompts import PromptBuilder
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data_prep.prepare import prepare
+from vlm_rl.data_prep.shades import tokenizer_texts, write_shades
+from vlm_rl.data_prep.toy_sets import DRAWN, warm_examples
+from vlm_rl.learner.sft import Example, warm_start
+from vlm_rl.run.terminal import make_console
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.terminal import make_console
-from vlm_rl.warm_start import Example, warm_start
 
 STARTS = {"a": 0, "b": 1}  # name -> seed
 SETS_SEED = 7
@@ -43,7 +43,7 @@ def prepare_study(out: Path) -> None:
     prepare_sets(out)
     missing = [name for name in STARTS if not (out / f"start-{name}").is_dir()]
     make_console().print(f"warm starts to make: {', '.join(missing) or 'none'}")
-    crew = [subprocess.Popen([sys.executable, "-m", "data_prep.study", str(out), name]) for name in missing]
+    crew = [subprocess.Popen([sys.executable, "-m", "vlm_rl.data_prep.study", str(out), name]) for name in missing]
     failed = [name for name, process in zip(missing, crew, strict=True) if process.wait() != 0]
     if failed:
         raise SystemExit(f"these warm starts failed: {', '.join(failed)}; the same command tries them again")
@@ -66,7 +66,7 @@ def make_start(out: Path, name: str) -> None:
     """Warm-start one tiny model in two phases; `out`/start-NAME appears when it is complete."""
     import torch
 
-    from vlm_rl.tiny import build_tiny_model
+    from vlm_rl.toy.tiny_model import build_tiny_model
 
     torch.set_num_threads(1)
     seed, work = STARTS[name], out / f"work-{name}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.rows import RowError
+from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
 _PART = re.compile(r"-\d{5}-of-\d{5}")  # one of several files of a split

@@ -24,8 +24,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from PIL import Image
 
+from vlm_rl.data.images import encode_png
 from vlm_rl.errors import UserError
-from vlm_rl.images import encode_png
 from vlm_rl.templates import TEMPLATES
 
 COLOURS: dict[str, tuple[int, int, int]] = {

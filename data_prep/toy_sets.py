@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.options import Options
-from data_prep.prepare import prepare
-from data_prep.toy import FORCED_SCAN, tokenizer_texts, write_toy
-from vlm_rl.data import load_set
-from vlm_rl.quickstart import ToyData
-from vlm_rl.terminal import make_console
-from vlm_rl.warm_start import Example
+from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.options import Options
+from vlm_rl.data_prep.prepare import prepare
+from vlm_rl.data_prep.toy import FORCED_SCAN, tokenizer_texts, write_toy
+from vlm_rl.learner.sft import Example
+from vlm_rl.run.terminal import make_console
+from vlm_rl.toy.quickstart import ToyData
 
 DRAWN = Options(keep_duplicates=True)
 """Pictures of squares all look alike to a perceptual hash."""

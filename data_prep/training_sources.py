@@ -11,10 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from data_prep.golds import gold_of, last_box, type_and_choices
-from data_prep.image_files import ImageStore, image_ref
-from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
-from data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.golds import gold_of, last_box, type_and_choices
+from vlm_rl.data_prep.image_files import ImageStore, image_ref
+from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
+from vlm_rl.data_prep.tables import find_tables, read_tables
 from vlm_rl.types import Problem
 
 # -- ViRL39K ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from data_prep.rows import RowError
+from vlm_rl.data_prep.records import RowError
 
 WIDTH = 728  # pixels: 26 visual tokens of 28
 MARGIN = 28

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.golds import LETTERS, gold_of, infer_answer_type, parse_choices, with_choices
-from data_prep.image_files import ImageRef, ImageStore, image_ref
-from data_prep.rows import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
-from data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.golds import LETTERS, gold_of, infer_answer_type, parse_choices, with_choices
+from vlm_rl.data_prep.image_files import ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
+from vlm_rl.data_prep.tables import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, AnswerType, Problem
 

@@ -18,13 +18,13 @@ from urllib.parse import urlencode
 import gradio as gr
 from gradio.events import api
 
-from demo.panels import failure_html, header_html, lengths_panel, notes_html, problem_panel, take_html
-from demo.scene import Scene, Scenes
-from demo.summary import count_html, summary_html
-from demo.table import DIFFICULTIES
-from demo.theme import katex_files, script
-from demo.training import shown_runs, training_html
-from demo.view import CHANGES, FLAGS, MAX_OTHERS, TABS, UNFILTERED, View
+from vlm_rl.demo.page_state import Scene, Scenes
+from vlm_rl.demo.panels import failure_html, header_html, lengths_panel, notes_html, problem_panel, take_html
+from vlm_rl.demo.summary import count_html, summary_html
+from vlm_rl.demo.table import DIFFICULTIES
+from vlm_rl.demo.theme import katex_files, script
+from vlm_rl.demo.training import shown_runs, training_html
+from vlm_rl.demo.url_state import CHANGES, FLAGS, MAX_OTHERS, TABS, UNFILTERED, View
 from vlm_rl.errors import UserError
 
 _REFRESH_SECONDS = 5.0

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from demo.library import Library, key_of
-from demo.replies import IsCancelled, Question, Replies, Reply, Settings, Stop, count_reasoning
+from vlm_rl.demo.library import Library, key_of
+from vlm_rl.demo.replies import IsCancelled, Question, Replies, Reply, Settings, Stop, count_reasoning
 from vlm_rl.errors import UserError
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 PUBLISH_SECONDS = 0.1  # between two states of a column
@@ -79,8 +79,8 @@ def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) 
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from vlm_rl.model_folder import check_model_folder
-    from vlm_rl.prompts import PromptBuilder
+    from vlm_rl.data.model_folder import check_model_folder
+    from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.samplers.factory import make_sampler
     from vlm_rl.templates import TEMPLATES
 
@@ -173,7 +173,7 @@ class Shelf:
 
 
 class CheckpointBackend:
-    """demo.replies.Backend: a checkpoint on this machine, with the prompt and the ban of its training."""
+    """vlm_rl.demo.replies.Backend: a checkpoint on this machine, with the prompt and the ban of its training."""
 
     def __init__(self, checkpoint: Checkpoint, shelf: Shelf) -> None:
         self.name = checkpoint.name

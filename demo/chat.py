@@ -10,8 +10,8 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from demo.replies import END_THINK, THINK, Question, Reply, Settings, Stop, split_growing
-from vlm_rl.images import decode_image, encode_png, fit_to_grid
+from vlm_rl.data.images import decode_image, encode_png, fit_to_grid
+from vlm_rl.demo.replies import END_THINK, THINK, Question, Reply, Settings, Stop, split_growing
 from vlm_rl.types import IMAGE_MARKER
 
 if TYPE_CHECKING:

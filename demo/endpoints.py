@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from demo.chat import EndpointError, Reading, beginning, body_of, events, said
-from demo.replies import IsCancelled, Question, Replies, Reply, Settings
+from vlm_rl.demo.chat import EndpointError, Reading, beginning, body_of, events, said
+from vlm_rl.demo.replies import IsCancelled, Question, Replies, Reply, Settings
 from vlm_rl.errors import UserError
 
 PUBLISH_SECONDS = 0.1
@@ -104,7 +104,7 @@ def _key(name: str, variables: Mapping[str, str]) -> str:
 
 
 class EndpointBackend:
-    """demo.replies.Backend: one streamed chat completion."""
+    """vlm_rl.demo.replies.Backend: one streamed chat completion."""
 
     def __init__(self, endpoint: Endpoint, *, system: str, timeouts: Timeouts | None = None) -> None:
         """`system` is the prompt of the template that the checkpoints beside it are asked with."""

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from demo.arrow import compute
-from demo.length_charts import CLICK_HINT, lengths_html
-from demo.panels import header_html
-from demo.pictures import images_of
-from demo.problem import columns_html, columns_of, problem_html
-from demo.scene import Scene
-from demo.summary import count_html, summary_html
-from demo.theme import stylesheet_of_page
-from vlm_rl.cards import escape
+from vlm_rl.demo.arrow import compute
+from vlm_rl.demo.length_charts import CLICK_HINT, lengths_html
+from vlm_rl.demo.page_state import Scene
+from vlm_rl.demo.panels import header_html
+from vlm_rl.demo.pictures import images_of
+from vlm_rl.demo.problem import columns_html, columns_of, problem_html
+from vlm_rl.demo.summary import count_html, summary_html
+from vlm_rl.demo.theme import stylesheet_of_page
 from vlm_rl.errors import UserError
+from vlm_rl.report.html import escape
 
 MAX_EXAMPLES = 20  # problems on the page
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from demo import svg
-from demo.lengths import (
+from vlm_rl.demo import svg
+from vlm_rl.demo.lengths import (
     DifficultyPoint,
     LengthCurve,
     Pair,
@@ -23,12 +23,12 @@ from demo.lengths import (
     pairs,
     spread,
 )
-from demo.scene import Scene
-from demo.svg import Frame, percent
-from demo.table import DIFFICULTIES
-from demo.view import PARTS
-from vlm_rl.cards import escape
-from vlm_rl.statistics import estimate
+from vlm_rl.demo.page_state import Scene
+from vlm_rl.demo.svg import Frame, percent
+from vlm_rl.demo.table import DIFFICULTIES
+from vlm_rl.demo.url_state import PARTS
+from vlm_rl.report.html import escape
+from vlm_rl.stats import estimate
 
 CLICK_HINT = "Each bar leads to its problems."
 TO_PROBLEMS = {"tab": "problems", "at": ""}

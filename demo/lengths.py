@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo.library import Drawn, OpenRun, drawn_of
-from demo.table import DIFFICULTIES, Table
-from vlm_rl.curves import RunCurves
-from vlm_rl.pairs import sign_test
-from vlm_rl.statistics import Estimate, estimate, running_mean, wilson_interval
+from vlm_rl.demo.library import Drawn, OpenRun, drawn_of
+from vlm_rl.demo.table import DIFFICULTIES, Table
+from vlm_rl.evaluation.paired import sign_test
+from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.stats import Estimate, estimate, running_mean, wilson_interval
 
 
 @dataclass(frozen=True, slots=True)

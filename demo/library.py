@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from demo.responses import Responses, read_responses
-from demo.tokens import TokenCounter, find_counter
-from vlm_rl.curves import RunCurves
+from vlm_rl.demo.responses import Responses, read_responses
+from vlm_rl.demo.tokens import TokenCounter, find_counter
 from vlm_rl.errors import UserError
-from vlm_rl.runs import EvalResult, RunDirectory, distinct_names
+from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.templates import TEMPLATES
 
 _DEPTH = 3  # a folder of `vlm-rl compare` holds RULE/seed-N

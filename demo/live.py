@@ -20,17 +20,17 @@ import gradio as gr
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from demo.around import Around, Example
-from demo.backends import CheckpointBackend, Engine, Shelf, find_checkpoints, load_checkpoint
-from demo.desk import MAX_COLUMNS, Desk, Limits
-from demo.endpoints import Endpoint, EndpointBackend
-from demo.live_html import error_html, gold_html, note_html, view_html
-from demo.replies import Backend, Question, Settings
-from demo.scene import Scenes
-from demo.uploads import Pictures
+from vlm_rl.data.images import decode_image
+from vlm_rl.demo.ask_queue import MAX_COLUMNS, Desk, Limits
+from vlm_rl.demo.backends import CheckpointBackend, Engine, Shelf, find_checkpoints, load_checkpoint
+from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
+from vlm_rl.demo.live_context import Around, Example
+from vlm_rl.demo.live_html import error_html, gold_html, note_html, view_html
+from vlm_rl.demo.page_state import Scenes
+from vlm_rl.demo.replies import Backend, Question, Settings
+from vlm_rl.demo.uploads import Pictures
 from vlm_rl.errors import UserError
-from vlm_rl.images import decode_image
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import IMAGE_MARKER
 

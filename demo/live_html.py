@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from demo.desk import View
-from demo.mathtext import math_html, value_html
-from demo.replies import Reply, Settings, split_growing
-from vlm_rl.cards import escape
+from vlm_rl.demo.ask_queue import View
+from vlm_rl.demo.mathtext import math_html, value_html
+from vlm_rl.demo.replies import Reply, Settings, split_growing
+from vlm_rl.report.html import escape
 
 _PHASES = {"waiting": "waiting", "loading": "loading", "writing": "writing …", "failed": "! failed"}
 _STOPS = {"": "", "stop": "✓ finished", "length": "cut at the limit", "cancelled": "stopped by you"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_rl.cards import escape
+from vlm_rl.report.html import escape
 
 _MAX_FORMULA = 2_000  # characters; longer ones stay text
 _MAX_FORMULAS = 200  # of one text

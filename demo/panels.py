@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from demo.length_charts import lengths_html
-from demo.library import Library
-from demo.pictures import images_of
-from demo.problem import columns_html, columns_of, problem_html, strip_html
-from demo.scene import Scene
-from demo.view import PARTS, SORTS, UNFILTERED
-from vlm_rl.cards import escape
+from vlm_rl.demo.length_charts import lengths_html
+from vlm_rl.demo.library import Library
+from vlm_rl.demo.page_state import Scene
+from vlm_rl.demo.pictures import images_of
+from vlm_rl.demo.problem import columns_html, columns_of, problem_html, strip_html
+from vlm_rl.demo.url_state import PARTS, SORTS, UNFILTERED
+from vlm_rl.report.html import escape
 
 EXPORTS = {
     "samples.csv": (

@@ -9,11 +9,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from demo.library import Checkpoint
-from demo.mathtext import math_html, value_html
-from demo.table import DIFFICULTIES, Table
-from demo.view import FLAGS, View
-from vlm_rl.cards import VERDICT_MARKS, data_uri, escape, name_images, split_response
+from vlm_rl.demo.library import Checkpoint
+from vlm_rl.demo.mathtext import math_html, value_html
+from vlm_rl.demo.table import DIFFICULTIES, Table
+from vlm_rl.demo.url_state import FLAGS, View
+from vlm_rl.report.html import VERDICT_MARKS, data_uri, escape, name_images, split_response
 
 _PIPS = 200  # problems of the strip at a time
 

@@ -1,4 +1,4 @@
-"""Make a run small enough to ship or to send: `python -m demo.record RUN OUT [--problems N]`.
+"""Make a run small enough to ship or to send: `python -m vlm_rl.demo.record RUN OUT [--problems N]`.
 
 Kept: configuration, metrics, the evaluations of the first N problems with their images, the rollouts without
 token ids and log-probs, the tokenizer. Left out: the weights. What is kept is as it was.
@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from demo.arrow import compute
-from demo.tokens import tokenizer_file
+from vlm_rl.demo.arrow import compute
+from vlm_rl.demo.tokens import tokenizer_file
 from vlm_rl.errors import UserError
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.directory import RunDirectory
 
 _DROPPED = ("token_ids", "logprobs")  # of a rollout: nine tenths of its bytes
 

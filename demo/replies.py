@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from vlm_rl.cards import split_response
+from vlm_rl.report.html import split_response
 
 END_THINK, THINK = "</think>", "<think>"
 Stop = Literal["", "stop", "length", "cancelled"]  # "" while it runs
@@ -18,7 +18,7 @@ class Question:
     """The same for every column."""
 
     text: str
-    image: bytes | None = None  # encoded; vlm_rl.images has accepted it
+    image: bytes | None = None  # encoded; vlm_rl.data.images has accepted it
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from demo.arrow import compute
-from demo.tokens import Split, TokenCounter
-from vlm_rl.runs import EvalResult
+from vlm_rl.demo.arrow import compute
+from vlm_rl.demo.tokens import Split, TokenCounter
+from vlm_rl.run.directory import EvalResult
 from vlm_rl.templates import TEMPLATES
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category"]

@@ -26,14 +26,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from demo.app import build_page
-from demo.export import MEDIA_TYPES, export
-from demo.library import Library
-from demo.live import LiveOptions, build_live, open_live
-from demo.scene import Scenes
-from demo.theme import head, stylesheet_of_app
-from demo.uploads import MAX_BYTES, PICTURE_PATH
-from demo.view import MAX_QUERY, View
+from vlm_rl.demo.app import build_page
+from vlm_rl.demo.export import MEDIA_TYPES, export
+from vlm_rl.demo.library import Library
+from vlm_rl.demo.live import LiveOptions, build_live, open_live
+from vlm_rl.demo.page_state import Scenes
+from vlm_rl.demo.theme import head, stylesheet_of_app
+from vlm_rl.demo.uploads import MAX_BYTES, PICTURE_PATH
+from vlm_rl.demo.url_state import MAX_QUERY, View
 from vlm_rl.errors import UserError
 
 # gradio's page has inline scripts and styles, and its HTML component compiles its template with eval

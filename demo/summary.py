@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from demo.lengths import Summary, duels
-from demo.scene import Scene
-from demo.svg import number, percent
-from demo.table import DIFFICULTIES
-from demo.view import CHANGES, FLAGS, UNFILTERED
-from vlm_rl.cards import escape
-from vlm_rl.statistics import Estimate
+from vlm_rl.demo.lengths import Summary, duels
+from vlm_rl.demo.page_state import Scene
+from vlm_rl.demo.svg import number, percent
+from vlm_rl.demo.table import DIFFICULTIES
+from vlm_rl.demo.url_state import CHANGES, FLAGS, UNFILTERED
+from vlm_rl.report.html import escape
+from vlm_rl.stats import Estimate
 
 _MAX_DUELS = 3
 

@@ -1,6 +1,6 @@
 """Inline SVG: a frame with axes, lines, bands and marks. Colours are CSS variables, set by the page.
 
-A mark with `go` is a click to the problems behind it: a change of the view (demo/view.py) that the
+A mark with `go` is a click to the problems behind it: a change of the view (demo/url_state.py) that the
 page's script hands over. `tip` is what the mark says when pointed at.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlm_rl.cards import escape
+from vlm_rl.report.html import escape
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from demo.library import Checkpoint, Library
-from demo.responses import Responses, places
-from demo.view import View
+from vlm_rl.demo.library import Checkpoint, Library
+from vlm_rl.demo.responses import Responses, places
+from vlm_rl.demo.url_state import View
 
 # difficulty classes by the pass rate before training; the upper end of each
 DIFFICULTIES = {

@@ -6,7 +6,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from vlm_rl.cards import stylesheet
+from vlm_rl.report.html import stylesheet
 
 _ROOT = re.compile(r":root \{([^}]*)\}")
 
@@ -30,7 +30,7 @@ def head() -> str:
 
 def script() -> str:
     """The page's own script, demo/assets/demo.js."""
-    return resources.files("demo").joinpath("assets", "demo.js").read_text(encoding="utf-8")
+    return resources.files("vlm_rl.demo").joinpath("assets", "demo.js").read_text(encoding="utf-8")
 
 
 def katex_files(frontend: Path) -> tuple[str, str] | None:

@@ -9,16 +9,16 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from demo import svg
-from demo.length_charts import figure, missing
-from demo.library import Library, OpenRun
-from demo.mathtext import math_html
-from demo.panels import select_html
-from demo.scene import choose_slots
-from demo.view import View
-from vlm_rl.cards import VERDICT_MARKS, escape
+from vlm_rl.demo import svg
+from vlm_rl.demo.length_charts import figure, missing
+from vlm_rl.demo.library import Library, OpenRun
+from vlm_rl.demo.mathtext import math_html
+from vlm_rl.demo.page_state import choose_slots
+from vlm_rl.demo.panels import select_html
+from vlm_rl.demo.url_state import View
 from vlm_rl.errors import UserError
-from vlm_rl.statistics import running_mean
+from vlm_rl.report.html import VERDICT_MARKS, escape
+from vlm_rl.stats import running_mean
 
 _COLUMNS = [
     "prompt_id",

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from vlm_rl.data.images import ImageLimits, decode_image
 from vlm_rl.errors import UserError
-from vlm_rl.images import ImageLimits, decode_image
 
 MAX_BYTES = 8 * 2**20
 PICTURE_PATH = "/live/picture"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from toy_runs import Toys
+    from tests.helpers.toy_runs import Toys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -48,8 +48,8 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny Qwen2.5-VL folder. Read it, never write into it."""
-    from data_prep.toy import tokenizer_texts
-    from vlm_rl.tiny import build_tiny_model
+    from vlm_rl.data_prep.toy import tokenizer_texts
+    from vlm_rl.toy.tiny_model import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return build_tiny_model(folder, seed=0, tokenizer_texts=tokenizer_texts())
@@ -58,7 +58,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Toys]:
     """Toy problems, a policy that answers in the right format by guessing, and a starter of runs."""
-    from toy_runs import Runner, make_toys
+    from tests.helpers.toy_runs import Runner, make_toys
 
     folder = tmp_path_factory.mktemp("toys")
     with Runner(folder) as runner:

@@ -9,112 +9,47 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("vlm_rl", "data_prep", "demo")
 
-# Imports point down this list; modules of one row may import each other. A module that is not listed
-# fails the test: say where it belongs.
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    map(
-        frozenset,
-        (
-            {"errors", "verdicts", "rational", "polynomial", "unicode_text", "statistics", "pairs"},
-            {"types", "config"},
-            {
-                "templates",
-                "mathtext",
-                "images",
-                "tiny",
-                "ranks",
-                "journal",
-                "overlap",
-                "checkpoint",
-                "model_folder",
-                "picture_file",
-            },
-            {
-                "units",
-                "margins",
-                "number_words",
-                "relations",
-                "collection",
-                "equations",
-                "families",
-                "outcomes",
-                "overlooked",
-                "prefilter",
-                "symbolic",
-                "symbolic_worker",
-            },
-            {"prompts", "answers", "equality", "choices", "published_prompts"},
-            {"advantages", "difficulty", "losses"},
-            {
-                "algorithms",
-                "rewards",
-                "packing",
-                "attention",
-                "vision_tower",
-                "pointwise",
-                "policy",
-                "data",
-                "runs",
-                "diagnostics",
-            },
-            {"samplers", "learner", "trackers"},
-            {"evaluate", "scoring", "resumable"},
-            {"study"},
-            {
-                "curves",
-                "charts",
-                "cards",
-                "figures",
-                "sections",
-                "page",
-                "hero",
-                "report",
-                "comparison",
-                "comparison_words",
-                "comparison_tables",
-                "comparison_report",
-                "terminal",
-                "recorder",
-                "warm_start",
-            },
-            {"session", "train"},
-            {
-                "quickstart",
-                "dry_run",
-                "evaluate_command",
-                "grade_command",
-                "score_command",
-                "eval_compare",
-                "eval_export",
-                "compare",
-            },
-            {"cli"},
-        ),
-    )
-)
+# Room -> the rooms whose doors it may pass. A room that is not named here fails the test: say where it belongs.
+ROOMS: dict[str, set[str]] = {
+    "grading": set(),
+    "data": set(),
+    "run": set(),
+    "samplers": {"data"},
+    "learner": {"data", "run"},
+    "evaluation": {"data", "grading", "run", "samplers"},
+    "report": {"data", "run"},
+    "study": {"data", "report", "run"},
+    "data_prep": {"data", "grading", "learner", "report", "run", "toy"},
+    "demo": {"data", "evaluation", "report", "run", "samplers"},
+    "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
+}
+# What holds the rooms together lies above them, and is theirs to be imported by, not to import.
+ABOVE = {"train", "session", "recorder", "cli", "__main__"}
+ABOVE_BUT_FOR = {"toy": {"train"}}
 
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
-    "deepspeed": "vlm_rl/learner.py",
+    "deepspeed": "vlm_rl/learner/",
     "vllm": "vlm_rl/samplers/vllm.py",
-    "gradio": "demo/",
-    "math_verify": "vlm_rl/symbolic_worker.py",
-    "sympy": "vlm_rl/symbolic_worker.py",
-    "latex2sympy2_extended": "vlm_rl/symbolic_worker.py",
-    "qwen_vl_utils": "vlm_rl/prompts.py",
+    "gradio": "vlm_rl/demo/",
+    "math_verify": "vlm_rl/grading/symbolic_server.py",
+    "sympy": "vlm_rl/grading/symbolic_server.py",
+    "latex2sympy2_extended": "vlm_rl/grading/symbolic_server.py",
+    "qwen_vl_utils": "vlm_rl/data/prompts.py",
 }
 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "S"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
-def sources(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def sources() -> list[Path]:
+    """Return every module of vlm_rl; two of its rooms, data_prep and demo, are links to the folders at the top."""
+    folders = [ROOT / "vlm_rl", *(path for path in (ROOT / "vlm_rl").iterdir() if path.is_symlink())]
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
 
-ALL = [path for package in PACKAGES for path in sources(package)]
+ALL = sources()
 
 
 def name_of(path: Path) -> str:
@@ -143,36 +78,58 @@ def runtime_tree(path: Path) -> ast.Module:
     return Drop().visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
 
 
-def layer_of(module: str) -> int | None:
-    return next((index for index, names in enumerate(LAYERS) if module in names), None)
+def room_of(module: str) -> str | None:
+    """Return the room that a dotted name lies in: `vlm_rl.samplers.vllm` is in samplers, `vlm_rl.train` in none."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "vlm_rl" and len(parts) > 1 and (ROOT / "vlm_rl" / parts[1]).is_dir() else None
+
+
+def door_of(room: str) -> set[str]:
+    """Return the modules of a room that others may import: `__all__` of its `__init__.py`."""
+    tree = ast.parse((ROOT / "vlm_rl" / room / "__init__.py").read_text(encoding="utf-8"))
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    return set(ast.literal_eval(values[0])) if values else set()
 
 
 def module_of(path: Path) -> str:
-    """The name in LAYERS of a file of vlm_rl: samplers/vllm.py is samplers."""
-    return path.relative_to(ROOT / "vlm_rl").parts[0].removesuffix(".py")
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def upward_imports(path: Path, tree: ast.Module) -> Iterator[str]:
-    own = layer_of(module_of(path))
-    assert own is not None, f"{name_of(path)}: put {module_of(path)!r} into LAYERS"
+def wrong_ways(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Yield the imports that pass a wall: a room that is not below, or a module behind a door."""
+    own = room_of(module_of(path))
     for name, line in imports(tree):
-        package, _, rest = name.partition(".")
-        if package != "vlm_rl" or not rest:
-            continue
-        other = layer_of(rest.partition(".")[0])
-        if other is not None and other > own:
-            yield f"{name_of(path)}:{line} imports {name}, which stands above it"
+        parts = name.split(".")
+        room = room_of(name)
+        where = f"{name_of(path)}:{line} imports {name}"
+        if own and parts[0] == "vlm_rl" and room is None and len(parts) > 1:
+            if parts[1] in ABOVE - ABOVE_BUT_FOR.get(own, set()):
+                yield f"{where}, which stands above the rooms"
+        elif room and room != own:
+            if own and room not in ROOMS[own]:
+                yield f"{where}: {own} may import {sorted(ROOMS[own]) or 'no other room'}"
+            if len(parts) > 2 and parts[2] not in door_of(room):
+                yield f"{where}, which is not in the door of {room} (__all__ of its __init__.py)"
 
 
-def package_imports(path: Path, tree: ast.Module) -> Iterator[str]:
-    """vlm_rl knows nothing of data_prep and demo; cli.py may, inside a function."""
-    inside = {
-        node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)
+def circles(trees: dict[str, ast.Module]) -> list[str]:
+    """Return the modules that import each other in a circle, imports inside functions included."""
+    left = {
+        module: {
+            target
+            for name, _ in imports(tree)
+            for target in (name, name.rpartition(".")[0])
+            if target in trees and target != module
+        }
+        for module, tree in trees.items()
     }
-    deep = {line for node in inside if isinstance(node, ast.Import | ast.ImportFrom) for line in [node.lineno]}
-    for name, line in imports(tree):
-        if name.split(".")[0] in ("data_prep", "demo") and not (path.name == "cli.py" and line in deep):
-            yield f"{name_of(path)}:{line} imports {name}"
+    while left:
+        wanted = set().union(*left.values())
+        free = {module for module, targets in left.items() if not targets & set(left) or module not in wanted}
+        if not free:
+            break
+        left = {module: targets for module, targets in left.items() if module not in free}
+    return sorted(left)
 
 
 def homeless_imports(path: Path, tree: ast.Module) -> Iterator[str]:
@@ -226,15 +183,25 @@ def _unsafe_keywords(node: ast.Call, name: str) -> Iterator[str]:
 # -- the rules -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sources("vlm_rl"), ids=name_of)
-def test_imports_point_one_way(path: Path) -> None:
-    if path.name != "__init__.py":
-        assert list(upward_imports(path, runtime_tree(path))) == []
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_rooms_are_entered_by_their_doors_and_from_above(path: Path) -> None:
+    assert list(wrong_ways(path, runtime_tree(path))) == []
 
 
-@pytest.mark.parametrize("path", sources("vlm_rl"), ids=name_of)
-def test_the_package_knows_nothing_of_data_prep_and_demo(path: Path) -> None:
-    assert list(package_imports(path, runtime_tree(path))) == []
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert circles({module_of(path): runtime_tree(path) for path in ALL}) == []
+
+
+def test_every_room_is_named_and_has_a_door() -> None:
+    folders = {path.parent.name for path in ALL if path.name == "__init__.py"} - {"vlm_rl", "benchmarks"}
+    assert folders == set(ROOMS)
+    for room in ROOMS:
+        present = {path.stem for path in (ROOT / "vlm_rl" / room).iterdir()}
+        assert door_of(room) and door_of(room) <= present, room
+
+
+def test_vlm_rl_itself_holds_the_method_and_little_else() -> None:
+    assert len(list((ROOT / "vlm_rl").glob("*.py"))) <= 22
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
@@ -245,19 +212,6 @@ def test_each_heavy_library_is_imported_in_one_place(path: Path) -> None:
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_no_text_is_run_as_code_and_no_pickle_opened(path: Path) -> None:
     assert list(dangerous(runtime_tree(path), name_of(path))) == []
-
-
-@pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_init_files_are_empty(path: Path) -> None:
-    if path.name == "__init__.py":
-        assert path.read_text() == "", f"{name_of(path)} must stay empty"
-
-
-def test_layers_name_each_module_once_and_none_that_is_gone() -> None:
-    named = [module for names in LAYERS for module in names]
-    assert len(named) == len(set(named))
-    present = {module_of(path) for path in sources("vlm_rl")}
-    assert set(named) - present == set(), "gone from vlm_rl: take them out of LAYERS"
 
 
 # -- the rules can fail ------------------------------------------------------------------------------
@@ -289,21 +243,30 @@ def test_harmless_code_is_not() -> None:
     assert list(dangerous(ast.parse(text), "x.py")) == []
 
 
-def test_an_upward_import_is_seen() -> None:
-    tree = ast.parse("def f():\n    from vlm_rl.train import loop")
-    found = list(upward_imports(ROOT / "vlm_rl" / "losses.py", tree))
-    assert found and "vlm_rl/losses.py:2 imports vlm_rl.train" in found[0]
-    assert list(upward_imports(ROOT / "vlm_rl" / "cli.py", tree)) == []
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("grading/grader.py", "from vlm_rl.data.prompts import PromptBuilder", "grading may import no other room"),
+        ("learner/learner.py", "def f():\n    from vlm_rl.train import train", "stands above the rooms"),
+        ("train.py", "from vlm_rl.grading.closed_form import Closed", "not in the door of grading"),
+        ("study/run.py", "from vlm_rl.report import sections_of_ours", "not in the door of report"),
+    ],
+)
+def test_an_import_through_a_wall_is_seen(file: str, text: str, fault: str) -> None:
+    assert any(fault in found for found in wrong_ways(ROOT / "vlm_rl" / file, ast.parse(text)))
+
+
+def test_an_import_through_a_door_is_not() -> None:
+    text = "from vlm_rl.grading.grader import Grader\nfrom vlm_rl.errors import UserError"
+    assert list(wrong_ways(ROOT / "vlm_rl" / "evaluation" / "evaluate.py", ast.parse(text))) == []
+
+
+def test_a_circle_is_seen() -> None:
+    trees = {"a": "from b import x", "b": "def f():\n    from c import y", "c": "import a", "d": "import a", "e": ""}
+    assert circles({name: ast.parse(text) for name, text in trees.items()}) == ["a", "b", "c"]
 
 
 def test_a_heavy_import_outside_its_home_is_seen() -> None:
     tree = ast.parse("def f():\n    import deepspeed.zero")
     assert list(homeless_imports(ROOT / "vlm_rl" / "train.py", tree))
-    assert list(homeless_imports(ROOT / "vlm_rl" / "learner.py", tree)) == []
-
-
-def test_only_the_command_line_reaches_data_prep_and_only_inside_a_function() -> None:
-    inside, outside = (ast.parse(text) for text in ("def f():\n    import data_prep.toy", "import demo.app"))
-    assert list(package_imports(ROOT / "vlm_rl" / "train.py", inside))
-    assert list(package_imports(ROOT / "vlm_rl" / "cli.py", outside))
-    assert list(package_imports(ROOT / "vlm_rl" / "cli.py", inside)) == []
+    assert list(homeless_imports(ROOT / "vlm_rl" / "learner" / "deepspeed.py", tree)) == []

@@ -6,12 +6,13 @@ import ast
 from importlib import import_module
 
 import pytest
-from mutate import PARTS, ROOT
+
+from tests.mutate import PARTS, ROOT
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_break_still_finds_its_line(part: str) -> None:
-    breaks = import_module(f"breaks.{part}").BREAKS
+    breaks = import_module(f"tests.breaks.{part}").BREAKS
     assert len({one.name for one in breaks}) == len(breaks) > 0
     for one in breaks:
         source = (ROOT / one.file).read_text(encoding="utf-8")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data_prep.prepare import prepare, write_problems
-from data_prep.smoke import write_virl
 from vlm_rl import cli
 from vlm_rl.config import parse_config
+from vlm_rl.data.images import encode_png
+from vlm_rl.data_prep.prepare import prepare, write_problems
+from vlm_rl.data_prep.smoke import write_virl
 from vlm_rl.errors import UserError
-from vlm_rl.images import encode_png
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
 COMMANDS = ("prepare", "train", "eval", "score", "grade", "compare", "report", "demo", "quickstart")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from vlm_rl.config import Config, load_config, parse_config, save_config
 from vlm_rl.errors import UserError
-from vlm_rl.study import load_study
+from vlm_rl.study.plan import load_study
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))

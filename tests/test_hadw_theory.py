@@ -18,7 +18,7 @@ from PIL import Image
 
 from vlm_rl.advantages import ADVANTAGES, compute_advantages
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "hadw_theory.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "hadw_theory.py"
 
 
 def _load() -> ModuleType:

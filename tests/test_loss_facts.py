@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.difficulty import Belief, difficulty_weights
+from vlm_rl.hadw import Belief, difficulty_weights
 from vlm_rl.losses import AGGREGATIONS, LossInputs, kl_estimate, policy_loss, token_weights
 
 L_MAX = 16

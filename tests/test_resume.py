@@ -8,12 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 
-from vlm_rl.checkpoint import newest_verified
+from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl.config import load_config
 from vlm_rl.errors import EXIT_STOPPED
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.checkpoint import newest_verified
+from vlm_rl.run.directory import RunDirectory
 
 KEPT = {"checkpoint": {"every": 2, "keep_last": 1}}  # a save of step 4 may delete that of step 2
 

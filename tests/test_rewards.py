@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vlm_rl.answers import Grader
 from vlm_rl.config import RewardConfig, parse_config
 from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import Grader
 from vlm_rl.rewards import Item, RewardFunction, Scoring, load_function, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Reward, Rollout
@@ -137,7 +137,7 @@ def test_the_further_parts_by_hand(grader: Grader) -> None:
         repetition=0.5,
         repetition_ngram=2,
         brevity=0.2,
-        function="own_reward.short_words",
+        function="tests.helpers.own_reward.short_words",
         function_weight=-3.0,
         allow_function=True,
     )
@@ -152,7 +152,10 @@ def test_the_further_parts_by_hand(grader: Grader) -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["own_reward.nothing", "no_such_module.f", "name", "own_reward.not_a_function", "."])
+@pytest.mark.parametrize(
+    "path",
+    ["tests.helpers.own_reward.nothing", "no_such_module.f", "name", "tests.helpers.own_reward.not_a_function", "."],
+)
 def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
     with pytest.raises(UserError, match=f"reward.function is '{re.escape(path)}'"):
         load_function(path)
@@ -161,13 +164,18 @@ def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
 def test_a_function_needs_the_flag() -> None:
     with pytest.raises(UserError, match=r"reward\.allow_function=true"):
         parse_config(
-            {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}, "reward": {"function": "own_reward.f"}}
+            {
+                "out": "x",
+                "model": {"path": "x"},
+                "data": {"train": ["x"]},
+                "reward": {"function": "tests.helpers.own_reward.f"},
+            }
         )
 
 
 def test_a_function_that_gives_no_number_stops_the_run(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("own_reward.short_words", lambda *_: float("nan"))
-    config = RewardConfig(function="own_reward.short_words", allow_function=True)
+    monkeypatch.setattr("tests.helpers.own_reward.short_words", lambda *_: float("nan"))
+    config = RewardConfig(function="tests.helpers.own_reward.short_words", allow_function=True)
     function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
     with pytest.raises(UserError, match="gave nan for problem 'p'"):
         function.score([(PROBLEM, prompt(), rollout(PERFECT))])
@@ -212,7 +220,7 @@ def test_groups_scored_beside_the_engine_get_the_same_rewards(
 
 
 def test_a_mistake_in_a_reward_function_comes_out_of_the_thread(grader: Grader) -> None:
-    config = RewardConfig(function="own_reward.short_words", allow_function=True)
+    config = RewardConfig(function="tests.helpers.own_reward.short_words", allow_function=True)
     function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
     function.function = lambda *_: float("inf")
     with Scoring(function) as scoring, pytest.raises(UserError, match="gave inf for problem 'p'"):

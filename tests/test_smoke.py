@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import shared_data
 from PIL import Image
 from safetensors.torch import load_file
 
-from data_prep.smoke import BENCHMARKS, MAX_PIXELS, ROWS, prepare_smoke
-from vlm_rl.checkpoint import verify
+from tests.conftest import shared_data
 from vlm_rl.config import load_config
-from vlm_rl.data import load_set
+from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.smoke import BENCHMARKS, MAX_PIXELS, ROWS, prepare_smoke
 from vlm_rl.errors import UserError
-from vlm_rl.quickstart import ToyData, quickstart_config
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.checkpoint import verify
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.quickstart import ToyData, quickstart_config
 from vlm_rl.types import IMAGE_MARKER
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -42,7 +42,7 @@ def vlm_rl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which `python -m data_prep.smoke ... runs/smoke-data` was run."""
+    """A folder in which `python -m vlm_rl.data_prep.smoke ... runs/smoke-data` was run."""
     folder = tmp_path_factory.mktemp("smoke")
     prepare_smoke(shared_data(), folder / "runs" / "smoke-data")
     return folder

@@ -14,17 +14,26 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from pydantic import BaseModel
-from test_diagnostics import RIGHT, WRONG, make_group
-from toy_runs import WORKER, Toys, assert_equal_runs, assert_sound, clean_environment, metrics_of, rollouts_of
 
-from data_prep.prepare import write_problems
+from tests.helpers.toy_runs import (
+    WORKER,
+    Toys,
+    assert_equal_runs,
+    assert_sound,
+    clean_environment,
+    metrics_of,
+    rollouts_of,
+)
+from tests.test_metrics import RIGHT, WRONG, make_group
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.checkpoint import newest_verified
 from vlm_rl.config import Config, parse_config
-from vlm_rl.data import Ledger, load_set
-from vlm_rl.difficulty import Belief
-from vlm_rl.runs import ROLLOUT_SCHEMA, RunDirectory
+from vlm_rl.data.order import Ledger
+from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.prepare import write_problems
+from vlm_rl.hadw import Belief
+from vlm_rl.run.checkpoint import newest_verified
+from vlm_rl.run.directory import ROLLOUT_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import StaleWeightsError
 from vlm_rl.session import Timings
 from vlm_rl.train import collect_groups, weigh, with_advantages
@@ -48,7 +57,7 @@ KNOWN_NAMES = {
     "steps/skipped",
 }
 # a mean over no response, or a correlation of constants, has no value
-OWN_REWARD = "own_reward.short_words"
+OWN_REWARD = "tests.helpers.own_reward.short_words"
 MAY_BE_NAN = {
     "completions/mean_terminated_length",
     *(f"length/{name}" for name in ("correct_mean", "wrong_mean", "positive_mean", "negative_mean", "sign_gap")),
@@ -586,7 +595,7 @@ def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
 def start_ranks(ranks: int, job: dict[str, Any], timeout: float = 200) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     return subprocess.run(
-        [*command, str(WORKER), json.dumps(job)],
+        [*command, "-m", WORKER, json.dumps(job)],
         env=clean_environment(),
         capture_output=True,
         text=True,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import open_page
-from conftest import shared_data
-from toy_runs import Toys, clean_environment
 
-from vlm_rl.runs import RunDirectory
+from tests.conftest import shared_data
+from tests.helpers.browser import open_page
+from tests.helpers.toy_runs import Toys, clean_environment
+from vlm_rl.run.directory import RunDirectory
 
 RULES = ("luspo", "ba")
 NUM_ROWS = 12

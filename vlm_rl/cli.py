@@ -74,13 +74,13 @@ def _add_prepare(commands: Commands) -> None:
 
 
 def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    from data_prep.command import add_arguments
+    from vlm_rl.data_prep.command import add_arguments
 
     add_arguments(parser)
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from data_prep.command import run
+    from vlm_rl.data_prep.command import run
 
     run(options)
 
@@ -97,12 +97,12 @@ def _add_train(commands: Commands) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from vlm_rl.config import load_config
-    from vlm_rl.terminal import is_main, resume_command
+    from vlm_rl.run.terminal import is_main, resume_command
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
     config = load_config(path, options.overrides)
     if options.dry_run:
-        from vlm_rl.dry_run import dry_run, print_dry_run
+        from vlm_rl.learner.dry_run import dry_run, print_dry_run
 
         print_dry_run(dry_run(config, num_ranks=options.ranks))
         return
@@ -139,7 +139,7 @@ def _add_eval(commands: Commands) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from vlm_rl.evaluate_command import evaluate_sets
+    from vlm_rl.evaluation.command import evaluate_sets
 
     evaluate_sets(options)
 
@@ -153,7 +153,7 @@ def _add_eval_compare(commands: Commands) -> None:
 
 
 def _eval_compare(options: argparse.Namespace) -> None:
-    from vlm_rl.eval_compare import compare_evaluations
+    from vlm_rl.evaluation.compare import compare_evaluations
 
     compare_evaluations(options)
 
@@ -169,7 +169,7 @@ def _add_eval_export(commands: Commands) -> None:
 
 
 def _eval_export(options: argparse.Namespace) -> None:
-    from vlm_rl.eval_export import export_records
+    from vlm_rl.evaluation.export import export_records
 
     export_records(options)
 
@@ -190,7 +190,7 @@ def _add_score(commands: Commands) -> None:
 
 
 def _score(options: argparse.Namespace) -> None:
-    from vlm_rl.score_command import score_files
+    from vlm_rl.evaluation.benchmarks.score_command import score_files
 
     score_files(options)
 
@@ -211,8 +211,8 @@ def _add_grade(commands: Commands) -> None:
 
 
 def _grade(options: argparse.Namespace) -> None:
-    from data_prep.golds import infer_answer_type
-    from vlm_rl.grade_command import grade_file, grade_one
+    from vlm_rl.data_prep.golds import infer_answer_type
+    from vlm_rl.grading.command import grade_file, grade_one
 
     names = ("gold", "response", "answer_type", "choices", "tolerance")
     row = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -234,7 +234,7 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from vlm_rl.compare import compare
+    from vlm_rl.study.run import compare
 
     out = options.out or Path("runs") / options.study.stem
     code = compare(options.study, out, jobs=options.jobs, report_only=options.report_only)
@@ -251,8 +251,8 @@ def _add_report(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from vlm_rl.report import write_hero, write_report
-    from vlm_rl.runs import RunDirectory
+    from vlm_rl.report.run_report import write_hero, write_report
+    from vlm_rl.run.directory import RunDirectory
 
     runs = [RunDirectory(path).open() for path in options.runs]
     print(write_report(runs, options.out))
@@ -291,10 +291,10 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from demo.endpoints import parse_endpoints
-    from demo.live import LiveOptions
-    from demo.recorded import default_folders
-    from demo.server import launch
+    from vlm_rl.demo.endpoints import parse_endpoints
+    from vlm_rl.demo.live import LiveOptions
+    from vlm_rl.demo.recorded import default_folders
+    from vlm_rl.demo.server import launch
 
     if options.live_models < 1:
         raise UserError(f"--live-models is {options.live_models}; it must be at least 1")
@@ -321,8 +321,8 @@ def _quickstart(options: argparse.Namespace) -> None:
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose another --out (make quickstart OUT=...)")
 
-    from data_prep.toy_sets import prepare_toy
-    from vlm_rl.quickstart import print_seeds, quickstart
+    from vlm_rl.data_prep.toy_sets import prepare_toy
+    from vlm_rl.toy.quickstart import print_seeds, quickstart
 
     results = {}
     for seed, out in outs.items():

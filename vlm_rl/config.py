@@ -10,6 +10,7 @@ executed or interpolated. DeepSpeed's and vLLM's own options pass through verbat
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
@@ -402,3 +403,16 @@ def _section_type(annotation: Any) -> type[BaseModel]:
     if get_origin(annotation) in (Union, UnionType, list):
         annotation = next(arg for arg in get_args(annotation) if isinstance(arg, type) and issubclass(arg, BaseModel))
     return annotation
+
+
+BENCHMARK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_benchmark_name(name: str) -> str:
+    """The name, if results can be stored under it; a prepared set's is its folder's. Raises UserError."""
+    if not BENCHMARK_NAME.fullmatch(name):
+        raise UserError(
+            f"results cannot be stored under the name {name!r}: a set is named after its folder, which may hold "
+            "only letters, digits, dot, dash and underscore; rename the folder"
+        )
+    return name

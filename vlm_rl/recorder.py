@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.config import Config
-from vlm_rl.diagnostics import batch_metrics, gradient_mass, length_pull, update_metrics
-from vlm_rl.evaluate import score_line
-from vlm_rl.learner import UpdateResult
-from vlm_rl.ranks import rank
-from vlm_rl.runs import RunDirectory, rollout_rows
-from vlm_rl.terminal import Advance, StepLine, progress, sample_table
-from vlm_rl.trackers import make_trackers
+from vlm_rl.distributed import rank
+from vlm_rl.evaluation.evaluate import score_line
+from vlm_rl.learner.learner import UpdateResult
+from vlm_rl.metrics import batch_metrics, gradient_mass, length_pull, update_metrics
+from vlm_rl.run.directory import RunDirectory, rollout_rows
+from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
+from vlm_rl.run.trackers import make_trackers
 from vlm_rl.types import Group
 
 

@@ -23,9 +23,9 @@ from typing import cast
 
 import numpy as np
 
-from vlm_rl.answers import Grader, task_of
 from vlm_rl.config import RewardConfig
 from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.templates import Template
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 

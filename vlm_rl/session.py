@@ -19,33 +19,32 @@ from typing import Any
 import torch
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.answers import GRADER_VERSION, Grader
-from vlm_rl.checkpoint import commit, prune, recover, saving
 from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
-from vlm_rl.data import (
-    Ledger,
-    PromptOrder,
+from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import (
     check_patch_size,
     contaminated_sources,
     load_eval_sets,
     load_training_sets,
     refuse_contaminated,
 )
-from vlm_rl.difficulty import Belief
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError, UserError
-from vlm_rl.learner import Learner, Reference
-from vlm_rl.model_folder import check_model_folder
-from vlm_rl.policy import Policy, load_model
-from vlm_rl.prompts import PromptBuilder
-from vlm_rl.ranks import all_gather, barrier, from_main, init_ranks, rank, share, world_size
+from vlm_rl.evaluation.resume import Settings, answer_settings, changed_settings, evaluate_into
+from vlm_rl.grading.grader import GRADER_VERSION, Grader
+from vlm_rl.hadw import Belief
+from vlm_rl.learner.learner import Learner, Reference
+from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.recorder import Recorder
-from vlm_rl.resumable import Settings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.rewards import RewardFunction
-from vlm_rl.runs import RunDirectory
+from vlm_rl.run.checkpoint import commit, prune, recover, saving
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.terminal import resume_command
 from vlm_rl.samplers.base import FingerprintBuilder, SamplingParams, check_fresh
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.terminal import resume_command
 from vlm_rl.types import Problem, Prompt
 
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.config import Config
-from vlm_rl.diagnostics import difficulty_metrics
-from vlm_rl.difficulty import difficulty_weights, update_belief
-from vlm_rl.learner import UpdateResult
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.distributed import gather_shares, rank, share, world_size
+from vlm_rl.hadw import difficulty_weights, update_belief
+from vlm_rl.learner.learner import UpdateResult
+from vlm_rl.learner.packing import PackedRow, TrainGroup, pack_row, plan_rows
 from vlm_rl.losses import policy_loss, token_weights
-from vlm_rl.packing import PackedRow, TrainGroup, pack_row, plan_rows
-from vlm_rl.prompts import rope_positions
-from vlm_rl.ranks import gather_shares, rank, share, world_size
+from vlm_rl.metrics import difficulty_metrics
 from vlm_rl.recorder import step_metrics
 from vlm_rl.rewards import Scoring
 from vlm_rl.session import Session, Timings

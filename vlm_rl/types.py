@@ -16,20 +16,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from vlm_rl.verdicts import AnswerType as AnswerType
-from vlm_rl.verdicts import Grade as Grade
-from vlm_rl.verdicts import StopReason as StopReason
-from vlm_rl.verdicts import Verdict as Verdict
-
 if TYPE_CHECKING:
-    import torch  # data preparation works without it
+    import torch  # for annotations alone: this module is imported where there is no torch
 
 IMAGE_MARKER = "<image>"
+
+AnswerType = Literal["choice", "integer", "float", "expression", "text", "list"]
+StopReason = Literal["stop", "length"]
+Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The grader's opinion on one response."""
+
+    verdict: Verdict
+    extracted: str | None  # the final answer as found in the response
+    path: str  # the rule that decided, e.g. "number", "choice", "math_verify"
+    reason: str  # one human sentence
+
+    @property
+    def correct(self) -> bool:
+        return self.verdict == "correct"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from breaks import Break, table
+from tests.breaks import Break, table
 
-TESTS = ("advantages", "losses", "loss_facts", "difficulty", "rewards", "diagnostics", "policy")
+TESTS = [
+    *(f"tests/test_{name}.py" for name in ("advantages", "losses", "loss_facts", "hadw", "rewards", "metrics")),
+    "tests/learner/test_policy.py",
+]
 
 FACTORS = table(
     "vlm_rl",
-    [f"tests/test_{name}.py" for name in TESTS],
+    TESTS,
     Break(
         "group_norm: no centre", "advantages.py", "rewards_PG - rewards_PG.mean(axis=1, keepdims=True)", "rewards_PG"
     ),
@@ -90,11 +93,11 @@ FACTORS = table(
         "(advantage_K < 0) & (value_K < 1 - clip_low)",
         "(advantage_K > 0) & (value_K < 1 - clip_low)",
     ),
-    Break("HA-DW: direction", "difficulty.py", "np.exp(-np.sign(advantages_PG)", "np.exp(np.sign(advantages_PG)"),
-    Break("HA-DW: no lambda", "difficulty.py", "return scale * np.exp", "return np.exp"),
+    Break("HA-DW: direction", "hadw.py", "np.exp(-np.sign(advantages_PG)", "np.exp(np.sign(advantages_PG)"),
+    Break("HA-DW: no lambda", "hadw.py", "return scale * np.exp", "return np.exp"),
     Break(
         "HA-DW: all right counts as easy",
-        "difficulty.py",
+        "hadw.py",
         "(pass_rates_P1 == 0) | (pass_rates_P1 == 1)",
         "pass_rates_P1 == 0",
     ),
@@ -104,16 +107,16 @@ FACTORS = table(
     Break("overlong: not divided by the buffer", "rewards.py", " / buffer * factor", " * factor"),
     Break(
         "gradient mass: without length",
-        "diagnostics.py",
+        "metrics.py",
         "mass = lengths * weights_PG.ravel()",
         "mass = weights_PG.ravel()",
     ),
-    Break("length pull: not centred", "diagnostics.py", "(lengths_G - lengths_G.mean())", "lengths_G"),
-    Break("log-probs: no temperature", "policy.py", ".float().div_(temperature)", ".float()"),
-    Break("log-probs: no ban", "policy.py", 'logits_CV.index_fill_(1, banned, float("-inf"))', "logits_CV"),
+    Break("length pull: not centred", "metrics.py", "(lengths_G - lengths_G.mean())", "lengths_G"),
+    Break("log-probs: no temperature", "learner/policy.py", ".float().div_(temperature)", ".float()"),
+    Break("log-probs: no ban", "learner/policy.py", 'logits_CV.index_fill_(1, banned, float("-inf"))', "logits_CV"),
     Break(
         "head: gradient of entropy",
-        "policy.py",
+        "learner/policy.py",
         "logp_CV.add_(entropy_C1)",
         "logp_CV.sub_(entropy_C1)",
     ),
@@ -121,74 +124,68 @@ FACTORS = table(
 
 BELIEF = table(
     "vlm_rl",
-    ["tests/test_difficulty.py", "tests/test_diagnostics.py"],
-    Break("belief: variance for deviation", "difficulty.py", "np.std(belief.history)", "np.var(belief.history)"),
-    Break("belief: no eta", "difficulty.py", "eta * np.std(", "np.std("),
-    Break("belief: spread of accuracies", "difficulty.py", "np.std(belief.history)", "np.std(belief.accuracies)"),
+    ["tests/test_hadw.py", "tests/test_metrics.py"],
+    Break("belief: variance for deviation", "hadw.py", "np.std(belief.history)", "np.var(belief.history)"),
+    Break("belief: no eta", "hadw.py", "eta * np.std(", "np.std("),
+    Break("belief: spread of accuracies", "hadw.py", "np.std(belief.history)", "np.std(belief.accuracies)"),
     Break(
         "belief: warm-up one step short",
-        "difficulty.py",
+        "hadw.py",
         "belief.num_steps < window",
         "belief.num_steps + 1 < window",
     ),
-    Break(
-        "belief: warm-up one step long", "difficulty.py", "belief.num_steps < window", "belief.num_steps <= window"
-    ),
+    Break("belief: warm-up one step long", "hadw.py", "belief.num_steps < window", "belief.num_steps <= window"),
     Break(
         "belief: history is never cut",
-        "difficulty.py",
+        "hadw.py",
         "(*belief.history, ability)[-window:]",
         "(*belief.history, ability)",
     ),
-    Break("belief: history begins, not ends", "difficulty.py", "accuracy)[-window:]", "accuracy)[:window]"),
+    Break("belief: history begins, not ends", "hadw.py", "accuracy)[-window:]", "accuracy)[:window]"),
     Break(
         "belief: moves the wrong way",
-        "difficulty.py",
+        "hadw.py",
         "(1 - step_size) * belief.ability + step_size * accuracy",
         "step_size * belief.ability + (1 - step_size) * accuracy",
     ),
     Break(
         "belief: no least step",
-        "difficulty.py",
+        "hadw.py",
         "MIN_STEP_SIZE, MAX_STEP_SIZE = 0.01",
         "MIN_STEP_SIZE, MAX_STEP_SIZE = 0.0",
     ),
-    Break("belief: no bound on the step", "difficulty.py", "MAX_STEP_SIZE = 0.01, 1.0", "MAX_STEP_SIZE = 0.01, 99.0"),
-    Break("belief: hard is adaptive", "difficulty.py", 'variant == "hard" or ', ""),
+    Break("belief: no bound on the step", "hadw.py", "MAX_STEP_SIZE = 0.01, 1.0", "MAX_STEP_SIZE = 0.01, 99.0"),
+    Break("belief: hard is adaptive", "hadw.py", 'variant == "hard" or ', ""),
     Break(
         "belief: steps are not counted",
-        "difficulty.py",
+        "hadw.py",
         "num_steps=belief.num_steps + 1",
         "num_steps=belief.num_steps",
     ),
     Break(
         "metrics: weight of hard prompts is of easy ones",
-        "diagnostics.py",
+        "metrics.py",
         "np.asarray(pass_rates_P)[:, None] < belief",
         "np.asarray(pass_rates_P)[:, None] >= belief",
     ),
-    Break(
-        "metrics: no signal has a weight", "diagnostics.py", "advantages_PG != 0", "advantages_PG == advantages_PG"
-    ),
+    Break("metrics: no signal has a weight", "metrics.py", "advantages_PG != 0", "advantages_PG == advantages_PG"),
     Break(
         "metrics: clip fraction of responses",
-        "diagnostics.py",
+        "metrics.py",
         'tokens = max(total.get("tokens", 0.0), 1.0)',
         "tokens = max(len(results), 1.0)",
     ),
-    Break("metrics: region is one side", "diagnostics.py", "low + high", "high"),
-    Break("metrics: kl of all steps", "diagnostics.py", 'total["kl"] / tokens', 'total["kl"] / len(results)'),
-    Break(
-        "metrics: loss of all steps", "diagnostics.py", 'total["policy_loss"] / len(results)', 'total["policy_loss"]'
-    ),
-    Break("metrics: sign gap reversed", "diagnostics.py", "positive - negative", "negative - positive"),
-    Break("metrics: variation over the batch", "diagnostics.py", "lengths_PG.std(axis=1) /", "lengths_PG.std() /"),
+    Break("metrics: region is one side", "metrics.py", "low + high", "high"),
+    Break("metrics: kl of all steps", "metrics.py", 'total["kl"] / tokens', 'total["kl"] / len(results)'),
+    Break("metrics: loss of all steps", "metrics.py", 'total["policy_loss"] / len(results)', 'total["policy_loss"]'),
+    Break("metrics: sign gap reversed", "metrics.py", "positive - negative", "negative - positive"),
+    Break("metrics: variation over the batch", "metrics.py", "lengths_PG.std(axis=1) /", "lengths_PG.std() /"),
 )
 
 WIRING = table(
     "vlm_rl",
     [
-        "tests/test_difficulty.py",
+        "tests/test_hadw.py",
         *(
             f"tests/test_train.py::test_{name}"
             for name in (
@@ -237,21 +234,26 @@ WIRING = table(
 
 LEARNER = table(
     "vlm_rl",
-    ["tests/test_learner.py", "-k", "not all and not every"],
-    Break("learner: averaged over ranks", "learner.py", "loss * world_size()", "loss"),
-    Break("learner: averaged over rows", "learner.py", "loss * world_size()", "loss * world_size() / len(rows)"),
+    ["tests/learner/test_learner.py", "-k", "not all and not every"],
+    Break("learner: averaged over ranks", "learner/learner.py", "loss * world_size()", "loss"),
     Break(
-        "learner: reference is the policy", "learner.py", "logp_K, _ = reference.model(", "logp_K, _ = self.engine("
+        "learner: averaged over rows", "learner/learner.py", "loss * world_size()", "loss * world_size() / len(rows)"
+    ),
+    Break(
+        "learner: reference is the policy",
+        "learner/learner.py",
+        "logp_K, _ = reference.model(",
+        "logp_K, _ = self.engine(",
     ),
     Break(
         "packing: a chunk's first advantage for all",
-        "packing.py",
+        "learner/packing.py",
         "groups[c.group].advantages_G[i]",
         "groups[c.group].advantages_G[0]",
     ),
     Break(
         "packing: a chunk's first weight for all",
-        "packing.py",
+        "learner/packing.py",
         "groups[c.group].weights_G[i]",
         "groups[c.group].weights_G[0]",
     ),
@@ -259,23 +261,36 @@ LEARNER = table(
 
 POINTWISE = table(
     "vlm_rl",
-    ["tests/test_pointwise.py"],
-    Break("norm: no epsilon", "pointwise.py", ".add_(epsilon)", ""),
-    Break("norm: rounded after the weight", "pointwise.py", "(x * rate).to(x.dtype) * weight", "(x * rate * weight)"),
-    Break("norm: mean added", "pointwise.py", "addcmul_(normal, mean, value=-1)", "addcmul_(normal, mean)"),
-    Break("norm: mean without the weight", "pointwise.py", "product.mul_(weight).mean", "product.mean"),
-    Break("norm: weight's gradient of the input", "pointwise.py", "product = grad * normal", "product = grad * x"),
-    Break("norm: not replaced", "pointwise.py", '.endswith("RMSNorm")', '.endswith("Norm2")'),
+    ["tests/learner/test_lean_layers.py"],
+    Break("norm: no epsilon", "learner/lean_layers.py", ".add_(epsilon)", ""),
     Break(
-        "mlp: factors swapped", "pointwise.py", "mlp.gate_proj(x), mlp.up_proj(x)", "mlp.up_proj(x), mlp.gate_proj(x)"
+        "norm: rounded after the weight",
+        "learner/lean_layers.py",
+        "(x * rate).to(x.dtype) * weight",
+        "(x * rate * weight)",
+    ),
+    Break("norm: mean added", "learner/lean_layers.py", "addcmul_(normal, mean, value=-1)", "addcmul_(normal, mean)"),
+    Break("norm: mean without the weight", "learner/lean_layers.py", "product.mul_(weight).mean", "product.mean"),
+    Break(
+        "norm: weight's gradient of the input",
+        "learner/lean_layers.py",
+        "product = grad * normal",
+        "product = grad * x",
+    ),
+    Break("norm: not replaced", "learner/lean_layers.py", '.endswith("RMSNorm")', '.endswith("Norm2")'),
+    Break(
+        "mlp: factors swapped",
+        "learner/lean_layers.py",
+        "mlp.gate_proj(x), mlp.up_proj(x)",
+        "mlp.up_proj(x), mlp.gate_proj(x)",
     ),
     Break(
         "mlp: gradients swapped",
-        "pointwise.py",
+        "learner/lean_layers.py",
         "return through, silu(gate).mul_(grad)",
         "return silu(gate).mul_(grad), through",
     ),
-    Break("mlp: not replaced", "pointwise.py", 'hasattr(module, "gate_proj")', 'hasattr(module, "gate")'),
+    Break("mlp: not replaced", "learner/lean_layers.py", 'hasattr(module, "gate_proj")', 'hasattr(module, "gate")'),
 )
 
 BREAKS = (*FACTORS, *BELIEF, *WIRING, *LEARNER, *POINTWISE)

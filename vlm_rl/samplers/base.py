@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.prompts import PromptBuilder
 from vlm_rl.types import Prompt, Rollout
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]

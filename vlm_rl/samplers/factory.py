@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.prompts import PromptBuilder
 from vlm_rl.samplers.base import Sampler
 
 
@@ -50,6 +50,13 @@ def make_sampler(
     from vlm_rl.samplers.vllm import VllmSampler
 
     return VllmSampler(**shared, options=vllm_options, seed=seed)
+
+
+def vllm_version() -> str:
+    """Return the version of the installed vLLM, whichever package brought it."""
+    from vlm_rl.samplers.vllm import import_vllm
+
+    return import_vllm().__version__
 
 
 def _vllm_problem() -> str | None:

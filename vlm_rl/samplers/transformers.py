@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, DynamicLayer
 
-from vlm_rl.prompts import PromptBuilder, rope_positions
+from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.samplers.base import (
     Fingerprint,
     NamedTensors,

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.prompts import PromptBuilder
 from vlm_rl.samplers.base import (
     Fingerprint,
     NamedTensors,

@@ -1,0 +1,139 @@
+"""The floor of an optimizer step, computed: operations, bytes, and the time they take at a measured rate.
+
+    OMP_NUM_THREADS=1 python perf/floor.py
+
+Nothing is trained. The first table counts forward and backward of one group, six operations for each weight
+and token and twelve for each pair of tokens and unit of width, for shared rows and for padded ones, and divides
+by this machine's rate of float32 matrix products, measured for each run. The second is the memory of the
+published models' training state for each rank, with the settings that make it fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+IMAGE_SHARE = 0.75  # of the prompt's tokens, as in learner.py
+PATCHES = 4  # of a visual token
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a Qwen2.5-VL."""
+
+    hidden: int
+    layers: int
+    kv_width: int
+    mlp: int
+    vocabulary: int
+    vision: tuple[int, int, int, int]  # width, layers, MLP, layers that attend to the whole image
+    tied: bool = True
+
+    @property
+    def text_weights(self) -> int:
+        """Of the layers, without embeddings."""
+        return self.layers * (2 * self.hidden**2 + 2 * self.hidden * self.kv_width + 3 * self.hidden * self.mlp)
+
+    @property
+    def vision_weights(self) -> int:
+        width, layers, mlp, _ = self.vision
+        return layers * (4 * width**2 + 3 * width * mlp) + 1176 * width + (4 * width) ** 2 + 4 * width * self.hidden
+
+    @property
+    def all_weights(self) -> int:
+        return self.text_weights + self.vision_weights + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+
+MODELS = {
+    "tiny": Model(128, 3, 64, 384, 382, (64, 2, 128, 1)),
+    "100m": Model(768, 15, 128, 2048, 382, (256, 4, 768, 1)),
+    "3B": Model(2048, 36, 256, 11008, 151936, (1280, 32, 3420, 4)),
+    "7B": Model(3584, 28, 512, 18944, 152064, (1280, 32, 3420, 4), tied=False),
+}
+SHAPES = (  # prompt tokens, responses, tokens of each
+    (340, 8, 100),
+    (1000, 8, 100),
+    (1000, 8, 300),
+    (1000, 8, 1000),
+    (1000, 8, 2000),
+    (250, 8, 2000),
+    (1000, 4, 300),
+    (1000, 16, 300),
+)
+# setting -> model, ranks, bytes of a weight that every rank holds and that they share out, settings; gradients are 2
+# bytes and their float32 sums 4, master weights and moments 12, as the dry run counts
+STATES = {
+    "1 x 24 GB": ("3B", 1, 2, 0, "ZeRO 2, offload_optimizer (60 GB on the host), checkpointing"),
+    "1 x 80 GB": ("3B", 1, 2, 0, "ZeRO 2, offload_optimizer (60 GB on the host), checkpointing"),
+    "8 x 80 GB": ("7B", 8, 2, 6 + 12, "ZeRO 2, checkpointing"),
+    "4 nodes of 8 x 80 GB": ("7B", 32, 2, 6 + 12, "ZeRO 2, checkpointing"),
+}
+ROW_TOKENS = 16_384  # train.micro_batch_tokens
+
+
+def operations(model: Model, prompt: int, lengths: Sequence[int], *, shared: bool, images: int = 1) -> float:
+    """Forward and backward of one group with responses of these lengths, padded rows without their padding."""
+    copies = 1 if shared else len(lengths)
+    text = copies * prompt + sum(lengths)
+    pairs = copies * prompt**2 / 2 + sum(prompt * tokens + tokens**2 / 2 for tokens in lengths)
+    patches = PATCHES * IMAGE_SHARE * prompt
+    width, depth, _, full = model.vision
+    vision = 6 * model.vision_weights * patches + 12 * width * (
+        full * patches**2 / images + (depth - full) * patches * 64
+    )
+    head = 6 * model.vocabulary * model.hidden * sum(lengths)
+    return 6 * model.text_weights * text + 12 * model.hidden * model.layers * pairs + head + copies * vision
+
+
+def gain(model: Model, prompt: int, lengths: Sequence[int], *, padded: bool = False, images: int = 1) -> float:
+    """Operations of one row per response over those of a shared row; ``padded`` fills all rows to the longest."""
+    filled = [max(lengths)] * len(lengths) if padded else lengths
+    theirs = operations(model, prompt, filled, shared=False, images=images)
+    return theirs / operations(model, prompt, lengths, shared=True, images=images)
+
+
+def matrix_rate() -> float:
+    """Float32 operations a second of a matrix product on one thread, the best of twenty."""
+    import torch
+
+    a, b = torch.randn(2, 1024, 1024)
+    best = float("inf")
+    for _ in range(20):
+        begun = time.process_time()
+        a @ b
+        best = min(best, time.process_time() - begun)
+    return 2 * 1024**3 / best
+
+
+def activations(model: Model) -> float:
+    """Bytes of a checkpointed row in bfloat16: each layer's input, and one layer's insides three times over."""
+    inside = 4 * model.hidden + 2 * model.kv_width + 3 * model.mlp
+    return 2 * ROW_TOKENS * (model.layers * model.hidden + 3 * inside)
+
+
+def main() -> None:
+    rate = matrix_rate()
+    print(f"matrix products: {rate / 1e9:.0f} G operations a CPU second")
+    print(
+        "| prompt, G x tokens | model | shared, G operations | padded over shared | floor, CPU s |\n"
+        "|---|---|---|---|---|"
+    )
+    for shape in SHAPES:
+        for name in ("tiny", "100m", "3B"):
+            prompt, lengths = shape[0], [shape[2]] * shape[1]
+            ours = operations(MODELS[name], prompt, lengths, shared=True)
+            times = gain(MODELS[name], prompt, lengths)
+            floor = f"{ours / rate:.2f}" if name != "3B" else "-"
+            print(f"| {shape[0]}, {shape[1]} x {shape[2]} | {name} | {ours / 1e9:.1f} | {times:.2f} | {floor} |")
+    print(
+        "\n| machine | model | training state, GB a rank | a row's activations, GB | settings |\n"
+        "|---|---|---|---|---|"
+    )
+    for machine, (name, ranks, held, divided, settings) in STATES.items():
+        state = MODELS[name].all_weights * (held + divided / ranks)
+        print(f"| {machine} | {name} | {state / 1e9:.0f} | {activations(MODELS[name]) / 1e9:.1f} | {settings} |")
+
+
+if __name__ == "__main__":
+    main()

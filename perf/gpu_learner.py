@@ -1,0 +1,355 @@
+"""The learner's step on one GPU: seconds, useful tokens a second, MFU and peak memory, shared against padded rows.
+
+    python perf/gpu_learner.py --size 3b
+    python perf/gpu_learner.py --size 7b --tokens 1000
+    OMP_NUM_THREADS=1 python perf/gpu_learner.py --device cpu --size tiny       # does the script run?
+
+A Qwen2.5-VL of the published sizes with random weights, bfloat16 with float32 master weights and AdamW
+moments, on groups like ViRL39K's: one image of about 1,000 tokens, 150 tokens of text, responses of a
+quarter of --tokens to all of it. It needs torch, transformers and this repository's vlm_rl: no processor, no
+tokenizer, no DeepSpeed, no vLLM.
+
+Three ways take turns on the same weights: `flex` and `blocks`, our rows with FlexAttention and with
+padded blocks, and `padded`, one row per response through transformers' own attention with log-probs
+in chunks, as TRL 1.16 computes them. MFU is the step's arithmetic, counted once without padding and without
+recomputation, over the matrix-product rate measured in the same run. Before that, a slice of two
+layers, FlexAttention's gradients among them, is held against padded rows in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.packing import Chunk, TrainGroup, pack_row
+from vlm_rl.learner.policy import Policy
+from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.types import Prompt, Rollout
+
+CLIP = {"ratio": "sequence", "surrogate": "clip", "clip_low": 2e-3, "clip_high": 2.5e-3, "cap": 2.0}  # LUSPO's
+IMAGE, START, END = 8, 6, 7  # ids; all others from 16 on are text
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "mlp": 128,
+        "vocabulary": 512,
+        "vision": (32, 2, 2, 64),
+    },
+    "3b": {"hidden": 2048, "layers": 36, "heads": 16, "kv_heads": 2, "mlp": 11008, "vocabulary": 151936},
+    "7b": {"hidden": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "mlp": 18944, "vocabulary": 152064},
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One way of computing the step."""
+
+    seconds: float  # median
+    peak: float  # GiB
+
+
+def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
+    """The published shape; with ``layers``, that many of text and of vision."""
+    s = SIZES[size]
+    width, depth, heads, mlp = s.get("vision", (1280, 32, 16, 3420))
+    depth = layers or depth
+    frequencies = s["hidden"] // s["heads"] // 2  # of a head, dealt out to time, height and width as 2 : 3 : 3
+    time_part, height = frequencies // 4, (frequencies - frequencies // 4) // 2
+    text = {
+        "vocab_size": s["vocabulary"],
+        "hidden_size": s["hidden"],
+        "intermediate_size": s["mlp"],
+        "num_hidden_layers": layers or s["layers"],
+        "num_attention_heads": s["heads"],
+        "num_key_value_heads": s["kv_heads"],
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": size != "7b",
+        "use_sliding_window": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [time_part, height, frequencies - time_part - height],
+        },
+        "pad_token_id": 0,
+    }
+    full = [index for index in range(depth) if index % 8 == 7] or [depth - 1]
+    vision = {
+        "depth": depth,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_heads": heads,
+        "out_hidden_size": s["hidden"],
+        "fullatt_block_indexes": full,
+    }
+    return Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=IMAGE + 1,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+        tie_word_embeddings=size != "7b",
+    )
+
+
+def make_policy(
+    config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dtype, *, padded: bool = False
+) -> Policy:
+    """The same random weights each time."""
+    torch.manual_seed(0)
+    implementation = {"text_config": "sdpa" if padded else attention.NAME, "vision_config": "sdpa"}
+    with torch.device(device):
+        model = Qwen2_5_VLForConditionalGeneration._from_config(
+            config, dtype=dtype, attn_implementation=implementation
+        )
+    return Policy(model, banned_ids=(IMAGE,), temperature=1.0)
+
+
+def make_groups(
+    vocabulary: int, *, prompts: int, responses: int, tokens: int, side: int, text: int
+) -> list[TrainGroup]:
+    rng = np.random.default_rng(0)
+    draw = partial(rng.integers, 16, vocabulary, dtype=np.int32)
+    lengths = np.linspace(tokens / 4, tokens, responses).round().astype(int)
+    groups = []
+    for index in range(prompts):
+        picture = np.array([START, *[IMAGE] * side**2, END], dtype=np.int32)
+        ids = np.concatenate([picture, draw(text)])
+        pixels = torch.from_numpy(rng.normal(size=(4 * side**2, 1176)).astype(np.float32))
+        vision = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * side, 2 * side]])}
+        prompt = Prompt(str(index), "", "", ids, ids, (), vision)
+        rollouts = [
+            Rollout(str(index), i, draw(n), np.zeros(n, np.float32), "", "stop", 0) for i, n in enumerate(lengths)
+        ]
+        advantages = rng.normal(size=responses)
+        weights = token_weights("length_weighted", lengths[None], advantages[None], max_tokens=tokens)[0] / prompts
+        groups.append(TrainGroup(prompt, rollouts, advantages, weights, use_correction=False))
+    return groups
+
+
+# --- the two ways -----------------------------------------------------------------------------------
+
+
+def shared_backward(policy: Policy, groups: list[TrainGroup], device: torch.device) -> Tensor:
+    """Gradients of the step through our rows, a group each; the log-probs."""
+    logps = []
+    for index, group in enumerate(groups):
+        chunk = Chunk(index, tuple(range(len(group.rollouts))))
+        row = pack_row(groups, [chunk], partial(rope_positions, policy.model)).to(device)
+        logp_K, entropy_K = policy(row)
+        policy_loss(logp_K, entropy_K, row.loss, **CLIP)[0].backward()
+        logps.append(logp_K.detach())
+    return torch.cat(logps)
+
+
+def padded_backward(policy: Policy, groups: list[TrainGroup], device: torch.device, *, rows: int) -> Tensor:
+    """The same through one padded row per response, ``rows`` at a time, with a copy of prompt and image each."""
+    logps = []
+    for index, group in enumerate(groups):
+        prompt = torch.from_numpy(group.prompt.ids).long()
+        for first in range(0, len(group.rollouts), rows):
+            part = range(first, min(first + rows, len(group.rollouts)))
+            packed = pack_row(groups, [Chunk(index, tuple(part))], partial(rope_positions, policy.model)).to(device)
+            sequences = [torch.cat([prompt, torch.from_numpy(group.rollouts[i].ids).long()]) for i in part]
+            ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+            mask = torch.arange(ids.shape[1]) < torch.tensor([len(s) for s in sequences])[:, None]
+            is_target = mask.clone()
+            is_target[:, : len(prompt)] = False
+            inner: Any = policy.model.model
+            inner.row_has_images, inner.rope_deltas = True, None
+            hidden = inner(
+                input_ids=ids.to(device),
+                attention_mask=mask.long().to(device),
+                mm_token_type_ids=(ids == IMAGE).int().to(device),
+                use_cache=False,
+                **{key: value.repeat(len(part), 1).to(device) for key, value in group.prompt.vision.items()},
+            ).last_hidden_state
+            predictors = hidden[:, :-1][is_target[:, 1:].to(device)]
+            logp_K, entropy_K = policy.head(predictors, packed.target_K)
+            policy_loss(logp_K, entropy_K, packed.loss, **CLIP)[0].backward()
+            logps.append(logp_K.detach())
+    return torch.cat(logps)
+
+
+class MasterAdamW:
+    """AdamW in float32 over bfloat16 weights, one parameter at a time, so that one float32 gradient exists."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        masters = [(p, torch.nn.Parameter(p.detach().float().clone())) for p in parameters]
+        self.parts = [(p, master, torch.optim.AdamW([master], lr=1e-6, fused=True)) for p, master in masters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, master, optimizer in self.parts:
+            if parameter.grad is not None:
+                master.grad, parameter.grad = parameter.grad.float(), None
+                optimizer.step()
+                parameter.copy_(master)
+                master.grad = None
+
+
+# --- measuring ---------------------------------------------------------------------------------------
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of one large matrix product, the best of ten."""
+    size = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(10):
+        synchronize(device)
+        begun = time.perf_counter()
+        a @ b
+        synchronize(device)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
+
+
+def useful_operations(policy: Policy, groups: list[TrainGroup]) -> float:
+    """Forward and backward of the step, prompts and images once, no padding and nothing computed again.
+
+    Six operations for each weight and token; twelve for each pair of tokens and unit of attention width.
+    """
+    text, vision = policy.model.config.text_config, policy.model.config.vision_config
+    inner: Any = policy.model.model
+    text_weights = sum(p.numel() for p in inner.language_model.layers.parameters())
+    vision_weights = sum(p.numel() for p in inner.visual.parameters())
+    full = len(vision.fullatt_block_indexes)
+    total = 0.0
+    for group in groups:
+        prompt, responses = len(group.prompt.ids), [len(rollout.ids) for rollout in group.rollouts]
+        pairs = prompt**2 / 2 + sum(prompt * n + n**2 / 2 for n in responses)
+        total += 6 * text_weights * (prompt + sum(responses)) + 12 * text.num_hidden_layers * text.hidden_size * pairs
+        total += 6 * text.vocab_size * text.hidden_size * sum(responses)
+        patches = len(group.prompt.vision["pixel_values"])
+        window = (vision.window_size // vision.patch_size) ** 2
+        vision_pairs = full * patches**2 + (vision.depth - full) * patches * min(window, patches)
+        total += 6 * vision_weights * patches + 12 * vision.hidden_size * vision_pairs
+    return total
+
+
+def measure(backward: Callable[[], Tensor], optimizer: MasterAdamW, device: torch.device, *, rounds: int) -> Result:
+    """The step after one that compiles and warms up."""
+    seconds = []
+    for index in range(rounds + 1):
+        synchronize(device)
+        if index == 1 and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        begun = time.perf_counter()
+        backward()
+        optimizer.step()
+        synchronize(device)
+        seconds.append(time.perf_counter() - begun)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
+    return Result(statistics.median(seconds[1:]), peak)
+
+
+def gradient(policy: Policy) -> Tensor:
+    parts = [p.grad.float().flatten() for p in policy.model.parameters() if p.grad is not None]
+    policy.zero_grad()
+    return torch.cat(parts)
+
+
+def print_correctness(size: str, device: torch.device) -> None:
+    """Two layers at full width: our rows and padded ones, float32 and bfloat16."""
+    config = make_config(size, layers=2)
+    groups = make_groups(config.text_config.vocab_size, prompts=1, responses=3, tokens=40, side=8, text=30)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    padded = make_policy(config, device, torch.float32, padded=True)
+    wanted_logp, wanted = padded_backward(padded, groups, device, rows=3), gradient(padded)
+    del padded
+    print("two layers, against padded rows in float32: log-probs (largest gap), gradients (share of the norm)")
+    for dtype in (torch.float32, torch.bfloat16):
+        for use_flex in (True, False):
+            policy = make_policy(config, device, dtype)
+            policy.use_flex = use_flex
+            logp = shared_backward(policy, groups, device)
+            gap = (gradient(policy) - wanted).norm() / wanted.norm()
+            name = "flex" if use_flex and device.type == "cuda" else "blocks" if device.type == "cuda" else "cpu"
+            print(f"  {name:<8}{dtype!s:<16}{(logp - wanted_logp).abs().max():.1e}   {gap:.1e}", flush=True)
+
+
+def print_speed(options: argparse.Namespace, device: torch.device) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config = make_config(options.size)
+    shape = {"prompts": options.prompts, "responses": options.responses, "tokens": options.tokens}
+    groups = make_groups(config.text_config.vocab_size, **shape, side=options.side, text=options.text)
+    rate = matrix_rate(device, dtype)
+    useful = sum(len(g.prompt.ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
+    print(
+        f"\n{options.size}: {shape}, prompt {len(groups[0].prompt.ids)} tokens, checkpointing {options.checkpointing}"
+        + ", offloaded" * options.offload
+    )
+    print(f"matrix products: {rate / 1e12:.1f} Tops/s; useful tokens of a step: {useful}")
+    print("| way | s a step | useful tokens/s | MFU | peak GiB |\n|---|---|---|---|---|")
+    for name in options.ways:
+        policy = make_policy(config, device, dtype, padded=name == "padded")
+        policy.use_flex = name == "flex"
+        if options.checkpointing:
+            policy.enable_checkpointing(offload=options.offload)
+        optimizer = MasterAdamW(list(policy.model.parameters()))
+        way = partial(padded_backward, rows=options.padded_rows) if name == "padded" else shared_backward
+        try:
+            result = measure(partial(way, policy, groups, device), optimizer, device, rounds=options.rounds)
+        except torch.OutOfMemoryError:
+            print(f"| {name} | out of memory | | | |", flush=True)
+        else:
+            mfu = useful_operations(policy, groups) / result.seconds / rate
+            print(
+                f"| {name} | {result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} |",
+                flush=True,
+            )
+        del policy, optimizer
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--size", choices=list(SIZES), default="3b")
+    parser.add_argument("--prompts", type=int, default=4, help="groups of an optimizer step")
+    parser.add_argument("--responses", type=int, default=8)
+    parser.add_argument("--tokens", type=int, help="of the longest response (1000; tiny: 60)")
+    parser.add_argument("--side", type=int, help="visual tokens of an image's side (32; tiny: 8)")
+    parser.add_argument("--text", type=int, default=150, help="text tokens of a prompt")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--padded-rows", type=int, default=2, help="rows of a padded micro-batch")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--offload", action="store_true", help="what checkpointing keeps waits in host memory")
+    parser.add_argument(
+        "--ways", nargs="+", choices=["flex", "blocks", "padded"], default=["flex", "blocks", "padded"]
+    )
+    options = parser.parse_args()
+    options.tokens = options.tokens or (60 if options.size == "tiny" else 1000)
+    options.side = options.side or (8 if options.size == "tiny" else 32)
+    device = torch.device(options.device)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}")
+    print_correctness(options.size, device)
+    print_speed(options, device)
+
+
+if __name__ == "__main__":
+    main()

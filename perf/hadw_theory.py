@@ -1,0 +1,212 @@
+"""The bias that HA-DW corrects: the baseline of a group that is neither all right nor all wrong.
+
+    python perf/hadw_theory.py                              # the tables
+    python perf/hadw_theory.py --out docs/hadw_bias.png     # and the picture
+
+A prompt that the policy solves with probability p gets G responses, each right (1) or wrong (0). The baseline is the
+pass rate p_hat = k/G with k ~ Binomial(G, p). Groups with k = 0 or k = G have advantage 0 and teach nothing, so what
+training sees is conditioned on S = {0 < k < G}, which has probability
+
+    P(S) = 1 - (1 - p)^G - p^G.
+
+**The baseline.** E[k] = G p over all groups; k = 0 adds nothing to it and k = G adds G p^G. What is left of G p
+belongs to S:
+
+    E[p_hat | S] = (p - p^G) / P(S) = p (1 - p^(G-1)) / (1 - (1 - p)^G - p^G).
+
+Its distance from p is p q (q^(G-1) - p^(G-1)) / P(S) with q = 1 - p: above p where p < 1/2, below p where p > 1/2,
+mirrored by swapping right and wrong. It tends to 1/G for p -> 0.
+
+**The advantage.** Take r_i - p as the advantage that a known p would give and r_i - p_hat as the estimate. Their
+difference is p - p_hat, so a hard prompt's advantages come out E[p_hat | S] - p too low on average, an easy one's too
+high. E[r_i - p_hat | S] itself is 0: the G deviations add up to 0 in every group and the responses are exchangeable.
+The mean advantage therefore shows nothing; the baseline does.
+
+**The two probabilities.** In a single group the advantage is too low exactly where p_hat > p, and
+
+    P(p_hat > p | S, p) = (1 / P(S)) sum over k with G p < k < G of C(G, k) p^k (1 - p)^(G - k).
+
+The paper (arXiv 2601.08521) gives 63 % for hard prompts and 78 % for harder ones. These are bounds on the averages of
+that probability over p uniform on (0, 1/2) and on (0, 1/4),
+
+    2 * integral from 0 to 1/2 dp P(p_hat > p | S, p),    4 * integral from 0 to 1/4.
+
+With G = 8 they are .64095 and .78113; with G = 9 they are .61682 and .73829, and the bounds hold no more. Below
+p = 1/G the probability is 1, since the least k of S is 1. The integrand jumps where p passes a multiple of 1/G and is
+smooth between, so Gauss-Legendre quadrature on each piece gives it to rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import pairwise
+from math import comb
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
+
+from vlm_rl.advantages import compute_advantages
+from vlm_rl.report.charts import STYLE
+
+CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
+SIZES = (2, 4, 8, 16, 32)
+SIMULATED_P = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
+ORDER = 40  # of the quadrature on each piece
+
+_INK, _MUTED, _GRID, _BLUE, _ORANGE = "#1d2430", "#647083", "#e3e7ed", "#3a6fb7", "#d1782b"
+_SHADES = ("#b9cde8", "#8fb0db", "#3a6fb7", "#27508a", "#16315a")  # one per size, the larger the darker
+_STYLE: dict[Any, Any] = {
+    **STYLE,
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "text.color": _INK,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _MUTED,
+    "grid.color": _GRID,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "figure.facecolor": "white",
+}
+
+
+class Simulation(NamedTuple):
+    mean: float  # of the baseline over the groups of S
+    error: float  # its standard error
+    groups: int  # how many of the groups drawn were in S
+
+
+def mean_baseline(p: np.ndarray | float, size: int) -> np.ndarray:
+    """E[p_hat | S] for groups of ``size`` responses, 0 < p < 1."""
+    p = np.asarray(p, dtype=np.float64)
+    return p * (1 - p ** (size - 1)) / (1 - (1 - p) ** size - p**size)
+
+
+def probability_too_high(p: float, size: int) -> float:
+    """P(p_hat > p | S, p): how often a group's baseline is too high, and its advantages too low."""
+    mass = [comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)]
+    return sum(m for k, m in enumerate(mass, start=1) if k > size * p) / sum(mass)
+
+
+def average_probability(size: int, below: float) -> float:
+    """The mean of ``probability_too_high`` over p uniform on (0, below)."""
+    cuts = [0.0, *(k / size for k in range(1, size) if k / size < below), below]
+    nodes, weights = np.polynomial.legendre.leggauss(ORDER)
+    total = 0.0
+    for low, high in pairwise(cuts):
+        points = (low + high) / 2 + (high - low) / 2 * nodes
+        total += (high - low) / 2 * float(weights @ [probability_too_high(p, size) for p in points])
+    return total / below
+
+
+def simulate(p: float, size: int, *, groups: int, seed: int) -> Simulation:
+    """The mean baseline of drawn groups, read back from the advantages that training would compute.
+
+    ``group_center`` is r - baseline, and exactly 0 for all of a group outside S.
+    """
+    rewards_PG = (np.random.default_rng([seed, size, round(1e6 * p)]).random((groups, size)) < p).astype(np.float64)
+    advantages_PG = compute_advantages("group_center", rewards_PG)
+    informative_P = advantages_PG.any(axis=1)
+    baseline_P = (rewards_PG - advantages_PG)[informative_P, 0]
+    assert len(baseline_P) > 1, f"{groups} groups are too few: none is neither all right nor all wrong"
+    error = float(baseline_P.std(ddof=1)) / len(baseline_P) ** 0.5
+    return Simulation(float(baseline_P.mean()), error, len(baseline_P))
+
+
+def print_tables(*, groups: int, seed: int) -> None:
+    print("E[p_hat | S] - p, and in brackets a simulation's distance from it in standard errors")
+    print("   p   " + "".join(f"{f'G = {size}':>19}" for size in SIZES))
+    for p in SIMULATED_P:
+        cells = []
+        for size in SIZES:
+            found, exact = simulate(p, size, groups=groups, seed=seed), float(mean_baseline(p, size))
+            cells.append(f"{exact - p:+.6f} ({_distance(found, exact):+.1f})")
+        print(f"{p:>6.2f} " + "".join(f"{cell:>19}" for cell in cells))
+    print("\nP(p_hat > p | S), averaged over uniform p; * marks where the paper's number does not hold")
+    print(f"{'G':>4}" + "".join(f"{f'p < {below} (> {claim:.0%})':>20}" for below, claim in CLAIMS.items()))
+    for size in range(2, 33):
+        found = {below: average_probability(size, below) for below in CLAIMS}
+        marks = {below: " " if found[below] > claim else "*" for below, claim in CLAIMS.items()}
+        print(f"{size:>4}" + "".join(f"{found[below]:>19.5f}{marks[below]}" for below in CLAIMS))
+
+
+def _distance(found: Simulation, exact: float) -> float:
+    return (found.mean - exact) / found.error if found.error else 0.0
+
+
+def write_picture(out: Path, *, groups: int, seed: int) -> None:
+    """Two panels (PNG, 2200 x 900 pixels): the bias against p, and the two probabilities against G."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(11, 4.5))
+        _bias(figure.add_axes((0.075, 0.14, 0.40, 0.75)), groups=groups, seed=seed)
+        _claims(figure.add_axes((0.58, 0.14, 0.40, 0.75)))
+        figure.savefig(out, format="png", dpi=200, metadata={"Software": None})
+
+
+def _bias(axes: Axes, *, groups: int, seed: int) -> None:
+    _title(axes, "How far a group's baseline is off")
+    grid = np.linspace(1e-4, 1 - 1e-4, 600)
+    for size, color in zip(SIZES, _SHADES, strict=True):
+        axes.plot(grid, mean_baseline(grid, size) - grid, color=color, lw=2, label=f"G = {size}")
+        found = [simulate(p, size, groups=groups, seed=seed) for p in SIMULATED_P]
+        bias = [f.mean - p for f, p in zip(found, SIMULATED_P, strict=True)]
+        axes.plot(SIMULATED_P, bias, "o", color=color, ms=5, mec="white", mew=0.8, zorder=4)
+    axes.plot([], [], "o", color=_MUTED, ms=5, label="simulated")
+    axes.axhline(0, color=_MUTED, lw=0.8)
+    axes.set_xlabel("p, the policy's chance to solve the prompt")
+    axes.set_ylabel("E[p̂ | not all equal] − p")
+    axes.legend(loc="upper right", fontsize=10)
+    axes.text(0.03, -0.375, "hard: baseline too high,\nadvantages too low", color=_MUTED, fontsize=10, va="bottom")
+    axes.set_ylim(-0.53, 0.53)
+
+
+def _claims(axes: Axes) -> None:
+    _title(axes, "Hard prompts with too high a baseline")
+    sizes = range(2, 33)
+    for (below, claim), color in zip(CLAIMS.items(), (_BLUE, _ORANGE), strict=True):
+        values = [average_probability(size, below) for size in sizes]
+        axes.plot(sizes, values, color=color, lw=1.2, alpha=0.5)
+        for holds, face in ((True, color), (False, "white")):
+            chosen = [(s, v) for s, v in zip(sizes, values, strict=True) if (v > claim) == holds]
+            label = f"p uniform below {below:g}" if holds else None
+            axes.plot(*zip(*chosen, strict=True), "o", color=color, mfc=face, ms=5.5, mew=1.4, label=label, zorder=4)
+        axes.axhline(claim, color=color, lw=1.2, ls=(0, (4, 3)))
+        axes.text(32.4, claim + 0.008, f"paper: {claim:.0%}", color=color, fontsize=10, ha="right", va="bottom")
+    axes.plot([], [], "o", color=_MUTED, mfc="white", ms=5.5, mew=1.4, label="below the paper's number")
+    axes.axvline(8.5, ymax=0.78, color=_MUTED, lw=0.8)
+    axes.text(8.2, 0.51, "holds", color=_MUTED, fontsize=10, ha="right", va="center")
+    axes.text(8.8, 0.51, "does not hold", color=_MUTED, fontsize=10, va="center")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator([2, 4, 8, 16, 32]))
+    axes.xaxis.set_minor_locator(FixedLocator([]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(0.48, 1.03)
+    axes.set_xlabel("G, responses per prompt")
+    axes.set_ylabel("P(p̂ > p | not all equal)")
+    axes.legend(loc="upper right", fontsize=10)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", size=13, weight="bold", pad=12)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="also write the picture here (PNG)")
+    parser.add_argument("--groups", type=int, default=20_000, help="drawn for each simulated point")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print_tables(groups=options.groups, seed=options.seed)
+    if options.out:
+        write_picture(options.out, groups=options.groups, seed=options.seed)
+
+
+if __name__ == "__main__":
+    main()

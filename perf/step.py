@@ -1,0 +1,102 @@
+"""Where the time of a training step goes: rollout, reward, old log-probs, update, sync, save, other.
+
+    python perf/step.py runs/quickstart
+    OMP_NUM_THREADS=1 python perf/step.py
+
+With a run directory, from its metrics.jsonl; without one, from a short run on toy problems that is
+made for it in a temporary folder. The first step, which pays for caches and compilation, is left
+out. A step's seconds are means over all steps, so a save every tenth step counts a tenth; evaluation
+is between the steps and not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from vlm_rl.run.directory import RunDirectory
+
+PHASES = (
+    "rollout",
+    "reward",
+    "image_features",
+    "old_logprobs",
+    "reference_logprobs",
+    "update",
+    "sync",
+    "diagnostics",
+    "save",
+)
+AROUND = ("reward", "sync", "diagnostics", "save", "other")  # what a step spends beside the model
+TOY_STEPS = 5
+
+
+def shares(records: list[dict[str, float]]) -> dict[str, float]:
+    """Mean seconds of a step by phase; "other" is what no phase holds (advantages, packing, logging)."""
+    seconds = {name: statistics.fmean(r.get(f"timing/{name}", 0.0) for r in records) for name in PHASES}
+    # step_time ends before the save, which the others lie inside of.
+    inside = sum(value for name, value in seconds.items() if name != "save")
+    seconds["other"] = statistics.fmean(r["step_time"] for r in records) - inside
+    return seconds
+
+
+def print_shares(run: RunDirectory) -> None:
+    records = run.metrics()[1:]
+    if not records:
+        raise SystemExit(f"{run.path}: fewer than two steps are logged; train longer")
+    seconds = shares(records)
+    total = sum(seconds.values())
+    tokens = statistics.fmean(r["num_tokens"] for r in records if "num_tokens" in r)
+    config = run.config()
+    rollout = config.rollout
+    print(
+        f"{len(records)} steps of {rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses, "
+        f"{tokens:.0f} generated tokens a step, sampler {rollout.sampler}, ZeRO {config.train.zero_stage}"
+    )
+    for name, value in seconds.items():
+        print(f"  {name:<13}{value:>9.3f} s{100 * value / total:>7.1f} %")
+    rest = sum(seconds[name] for name in AROUND)
+    print(f"  {'neither generation nor the model':<34}{100 * rest / total:>5.1f} %  ({', '.join(AROUND)})")
+    print(f"  {'a step':<13}{total:>9.3f} s{tokens / total:>10.0f} generated tokens/s")
+
+
+def toy_run(folder: Path, *, sampler: str) -> RunDirectory:
+    """A short LUSPO run of the quickstart's shape, from a random tiny model."""
+    from vlm_rl.config import parse_config
+    from vlm_rl.data_prep.prepare import prepare
+    from vlm_rl.data_prep.toy import tokenizer_texts, write_toy
+    from vlm_rl.toy.tiny_model import build_tiny_model
+    from vlm_rl.train import train
+
+    raw = write_toy(folder / "raw", seed=0, train=64, heldout=8, warm=8, mixture=8)
+    prepare("virl39k", raw / "train", folder / "train")
+    config = {
+        "out": str(folder / "run"),
+        "model": {"path": str(build_tiny_model(folder / "model", tokenizer_texts=tokenizer_texts()))},
+        "data": {"train": [str(folder / "train")], "max_prompt_tokens": 160},
+        "reward": {"overlong_buffer": 36},
+        "rollout": {"sampler": sampler, "prompts_per_step": 16, "max_tokens": 72},
+        "train": {"steps": TOY_STEPS, "mini_batch_prompts": 8, "lr": 1e-4, "zero_stage": 2},
+        "checkpoint": {"every": 2},
+        "log": {"samples_every": 0},
+    }
+    train(parse_config(config, where="toy run"))
+    return RunDirectory(folder / "run")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="a run directory")
+    parser.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help="of the toy run")
+    options = parser.parse_args()
+    if options.run:
+        print_shares(RunDirectory(options.run).open())
+        return
+    with tempfile.TemporaryDirectory() as name:
+        print_shares(toy_run(Path(name), sampler=options.sampler))
+
+
+if __name__ == "__main__":
+    main()

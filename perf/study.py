@@ -1,0 +1,182 @@
+"""The tables and the picture of docs/study.md, from the recorded results of its four studies.
+
+    python perf/study.py                            # the tables, from docs/study/*.json
+    python perf/study.py --out docs/study.png       # and the picture
+    python perf/study.py --results runs/study       # the same of a study of one's own (make study)
+
+docs/study/NAME.json is the comparison.json that `vlm-rl compare configs/studies/NAME.yaml` has written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vlm_rl.report.charts import STYLE
+
+RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
+STUDIES = {
+    "rules": "The rules",
+    "fixed_norm": "Every gradient rescaled to one norm",
+    "coin": "Control: the reward is a coin",
+    "short": "Control: only the format is rewarded",
+}
+COLUMNS = {  # measure -> title, as a share or in tokens
+    "heldout_accuracy/heldout": "held-out accuracy, %",
+    "heldout_length/heldout": "held-out length, greedy",
+    "train_accuracy": "training accuracy, %",
+    "train_length": "training length",
+    "train_length_change": "change of training length",
+}
+INSIDE = {  # curve -> title, first -> last tenth of the steps
+    "heldout_accuracy/heldout": "held-out accuracy, %",
+    "length/group_cv": "variation of length in a group",
+    "length/sign_gap": "length, A > 0 minus A < 0",
+    "gradient_mass/positive/shortest": "mass, A > 0, shortest, %",
+    "gradient_mass/positive/longest": "mass, A > 0, longest, %",
+    "gradient_mass/negative/shortest": "mass, A < 0, shortest, %",
+    "gradient_mass/negative/longest": "mass, A < 0, longest, %",
+}
+CONTROLS = ("coin", "short")
+ACCENT, MUTED, INK = "#2f6fb7", "#8a8f98", "#44484f"
+GRID = "#e3e7ed"
+_STYLE: Any = {
+    **STYLE,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("grid.color", "axes.edgecolor"), GRID),
+    "figure.facecolor": "white",
+}
+
+Results = Mapping[str, Any]
+
+
+def load(folder: Path) -> dict[str, Results]:
+    """Study name -> its comparison, of those that are there: NAME.json or NAME/comparison.json."""
+    found = {}
+    for name in STUDIES:
+        for path in (folder / f"{name}.json", folder / name / "comparison.json"):
+            if path.is_file():
+                found[name] = _known(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def _known(tree: Any) -> Any:
+    """The same with NaN for null: a number that does not exist yet, in a study that has not come to its end."""
+    if isinstance(tree, dict):
+        return {key: _known(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_known(value) for value in tree]
+    return math.nan if tree is None else tree
+
+
+def tables(results: Results) -> str:
+    """Final values, then differences in length and accuracy to the baseline, as Markdown."""
+    rules, final, apart = results["rules"], results["final"], results["difference_to_baseline"]
+    measures = [measure for measure in COLUMNS if measure in final]
+    head = ["rule", *(COLUMNS[measure] for measure in measures)]
+    rows = [[f"`{rule}`", *(_final(final[measure][rule], measure) for measure in measures)] for rule in rules]
+    parts = [_markdown(head, rows)]
+    for measure in ("train_length", "heldout_accuracy/heldout"):
+        if measure in apart:
+            title = f"{COLUMNS[measure]}, minus `{results['baseline']}`"
+            head = ["rule", title, "95 % interval", "detectable"]
+            parts.append(_markdown(head, [[f"`{r}`", *_apart(apart[measure][r], measure)] for r in rules[1:]]))
+    return "\n\n".join(parts)
+
+
+def inside(results: Results) -> str:
+    """How the quantities that explain length moved, means over the seeds: first tenth of the steps -> last."""
+    ends: dict[str, dict[str, list[list[float]]]] = {}
+    for run in results["runs"]:
+        for name, pair in run["first_and_last"].items():
+            ends.setdefault(run["rule"], {}).setdefault(name, []).append(pair)
+    rows = [[f"`{rule}`", *(_moved(ends[rule].get(name, []), name) for name in INSIDE)] for rule in ends]
+    return _markdown(["rule", *INSIDE.values()], rows)
+
+
+def _moved(pairs: list[list[float]], name: str) -> str:
+    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if not known:
+        return ""
+    first, last = (_scale(name) * sum(ends) / len(ends) for ends in zip(*known, strict=True))
+    digits = 0 if _scale(name) > 1 else 2 if name == "length/group_cv" else 1
+    return f"{first:.{digits}f} → {last:.{digits}f}"
+
+
+def _scale(measure: str) -> float:
+    return 100.0 if "accuracy" in measure or "mass" in measure else 1.0
+
+
+def _final(one: Mapping[str, float], measure: str) -> str:
+    mean, low, high = (_scale(measure) * one[key] for key in ("mean", "low", "high"))
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
+def _apart(one: Mapping[str, float], measure: str) -> list[str]:
+    mean, low, high, detectable = (_scale(measure) * one[key] for key in ("mean", "low", "high", "detectable"))
+    settled = low > 0 or high < 0
+    return [f"**{mean:+.1f}**" if settled else f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", f"{detectable:.1f}"]
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw(everything: Mapping[str, Results], out: Path) -> None:
+    """Length, one panel per study: differences to the baseline, and the change under the controls."""
+    num_columns = min(2, len(everything))
+    pairs = [list(everything)[start : start + num_columns] for start in range(0, len(everything), num_columns)]
+    heights = [max(len(everything[name]["rules"]) for name in pair) for pair in pairs]
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9, 1 + 0.32 * sum(heights)), layout="constrained")
+        axes = figure.subplots(len(pairs), num_columns, height_ratios=heights, squeeze=False)
+        for ax in axes.flat[len(everything) :]:
+            ax.set_axis_off()
+        for ax, (name, results) in zip(axes.flat, everything.items(), strict=False):
+            if name in CONTROLS:
+                _intervals(ax, results["final"]["train_length_change"])
+                label = "first to last tenth of the steps: change of length, tokens"
+            else:
+                _intervals(ax, results["difference_to_baseline"]["train_length"])
+                label = f"length at the end, minus {results['baseline']}'s, tokens"
+            ax.set_title(STUDIES[name], loc="left", fontsize=10, fontweight="bold")
+            ax.set_xlabel(label)
+        figure.savefig(out, dpi=150)
+
+
+def _intervals(ax: Axes, estimates: Mapping[str, Mapping[str, float]]) -> None:
+    """A dot and its 95 % interval per rule; coloured where it excludes 0."""
+    rules = list(reversed(list(estimates)))
+    for place, one in enumerate(estimates[rule] for rule in rules):
+        settled = one["low"] > 0 or one["high"] < 0
+        ax.plot([one["low"], one["high"]], [place, place], color=ACCENT if settled else MUTED, linewidth=2)
+        ax.plot(one["mean"], place, "o", color=ACCENT if settled else MUTED, markersize=6)
+    ax.set_yticks(range(len(rules)), rules)
+    ax.set_ylim(-0.6, len(estimates) - 0.4)
+    ax.axvline(0, color=INK, linewidth=0.8)
+    ax.grid(visible=False, axis="y")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RECORDED)
+    parser.add_argument("--out", type=Path, help="write the picture here")
+    options = parser.parse_args()
+    everything = load(options.results)
+    for name, results in everything.items():
+        print(f"### {STUDIES[name]}\n\n{tables(results)}\n\n{inside(results)}\n")
+    if options.out:
+        draw(everything, options.out)
+
+
+if __name__ == "__main__":
+    main()

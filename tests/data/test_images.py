@@ -1,0 +1,276 @@
+"""Image guards and the model's pixel grid."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from tests.conftest import shared_data
+from vlm_rl.data.images import TEST_LIMITS, ImageLimits, decode_image, encode_png, fit_to_grid, grid_size
+from vlm_rl.errors import UserError
+
+RANGE = {"min_pixels": 3136, "max_pixels": 1_003_520}
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def noise(width: int, height: int, *, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def sixteen_bit_grey(value: int, side: int = 32) -> bytes:
+    """A 16-bit grey PNG written by hand: header, one zlib stream of filter byte + big-endian samples."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    rows = (b"\0" + struct.pack(">H", value) * side) * side
+    header = struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_lossless_pixels_survive(kind):
+    image = noise(40, 30)
+    decoded = decode_image(encoded(image, kind, lossless=True), where="x")
+    assert decoded.mode == "RGB"
+    assert np.array_equal(np.asarray(decoded), np.asarray(image))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 90), (90, 1), (31, 17), (128, 64)])
+@pytest.mark.parametrize("kind", ["noise", "drawing"])
+def test_the_png_that_is_written_holds_these_very_pixels(size, kind):
+    image = noise(*size, seed=sum(size))
+    if kind == "drawing":  # flat colours, and differences that fall below zero
+        image = image.quantize(3).convert("RGB")
+    data = encode_png(image)
+    opened = Image.open(io.BytesIO(data))
+    assert (opened.format, opened.mode, opened.size) == ("PNG", "RGB", size)
+    assert np.array_equal(np.asarray(opened), np.asarray(image))
+    other = torchvision.io.decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8))  # libpng itself
+    assert np.array_equal(other.permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+def test_transparency_is_laid_on_white():
+    # Black at alpha 0 over white is white; at alpha 255 black; at 128 it is 255 * (1 - 128/255) = 127.
+    alphas = np.array([0, 255, 128], dtype=np.uint8).repeat(30)[None, :].repeat(30, axis=0)
+    rgba = np.zeros((30, 90, 4), dtype=np.uint8)
+    rgba[..., 3] = alphas
+    pixels = np.asarray(decode_image(encoded(Image.fromarray(rgba)), where="x"))
+    assert pixels[0, 0].tolist() == [255, 255, 255]
+    assert pixels[0, 30].tolist() == [0, 0, 0]
+    assert pixels[0, 60].tolist() == [127, 127, 127]
+
+
+def test_palette_with_a_transparent_entry_is_laid_on_white():
+    image = Image.new("P", (30, 30), 1)
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    opaque = decode_image(encoded(image), where="x")
+    clear = decode_image(encoded(image, transparency=1), where="x")
+    assert opaque.getpixel((0, 0)) == (200, 100, 50)
+    assert clear.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_cmyk_becomes_rgb():
+    # No ink at all is white, full black ink is black.
+    white = decode_image(encoded(Image.new("CMYK", (32, 32), (0, 0, 0, 0)), "JPEG"), where="x")
+    black = decode_image(encoded(Image.new("CMYK", (32, 32), (0, 0, 0, 255)), "JPEG"), where="x")
+    assert white.getpixel((9, 9)) == (255, 255, 255)
+    assert black.getpixel((9, 9)) == (0, 0, 0)
+
+
+def test_sixteen_bit_grey_keeps_its_brightness():
+    # 51400 = 200 * 257, so exactly 200 of 255; a clipping conversion would give 255.
+    assert decode_image(sixteen_bit_grey(51400), where="x").getpixel((0, 0)) == (200, 200, 200)
+
+
+def test_exif_orientation_is_applied_and_metadata_dropped():
+    image = Image.new("RGB", (60, 30), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by 90 degrees
+    exif[0x010E] = "a secret caption"
+    decoded = decode_image(encoded(image, "JPEG", exif=exif), where="x")
+    assert decoded.size == (30, 60)
+    assert not decoded.info
+    assert not decoded.getexif()
+    assert b"secret" not in encode_png(decoded)
+
+
+def test_broken_exif_does_not_cost_the_picture():
+    data = encoded(Image.new("RGB", (60, 30), "red"), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff junk" * 500)
+    assert decode_image(data, where="x").size == (60, 30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {})]
+)
+def test_every_cut_of_a_file_is_refused(kind, options):
+    data = encoded(noise(64, 48), kind, **options)
+    decode_image(data, where="whole")
+    for length in [*range(1, len(data), 97), len(data) - 1]:
+        with pytest.raises(UserError, match=r"^row 3: "):
+            decode_image(data[:length], where="row 3")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"just some text saved as a.png", "not a PNG, JPEG or WEBP"),
+        (encoded(Image.new("RGB", (64, 64)), "GIF"), "not a PNG, JPEG or WEBP"),
+        (encoded(Image.new("RGB", (64, 64)), "BMP"), "not a PNG, JPEG or WEBP"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a PNG, JPEG or WEBP"),
+        (encoded(Image.new("RGB", (1, 1))), "each side"),
+        (encoded(Image.new("RGB", (28, 5600))), "aspect"),
+        (encoded(Image.new("1", (9000, 9000))), "limit is 40000000"),
+        (encoded(Image.new("1", (20000, 20000))), "pixels"),
+    ],
+    ids=["empty", "text", "gif", "bmp", "svg", "1x1", "strip", "9000", "20000"],
+)
+def test_bad_images_are_refused_with_the_place(data, message):
+    with pytest.raises(UserError, match=message) as error:
+        decode_image(data, where="set.parquet row 7")
+    assert str(error.value).startswith("set.parquet row 7: ")
+
+
+def test_pixel_and_byte_limits_are_checked_before_decoding(monkeypatch):
+    from PIL import ImageFile
+
+    def refuse(*args):
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
+    data = encoded(Image.new("RGB", (100, 100)))
+    with pytest.raises(UserError, match="10000 pixels; the limit is 9999"):
+        decode_image(data, where="x", limits=ImageLimits(max_pixels=9999))
+    with pytest.raises(UserError, match="bytes; the limit is 10"):
+        decode_image(data, where="x", limits=ImageLimits(max_bytes=10))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_animations_are_refused(kind):
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+    with pytest.raises(UserError, match="animated"):
+        decode_image(data, where="x")
+
+
+def test_phone_photo_with_a_second_picture_gives_the_first():
+    first, second = (Image.new("RGB", (32, 32), colour) for colour in ("white", "black"))
+    data = encoded(first, "MPO", save_all=True, append_images=[second])
+    assert decode_image(data, where="x").getpixel((5, 5)) == (255, 255, 255)
+
+
+def test_small_benchmark_images_are_scaled_up_not_refused():
+    data = encoded(Image.new("RGB", (10, 20), "red"))
+    with pytest.raises(UserError, match="each side"):
+        decode_image(data, where="x")
+    fitted = fit_to_grid(decode_image(data, where="x", limits=TEST_LIMITS), **RANGE)
+    assert min(fitted.size) >= 28
+
+
+def random_sizes(count: int) -> list[tuple[int, int]]:
+    """Sides from 15 to about 3,000 px, log-uniform, aspect below 200."""
+    rng = np.random.default_rng(7)
+    sizes: list[tuple[int, int]] = []
+    while len(sizes) < count:
+        height, width = np.exp(rng.uniform(np.log(15), np.log(3000), 2)).astype(int).tolist()
+        if max(height, width) < 200 * min(height, width):
+            sizes.append((height, width))
+    return sizes
+
+
+@pytest.mark.parametrize("limits", [(3136, 1_003_520), (200_704, 1_003_520), (3136, 12_845_056)])
+def test_grid_equals_the_processors_on_500_sizes(limits):
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+    low, high = limits
+    for height, width in random_sizes(500):
+        ours = grid_size(height, width, min_pixels=low, max_pixels=high)
+        assert ours == smart_resize(height, width, 28, low, high), (height, width)
+
+
+def test_grid_vectors():
+    # Published examples (height, width): 480x640 gives 391 tokens, 1080x1920 gives 2691.
+    wide = {"min_pixels": 3136, "max_pixels": 12_845_056}
+    assert grid_size(480, 640, **wide) == (476, 644)
+    assert grid_size(1080, 1920, **wide) == (1092, 1932)
+    assert grid_size(1080, 1920, **RANGE) == (728, 1316)
+    assert grid_size(70, 70, **wide) == (56, 56)  # 70 / 28 = 2.5 rounds to the even 2
+
+
+def test_grid_is_stable_where_one_pass_is_not():
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+    once = smart_resize(28, 5572, 28, 3136, 100_000)
+    assert once[0] * once[1] > 100_000  # the trap: one pass leaves the range
+    height, width = grid_size(28, 5572, min_pixels=3136, max_pixels=100_000)
+    assert height * width <= 100_000
+    assert smart_resize(height, width, 28, 3136, 100_000) == (height, width)
+
+
+def test_impossible_pixel_ranges_are_an_error():
+    with pytest.raises(UserError, match="need 784"):
+        grid_size(100, 100, min_pixels=100, max_pixels=1000)
+    with pytest.raises(UserError, match="need 784"):
+        grid_size(100, 100, min_pixels=5000, max_pixels=4000)
+    with pytest.raises(UserError, match="no 28-pixel grid"):
+        grid_size(100, 100, min_pixels=800, max_pixels=1000)  # one cell is 784, two are 1568
+
+
+def test_image_on_the_grid_is_left_alone():
+    image = noise(84, 84)
+    assert fit_to_grid(image, **RANGE) is image
+    assert fit_to_grid(noise(90, 80), **RANGE).size == (84, 84)
+
+
+def test_the_models_own_processor_does_not_resize_again(tiny_model: Path):
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(tiny_model)
+    for height, width in random_sizes(25):
+        image = fit_to_grid(noise(width, height), **RANGE)
+        grid = processor(images=[image], return_tensors="pt")["image_grid_thw"][0].tolist()
+        assert grid == [1, image.height // 14, image.width // 14]
+
+
+@pytest.mark.parametrize("folder", ["mathvision/images", "dynamath/trial1", "wemath", "logicvista/images"])
+def test_real_samples_decode_and_fit(folder):
+    paths = sorted(p for p in (shared_data() / folder).rglob("*") if p.suffix in (".png", ".jpg"))[:12]
+    assert paths
+    for path in paths:
+        image = decode_image(path.read_bytes(), where=path.name, limits=TEST_LIMITS)
+        fitted = fit_to_grid(image, **RANGE)
+        assert fitted.width % 28 == fitted.height % 28 == 0
+        assert 3136 <= fitted.width * fitted.height <= 1_003_520
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "palette", "CMYK", "RGBA", "grey"])
+def test_real_sample_in_another_dress(kind):
+    path = sorted((shared_data() / "mathvision/images").glob("*.jpg"))[0]
+    original = Image.open(path).convert("RGB")
+    dressed = {
+        "WEBP": lambda: encoded(original, "WEBP", lossless=True),
+        "palette": lambda: encoded(original.quantize(256)),
+        "CMYK": lambda: encoded(original.convert("CMYK"), "JPEG", quality=95),
+        "RGBA": lambda: encoded(original.convert("RGBA")),
+        "grey": lambda: encoded(original.convert("L")),
+    }[kind]()
+    decoded = decode_image(dressed, where="x")
+    reference = original.convert("L").convert("RGB") if kind == "grey" else original
+    error = np.abs(np.asarray(decoded, dtype=int) - np.asarray(reference, dtype=int)).mean()
+    assert decoded.size == original.size
+    assert error <= {"palette": 6, "CMYK": 4}.get(kind, 0)

@@ -1,0 +1,284 @@
+"""The order of prompts, the ledger, and what is refused before training begins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.toy_runs import toy_problem
+from vlm_rl.config import DataConfig
+from vlm_rl.data.lazy_images import PictureFile
+from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.data.sets import contaminated_sources, load_set, load_training_sets, refuse_contaminated
+from vlm_rl.data_prep.prepare import write_problems
+from vlm_rl.errors import UserError
+from vlm_rl.types import Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = {"min_pixels": 3136, "max_pixels": 1_003_520}
+
+
+def problem(index: int = 0, **changes: object) -> Problem:
+    return replace(toy_problem(index, "train", 4), **changes)
+
+
+def write(out: Path, *problems: Problem, **manifest: object) -> str:
+    return str(write_problems(problems, out, {**LIMITS, **manifest}))
+
+
+def load(*paths: str, **settings: object) -> list[Problem]:
+    return load_training_sets(DataConfig(train=list(paths), **settings))
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+@given(num_problems=st.integers(1, 40), seed=st.integers(0, 2**31), counts=st.lists(st.integers(0, 30), max_size=12))
+def test_each_epoch_draws_each_problem_once(num_problems, seed, counts) -> None:
+    order = PromptOrder(num_problems, seed)
+    drawn = [index for count in counts for index in order.draw(count)]
+    assert len(drawn) == order.cursor == sum(counts)
+    for start in range(0, len(drawn) - num_problems + 1, num_problems):
+        assert sorted(drawn[start : start + num_problems]) == list(range(num_problems))
+    assert len(set(drawn[len(drawn) // num_problems * num_problems :])) == len(drawn) % num_problems
+
+
+@given(
+    num_problems=st.integers(1, 20),
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=10),
+    stops=st.sets(st.integers(0, 9), max_size=4),
+)
+def test_a_resumed_order_goes_on_where_it_stopped(num_problems, counts, stops) -> None:
+    """Only the cursor survives a stop; stops fall inside an epoch, at its end, or several into one epoch."""
+    whole = PromptOrder(num_problems, seed=5)
+    expected = [whole.draw(count) for count in counts]
+    order, found = PromptOrder(num_problems, seed=5), []
+    for number, count in enumerate(counts):
+        if number in stops:
+            order = PromptOrder(num_problems, seed=5, cursor=order.cursor)
+        found.append(order.draw(count))
+    assert found == expected
+
+
+def test_epochs_and_seeds_have_their_own_order() -> None:
+    order = PromptOrder(50, seed=1)
+    first, second = order.draw(50), order.draw(50)
+    assert first != second
+    assert PromptOrder(50, seed=2).draw(50) != first
+    assert PromptOrder(50, seed=1).draw(50) == first
+
+
+def test_epoch_counts_passes() -> None:
+    order = PromptOrder(4, seed=0)
+    order.draw(6)
+    assert order.epoch == 1.5
+
+
+# -- ledger --------------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_closes() -> None:
+    ledger = Ledger(drawn=10, trained=6, skipped=Counter(all_right=1, all_wrong=2), failed=1)
+    ledger.check()
+    assert dict(ledger.metrics()) == {
+        "data/drawn": 10.0,
+        "data/trained": 6.0,
+        "data/skipped": 3.0,
+        "data/skipped/all_right": 1.0,
+        "data/skipped/all_wrong": 2.0,
+    }
+
+
+@pytest.mark.parametrize("change", [{"drawn": 11}, {"trained": 7}, {"failed": 0}, {"skipped": Counter(all_right=1)}])
+def test_a_ledger_that_does_not_close_stops_the_run(change) -> None:
+    whole = {"drawn": 10, "trained": 6, "skipped": Counter(all_right=1, all_wrong=2), "failed": 1}
+    with pytest.raises(RuntimeError, match="does not close"):
+        Ledger(**{**whole, **change}).check()
+
+
+def test_a_ledger_survives_json() -> None:
+    ledger = Ledger(drawn=10, trained=6, skipped=Counter(all_right=4), failed=0)
+    restored = Ledger.restored(json.loads(json.dumps(ledger.state())))
+    assert restored == ledger
+    restored.skipped["all_wrong"] += 1  # a reason that is new after the resume
+
+
+# -- prepared sets -------------------------------------------------------------------------------
+
+
+def test_a_prepared_set_comes_back_as_it_was(tmp_path) -> None:
+    problems = [
+        problem(0, meta={"precision": 2}, difficulty=0.25, category="Spatial"),
+        problem(1, question="no picture", images=(), answer="B", answer_type="choice", choices=("1", "2")),
+    ]
+    assert load_set(write(tmp_path / "set", *problems)) == problems
+
+
+MEASURE = """
+import hashlib, random, sys
+import psutil
+from vlm_rl.data.sets import (load_set)
+process = psutil.Process()
+before = process.memory_info().rss
+problems = load_set(sys.argv[1])
+print((process.memory_info().rss - before) / 2**20)
+drawn = random.Random(0).sample(range(len(problems)), 100)
+digests = [hashlib.sha256(problems[index].images[0]).hexdigest() for index in drawn]
+print((process.memory_info().rss - before) / 2**20)
+print(*drawn)
+print(*digests)
+"""
+
+
+def test_pictures_stay_in_the_file(tmp_path) -> None:
+    """300 MB of pictures: neither loading nor drawing rows in random order holds them all."""
+
+    def pixels(index: int) -> bytes:
+        return np.random.default_rng(index).bytes(200_000)
+
+    folder = write(tmp_path / "set", *(problem(0, id=f"p{index}", images=(pixels(index),)) for index in range(1500)))
+    command = [sys.executable, "-c", MEASURE, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True, cwd=ROOT)
+    loaded, drawn, rows, digests = done.stdout.splitlines()
+    assert float(loaded) < 60 and float(drawn) < 150
+    assert digests.split() == [hashlib.sha256(pixels(int(row))).hexdigest() for row in rows.split()]
+
+
+def test_pictures_of_any_row_in_any_order_are_the_files(tmp_path, monkeypatch) -> None:
+    """Rows of none, one and three pictures over several row groups; the two that were read last are kept."""
+    counts = [index % 4 if index % 4 != 2 else 0 for index in range(40)]
+    written = [
+        problem(
+            0,
+            id=f"p{index}",
+            question="<image>" * count + "?",
+            images=tuple(bytes([index, part]) * 50 for part in range(count)),
+        )
+        for index, count in enumerate(counts)
+    ]
+    problems = load_set(write(tmp_path / "set", *written))
+    assert [len(one.images) for one in problems] == counts
+    file = PictureFile(tmp_path / "set" / "data.parquet")
+    assert pq.ParquetFile(file.path).num_row_groups == 3
+    per_group = sum(100 * count for count in counts[:16])
+    monkeypatch.setattr("vlm_rl.data.lazy_images.KEPT_BYTES", 2 * per_group)
+    for index in [39, 0, 20, 1, 38, 17, 2, 39]:
+        assert file.row(index) == written[index].images
+        assert len(file._kept) <= 2 and file._num_kept_bytes <= 2 * per_group
+        assert file._num_kept_bytes == sum(len(b) for rows in file._kept.values() for row in rows for b in row)
+    one = problems[3].images
+    assert (one[0], one[-1], one[1:]) == (written[3].images[0], written[3].images[2], written[3].images[1:])
+    assert one == list(written[3].images) and one != written[7].images and hash(one) == hash(written[3].images)
+
+
+def test_pictures_that_cannot_be_read_any_more_name_the_file(tmp_path) -> None:
+    folder = Path(write(tmp_path / "set", problem(0)))
+    (one,) = load_set(folder)
+    with (folder / "data.parquet").open("r+b") as file:  # in place, as something else might
+        file.truncate(8)
+    with pytest.raises(UserError, match=r"data\.parquet: the pictures of row group 0 cannot be read"):
+        list(one.images)
+
+
+def test_a_folder_that_is_no_prepared_set(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"not a prepared set.*vlm-rl prepare"):
+        load_set(tmp_path)
+
+
+def test_a_missing_column_is_named(tmp_path) -> None:
+    folder = Path(write(tmp_path / "set", problem()))
+    table = pq.read_table(folder / "data.parquet").drop_columns(["answer"])
+    pq.write_table(table, folder / "data.parquet")
+    with pytest.raises(UserError, match=r"data\.parquet: column 'answer' is missing"):
+        load_set(folder)
+
+
+PICTURE = problem().images[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"answer": ""}, "has no answer"),
+        ({"question": "<image> <image> How many?"}, "2 <image> markers in its question but 1 images"),
+        ({"question": "How many?"}, "0 <image> markers in its question but 1 images"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, changes, words) -> None:
+    folder = write(tmp_path / "set", problem(0), problem(1, **changes))
+    with pytest.raises(UserError, match=rf"data\.parquet row 1: problem 'Toy-train-1'.*{words}"):
+        load_set(folder)
+
+
+@pytest.mark.parametrize("data", [b"", b"no picture", PICTURE[: len(PICTURE) // 2]], ids=["empty", "text", "cut"])
+def test_an_unreadable_picture_in_a_file_that_was_changed(tmp_path, data) -> None:
+    folder = Path(write(tmp_path / "set", problem(0), problem(1)))
+    rows = pq.read_table(folder / "data.parquet")
+    records = rows.to_pylist()
+    records[1]["images"][0]["bytes"] = data
+    pq.write_table(pa.Table.from_pylist(records, schema=rows.schema), folder / "data.parquet")
+    with pytest.raises(UserError, match=r"data\.parquet row 1: problem 'Toy-train-1' image 0.*prepare again"):
+        load_set(folder)
+
+
+def test_a_file_that_is_no_parquet(tmp_path) -> None:
+    folder = Path(write(tmp_path / "set", problem()))
+    (folder / "data.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(UserError, match=r"data\.parquet cannot be read as Parquet.*prepare the set again"):
+        load_set(folder)
+
+
+def test_two_sets_are_read_in_order(tmp_path) -> None:
+    first, second = write(tmp_path / "one", problem(0)), write(tmp_path / "two", problem(1), problem(2))
+    assert [p.id for p in load(second, first)] == ["Toy-train-1", "Toy-train-2", "Toy-train-0"]
+
+
+def test_an_id_in_two_sets_is_refused(tmp_path) -> None:
+    first, second = write(tmp_path / "one", problem(0)), write(tmp_path / "two", problem(0))
+    with pytest.raises(UserError, match=r"'Toy-train-0' is in .*one and again in .*two"):
+        load(first, second)
+
+
+@pytest.mark.parametrize("key", ["min_pixels", "max_pixels"])
+def test_other_pixel_limits_are_refused(tmp_path, key) -> None:
+    path = write(tmp_path / "set", problem(), **{key: 4000})
+    with pytest.raises(UserError, match=f"prepared with {key} 4000, but data.{key} is {LIMITS[key]}"):
+        load(path)
+    assert load(path, **{key: 4000})
+
+
+# -- benchmarks ----------------------------------------------------------------------------------
+
+TEST_ROW = {"source": "MathVision", "meta": {"test_only": True}}
+
+
+def test_rows_of_a_benchmark_are_refused(tmp_path) -> None:
+    path = write(tmp_path / "set", problem(0), problem(1, **TEST_ROW))
+    with pytest.raises(UserError, match=r"'Toy-train-1' belongs to a benchmark \(MathVision\).*allow_test_rows"):
+        load(path)
+    problems = load(path, allow_test_rows=True)
+    assert contaminated_sources(problems) == ["MathVision"]
+
+
+def test_a_clean_set_contaminates_nothing(tmp_path) -> None:
+    assert contaminated_sources(load(write(tmp_path / "set", problem()))) == []
+
+
+def test_a_benchmark_that_was_trained_on_is_not_evaluated() -> None:
+    benchmark = [problem(0, **TEST_ROW), problem(1, source="WeMath", meta={"test_only": True})]
+    with pytest.raises(UserError, match=r"trained on rows of WeMath \(CONTAMINATED\)"):
+        refuse_contaminated("sets/mixed", benchmark, ["WeMath"])
+    refuse_contaminated("sets/mixed", benchmark, ["DynaMath"])
+    refuse_contaminated("sets/mixed", benchmark, [])

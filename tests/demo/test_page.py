@@ -1,0 +1,501 @@
+"""The demo in a real browser, as a person uses it: what it shows, what it refuses, and that it asks nobody else."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gradio", reason="the demo extra is not installed")
+
+import uvicorn
+from PIL import Image
+
+from tests.helpers.browser import Visit, open_browser, open_page
+from tests.helpers.endpoint_server import endpoint_server
+from tests.helpers.example_run import build_run
+from tests.report.test_report import HOSTILE
+from vlm_rl.demo.endpoints import Endpoint
+from vlm_rl.demo.live import LiveOptions
+from vlm_rl.demo.server import host_allowed, launch, make_server
+from vlm_rl.errors import UserError
+
+
+class Served:
+    """The demo on a free port, in a thread of this process."""
+
+    def __init__(self, runs: list[Path], *, live: LiveOptions | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.server = uvicorn.Server(
+            uvicorn.Config(make_server(runs, live=live), host="127.0.0.1", port=self.port, log_level="error")
+        )
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        while not self.server.started:
+            assert self.thread.is_alive(), "the server did not start"
+            time.sleep(0.05)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def ask(
+        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> tuple[int, dict]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request(method, path, body=body, headers=headers)
+        answer = connection.getresponse()
+        connection.close()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.server.force_exit = True
+        self.thread.join(timeout=30)
+
+
+TEXT = "#control-text input, #control-text textarea"
+Open = Callable[..., AbstractContextManager[Visit]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    """Two runs that differ, one of them contaminated, and one that cannot be read."""
+    root = tmp_path_factory.mktemp("demo")
+    clean = build_run(root / "luspo", steps=40)
+    stamped = build_run(root / "ba", steps=10, seed=1, algorithm="ba")
+    stamped.stamp_contaminated(["MathVision"])
+    broken = build_run(root / "broken", steps=1)
+    (broken.path / "config.yaml").write_text("algorithm: [")
+    return [clean.path, stamped.path, broken.path]
+
+
+@pytest.fixture(scope="module")
+def served(runs) -> Iterator[Served]:
+    server = Served(runs)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def visit(served) -> Iterator[Open]:
+    """Opens an address of the demo and waits until it shows something."""
+    with open_browser() as browser:
+
+        @contextmanager
+        def opened(
+            query: str = "", *, url: str = served.url, ready: str = "#summary .sum", **options
+        ) -> Iterator[Visit]:
+            with open_page(url + query, browser=browser, **options) as found:
+                found.page.wait_for_selector(ready)
+                yield found
+                assert all(request.startswith((url, "blob:" + url)) for request in found.requests)
+                assert found.failures == []
+
+        yield opened
+
+
+def titles(page) -> list[str]:
+    return page.locator("#problem .ckpt h3").all_inner_texts()
+
+
+def wait_for_position(page, position: int, count: int = 24) -> None:
+    page.wait_for_function(
+        "([at, of]) => document.querySelector('.where')?.innerText === `problem ${at} of ${of}`",
+        arg=[position, count],
+    )
+
+
+def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
+    with visit() as found:
+        page = found.page
+        page.wait_for_selector("#problem .ckpt >> nth=1")
+        assert titles(page) == ["luspo · step 0", "luspo · step 40", "ba · step 10"]
+        assert page.locator("#problem .ckpt .kind").all_inner_texts() == ["BASELINE", "CHECKPOINT", "CHECKPOINT"]
+        assert page.locator("#problem .chip.change").count() == 2  # not against itself
+        assert page.evaluate("[...document.querySelectorAll('#problem img')].every(i => i.naturalWidth > 0)")
+        banners = page.locator(".banner").all_inner_texts()
+        assert any("CONTAMINATED ba" in text for text in banners)
+        assert any("broken was left out" in text for text in banners)
+        assert "more often right" in page.inner_text("#summary .sum >> nth=1")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.wait_for_selector("#problem .answer .katex")  # the box is drawn, not printed
+        assert len(found.requests) > 5 and "base=luspo%400" in page.url
+
+
+def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view(served, visit):
+    with visit("?base=luspo@0&others=luspo@40") as found:
+        page = found.page
+        page.click("button[role=tab]:has-text('Lengths')")
+        page.wait_for_selector("#lengths svg")
+        assert page.locator("#lengths figure").count() == 7  # six charts and the map of the one run
+        page.locator("#lengths figure:has-text('How many tokens') g.k0 rect").first.click()
+        page.wait_for_selector("#problem .ckpt >> nth=1")
+        page.wait_for_function("location.search.includes('low=')")
+        link, shown = page.url, (page.inner_text("#count .count"), page.inner_text("#problem .id"), titles(page))
+        assert "of 24 problems pass the filters" in shown[0]
+    with visit(link.removeprefix(served.url)) as found:
+        page = found.page
+        page.wait_for_selector("#problem .ckpt >> nth=1")
+        assert (page.inner_text("#count .count"), page.inner_text("#problem .id"), titles(page)) == shown
+
+
+@pytest.mark.slow
+def test_next_and_previous_by_button_and_key(visit):
+    with visit() as found:
+        page = found.page
+        wait_for_position(page, 1)
+        first = page.inner_text("#problem .id")
+        page.click("button:has-text('next')")
+        wait_for_position(page, 2)
+        assert page.inner_text("#problem .id") != first
+        page.keyboard.press("ArrowLeft")
+        wait_for_position(page, 1)
+        page.keyboard.press("ArrowLeft")  # around to the last
+        wait_for_position(page, 24)
+        page.locator("#problem .strip i").nth(4).click()
+        wait_for_position(page, 5)
+        page.get_by_label("Beside it").focus()
+        page.keyboard.press("ArrowRight")  # moves in the text, not through the problems
+        page.wait_for_timeout(300)
+        wait_for_position(page, 5)
+
+
+@pytest.mark.slow
+def test_fifty_clicks_leave_a_page_that_works(visit):
+    with visit() as found:
+        page = found.page
+        wait_for_position(page, 1)
+        for _ in range(50):
+            page.evaluate("document.querySelector('[data-step=next]').click()")
+        page.wait_for_function("document.querySelector('.where').innerText !== 'problem 1 of 24'")
+        page.wait_for_timeout(500)
+        page.locator("#problem .strip i").nth(2).click()
+        wait_for_position(page, 3)
+
+
+@pytest.mark.slow
+def test_another_checkpoint_joins_in_its_own_colour(visit):
+    with visit("?base=luspo@0&others=luspo@40") as found:
+        page = found.page
+        page.wait_for_selector("#problem .ckpt >> nth=1")
+        before = page.locator("#problem .ckpt").nth(1).get_attribute("class")
+        page.get_by_label("Beside it").click()
+        page.get_by_role("option", name="luspo · step 20").click()
+        page.wait_for_selector("#problem .ckpt >> nth=2")
+        assert titles(page) == ["luspo · step 0", "luspo · step 40", "luspo · step 20"]
+        classes = [page.locator("#problem .ckpt").nth(i).get_attribute("class") for i in range(3)]
+        assert classes[1] == before and len(set(classes)) == 3
+        assert page.locator("#summary .sum").count() == 3 and "others=luspo%4020" in page.url
+        page.get_by_label("Baseline").click()
+        page.locator("#control-base").get_by_role("option", name="luspo · step 40").click()
+        page.wait_for_function("document.querySelector('#problem h3').innerText === 'luspo · step 40'")
+        assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed places
+
+
+@pytest.mark.slow
+def test_filters_by_hand_and_back(visit):
+    with visit("?base=luspo@0&others=luspo@40") as found:
+        page = found.page
+        page.wait_for_selector("#problem .ckpt >> nth=1")
+        page.click("#filters button")
+        page.get_by_label("Against the baseline").click()
+        page.get_by_role("option", name="became right").click()
+        page.wait_for_function("document.querySelector('#count .count').innerText.includes('pass the filters')")
+        assert page.locator("#problem .chip:has-text('became right')").count() == 1
+        page.fill(TEXT, "a text that is nowhere")
+        page.press(TEXT, "Enter")
+        page.wait_for_selector("#problem .missing")
+        page.click("#problem .missing button")  # the empty state says what to do, and does it
+        page.wait_for_function("document.querySelector('#count .count').innerText.startsWith('24 problems')")
+        assert page.input_value(TEXT) == ""
+
+
+@pytest.mark.slow
+def test_points_lead_to_their_problem(visit):
+    with visit("?base=luspo@0&others=luspo@40&tab=lengths") as found:
+        page = found.page
+        page.wait_for_selector("#lengths svg")
+        dot = page.locator("#lengths circle.point").last
+        name = dot.locator("title").text_content().split(":")[0]
+        dot.dispatch_event("click")
+        page.wait_for_selector(f"#problem .id:has-text('{name}')")
+        page.click("button[role=tab]:has-text('Lengths')")
+        page.wait_for_selector("#lengths figure:has-text('Does length pay') circle[data-go]")
+        page.locator("#lengths figure:has-text('Does length pay') circle[data-go]").first.focus()
+        page.keyboard.press("Enter")  # by key, too
+        page.wait_for_function("location.search.includes('difficulty=')")
+
+
+@pytest.mark.slow
+def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
+    with visit("?base=luspo@0&others=luspo@40&others=ba@10&tab=training") as found:
+        page = found.page
+        page.wait_for_selector("#training svg")
+        assert page.locator("#training .key > span").count() == 2
+        assert page.locator("#training figure").first.locator("g").count() == 2  # both runs, in two colours
+        assert (
+            "step 40" in page.inner_text("#training h2") and page.locator("#training .rollouts article").count() == 8
+        )
+        page.click("#training button:has-text('← step')")
+        page.wait_for_selector("#training h2:has-text('step 39')")
+        page.locator("#training .prompt").nth(3).click()
+        page.wait_for_selector("#training .quiet:has-text('toy-39-3')")
+        page.get_by_label("Runs").click()
+        page.get_by_role("option", name="ba (BA)").click()
+        page.wait_for_selector("#training h2:has-text('Rollouts of ba')")
+
+
+@pytest.mark.slow
+def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit):
+    with endpoint_server() as models:
+        server = Served(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")]))
+        try:
+            with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as found:
+                page = found.page
+                page.wait_for_selector("#problem .ckpt")
+                page.click("button[role=tab]:has-text('Live')")
+                page.wait_for_function("location.search.includes('tab=live')")
+                page.get_by_label("Start from").click()
+                page.get_by_role("option", name="the problem in the panel of problems").click()
+                page.wait_for_selector("#live-picture img:not([hidden])")
+                assert page.get_by_label("Question").input_value() == "Count the red squares."
+                page.click("#live-ask")
+                page.wait_for_selector(".live-error:has-text('no weights on this machine')")
+                page.get_by_label("Ask up to six").click()
+                page.get_by_role("option", name="far").click()
+                page.keyboard.press("Escape")
+                page.click("#live-ask")
+                page.wait_for_selector(".live-card.ended .answer .katex")  # the box is drawn here, too
+                page.get_by_label("Beside it").click()
+                page.get_by_role("option", name="luspo · step 20").click()
+                page.wait_for_selector("#summary .sum >> nth=2")
+                assert page.locator("#live-ask").is_visible()  # another control does not leave the panel
+            with visit("?tab=live", url=server.url) as found:
+                found.page.wait_for_selector("#live-ask")
+        finally:
+            server.stop()
+
+
+@pytest.mark.slow
+def test_a_run_without_an_evaluation_opens_on_its_training(tmp_path, visit):
+    server = Served([build_run(tmp_path / "run", steps=4, eval_steps=()).path])
+    try:
+        with visit(url=server.url, ready="#problem .missing:has-text('no evaluation yet')") as found:
+            found.page.click("#problem .missing button")
+            found.page.wait_for_selector("#training svg")
+            assert "step 4" in found.page.inner_text("#training h2")
+            found.page.click("button[role=tab]:has-text('Take away')")
+            found.page.wait_for_selector("#take .missing")
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_what_can_be_taken_away(visit, served):
+    with visit("?base=luspo@0&others=luspo@40&change=right&tab=take") as found:
+        page = found.page
+        for name in ("samples.csv", "samples.parquet", "page.html"):
+            with page.expect_download() as download:
+                page.click(f"#take a[download='{name}']")
+            content = Path(download.value.path()).read_bytes()
+            assert len(content) > 1000 and download.value.suggested_filename == name
+            if name == "page.html":
+                (Path(download.value.path()).with_suffix(".html")).write_bytes(content)
+                with visit_file(page, Path(download.value.path()).with_suffix(".html")) as alone:
+                    assert alone.requests == [alone.page.url] and alone.failures == []
+                    assert (
+                        alone.page.locator("svg.drawing").count() >= 6 and alone.page.locator("button").count() == 0
+                    )
+                    assert alone.page.locator(".ckpt").count() >= 4
+        page.click("button[role=tab]:has-text('Lengths')")
+        with page.expect_download() as download:
+            page.click("#lengths [data-png='lengths-ecdf']")
+        picture = Image.open(io.BytesIO(Path(download.value.path()).read_bytes()))
+        assert picture.format == "PNG" and picture.width == 1120 and len(set(picture.convert("RGB").getdata())) > 20
+
+
+@contextmanager
+def visit_file(page, path: Path) -> Iterator[Visit]:
+    other = page.context.browser.new_context().new_page()
+    found = Visit(other)
+    other.goto(path.as_uri())
+    yield found
+    other.context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
+    def luminance(page) -> float:
+        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, color.removeprefix("rgb(").rstrip(")").split(",")[:3])) / 3
+
+    with visit(scheme=scheme) as found:
+        page = found.page
+        page.wait_for_selector("#problem .ckpt")
+        assert (luminance(page) < 60) == (scheme == "dark")
+        ink = page.evaluate("getComputedStyle(document.querySelector('#problem h3')).color")
+        page.click("[data-theme]")
+        assert (luminance(page) < 60) == (scheme == "light")
+        assert page.evaluate("getComputedStyle(document.querySelector('#problem h3')).color") != ink
+
+
+# the words of charts that lie beyond the frame of their chart
+CUT_OFF = """[...document.querySelectorAll('figure.chart')].flatMap(figure => {
+  const frame = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll('svg text')].filter(text => {
+    const place = text.getBoundingClientRect();
+    return place.width && (place.left < frame.left - 1 || place.right > frame.right + 1);
+  }).map(text => text.textContent);
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1920])
+def test_a_phone_and_a_wide_screen(visit, width):
+    for tab in ("problems", "lengths", "training", "take"):
+        with visit(f"?tab={tab}", width=width) as found:
+            page = found.page
+            page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+            assert page.evaluate(CUT_OFF) == [], tab
+            if tab == "problems":  # columns side by side where there is room, below each other on a phone
+                tops = page.evaluate(
+                    "[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)"
+                )
+                assert (len(set(tops)) == 1) == (width == 1920)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
+    run = build_run(tmp_path / "run", steps=2, num_problems=3)
+    server = Served([run.path])
+    try:
+        with visit(url=server.url) as found:
+            page = found.page
+            page.wait_for_selector("#problem .ckpt >> nth=1")
+            (tmp_path / "run/eval/toy-test/step-000001.parquet").write_bytes(b"PAR1")
+            page.get_by_label("Beside it").click()
+            page.get_by_role("option", name="step 1", exact=True).click()
+            page.wait_for_selector("#problem .missing.bad:has-text('evaluate again')")
+            link = page.url.removeprefix(server.url)
+        said = "#problem .missing.bad:has-text('step-000001.parquet cannot be read')"
+        with visit(link, url=server.url, ready=said):
+            pass  # the link that asks for it says so too
+        with visit(url=server.url) as found:
+            found.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_hostile_text_is_shown_and_does_nothing(tmp_path, visit):
+    hostile = (
+        HOSTILE
+        + r" \boxed{\href{javascript:window.pwned=1}{x}} $\htmlData{a=b}{x}$ $\includegraphics{http://evil.example/z.png}$"
+    )
+    run = build_run(tmp_path / "run", steps=2, num_problems=2, response=hostile, question=hostile)
+    server = Served([run.path])
+    try:
+        for tab in ("problems", "lengths", "training", "take"):
+            with visit(f"?tab={tab}", url=server.url) as found:
+                page = found.page
+                page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
+                page.wait_for_timeout(300)
+                assert page.evaluate("window.pwned") is None
+                inside = "#problem, #lengths, #training, #take"
+                assert (
+                    page.locator(inside).locator("form, script, iframe, object, a[href^='javascript']").count() == 0
+                )
+                if tab == "problems":
+                    answer = page.inner_text("#problem .answer >> nth=0")
+                    assert "<script>window.pwned=1</script>" in answer and "{{constructor}}" in answer
+    finally:
+        server.stop()
+
+
+def test_the_numbers_are_there_for_programs(served):
+    from gradio_client import Client
+
+    client = Client(served.url, verbose=False)
+    answer = client.predict("base=luspo@0&others=luspo@40&change=right", api_name="/summary")
+    everything = client.predict("base=luspo@0&others=luspo@40", api_name="/summary")
+    assert 0 < len(answer["problems"]) < len(everything["problems"]) == 24
+    assert [one["key"] for one in everything["checkpoints"]] == ["luspo@0", "luspo@40"]
+    assert everything["checkpoints"][1]["token_change"] > 5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/", {}, 200),
+        ("GET", "/", {"Host": "evil.example"}, 403),
+        ("GET", "/", {"Host": "localhost.evil.example"}, 403),
+        ("GET", "/", {"Host": "localhost"}, 200),
+        ("POST", "/gradio_api/queue/join", {"Origin": "http://evil.example"}, 403),
+        ("POST", "/gradio_api/queue/join", {"Origin": "null"}, 403),
+        ("GET", "/gradio_api/file=/etc/passwd", {}, 404),
+        ("GET", "/gradio_api/file/etc/passwd", {}, 404),
+        ("GET", "/gradio_api/proxy=http://evil.example/", {}, 404),
+        ("GET", "/static/../../../../etc/passwd", {}, 404),
+        ("GET", "/assets/%2e%2e/%2e%2e/etc/passwd", {}, 404),
+        ("GET", "/export/samples.csv", {}, 200),
+        ("GET", "/export/samples.csv", {"Host": "evil.example"}, 403),
+        ("GET", "/export/../config.yaml", {}, 404),
+        ("GET", "/export/config.yaml", {}, 404),
+        ("POST", "/gradio_api/upload", {}, 404),
+        ("POST", "/gradio_api/process_recording", {}, 404),
+        ("GET", "/monitoring", {}, 404),
+        ("DELETE", "/", {}, 404),
+    ],
+)
+def test_the_guard(served, method, path, headers, status):
+    answer, sent = served.ask(method, path, headers)
+    assert answer == status
+    assert "default-src 'none'" in sent["content-security-policy"]
+    assert "frame-ancestors 'none'" in sent["content-security-policy"]
+
+
+def test_large_bodies_are_refused_before_they_are_read(served):
+    assert served.ask("POST", "/gradio_api/queue/join", {"Content-Length": str(10**8)})[0] == 413
+    assert served.ask("POST", "/gradio_api/queue/join", {"Transfer-Encoding": "chunked"}, b"0\r\n\r\n")[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("host", "near", "wide"),
+    [
+        ("127.0.0.1:7860", True, True),
+        ("[::1]:7860", True, True),
+        ("LOCALHOST", True, True),
+        ("10.0.0.7:7860", False, True),
+        (socket.gethostname(), False, True),
+        ("evil.example", False, False),
+        ("127.0.0.1.evil.example", False, False),
+        ("evil.example@127.0.0.1", True, True),  # its host is 127.0.0.1
+        ("", False, False),
+        ("[", False, False),
+    ],
+)
+def test_hosts(host, near, wide):
+    assert host_allowed(host, open_wider=False) is near
+    assert host_allowed(host, open_wider=True) is wide
+
+
+def test_mistakes_are_the_users(runs):
+    with pytest.raises(UserError, match="--open-wider"):
+        launch(runs, host="0.0.0.0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="choose another --port"):
+            launch(runs, port=taken.getsockname()[1])

@@ -1,0 +1,536 @@
+"""Evaluation: scores against hand arithmetic, controls, and the whole way on a real tiny model."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.conftest import shared_data
+from vlm_rl.cli import main
+from vlm_rl.config import parse_config
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data_prep.records import Row
+from vlm_rl.data_prep.sources import SOURCES
+from vlm_rl.distributed import merge_shares
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.prepared import official_judgements, question_of
+from vlm_rl.evaluation.benchmarks.published_prompts import PUBLISHED_PROMPTS
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+from vlm_rl.evaluation.benchmarks.score_command import read_questions
+from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summarise, with_images
+from vlm_rl.evaluation.journal import Journal
+from vlm_rl.evaluation.resume import answer_settings, changed_settings
+from vlm_rl.grading.grader import GRADER_VERSION, Grader
+from vlm_rl.run.directory import EVAL_SCHEMA, RunDirectory
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.transformers import TransformersSampler
+from vlm_rl.stats import bootstrap_interval, random_derangement, score_interval, wilson_interval
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem, Prompt, Rollout, StopReason
+
+
+def png(seed: int, size: tuple[int, int] = (56, 56)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def problem(index: int, *images: bytes, answer: str = "4") -> Problem:
+    question = "<image>" * len(images) + f"Count the red squares, please ({index})."
+    return Problem(f"p{index}", question, images, answer, "integer", category=f"c{index % 2}")
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_interval_of_a_coin_is_the_normal_one() -> None:
+    scores = np.array([0.0, 1.0] * 200)
+    low, high = bootstrap_interval(scores, seed=1)
+    # standard error sqrt(.25 / 400) = .025; 1.96 of it on either side; quantiles of 2000 draws wander a little
+    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.005)
+    assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.005)
+    assert bootstrap_interval(scores, seed=1) == (low, high)
+    assert bootstrap_interval(scores, seed=2) != (low, high)
+    narrow = bootstrap_interval(scores, seed=1, confidence=0.5)
+    assert narrow[0] == pytest.approx(0.5 - 0.6745 * 0.025, abs=0.005)
+
+
+def test_interval_of_constants_and_of_nothing() -> None:
+    assert bootstrap_interval(np.full(7, 0.25)) == (0.25, 0.25)
+    assert np.isnan(bootstrap_interval(np.array([]))).all() and np.isnan(score_interval(np.array([]))).all()
+
+
+def test_interval_of_a_perfect_score_is_no_point() -> None:
+    """At a share of 1 Wilson's interval begins at n / (n + z^2), at 0 it ends at z^2 / (n + z^2)."""
+    z2 = 1.959964**2
+    assert score_interval(np.ones(256)) == pytest.approx((256 / (256 + z2), 1), abs=1e-6)
+    assert score_interval(np.zeros(10)) == pytest.approx((0, z2 / (10 + z2)), abs=1e-6)
+    assert score_interval(np.ones(1))[1] == 1 and score_interval(np.zeros(1))[0] == 0  # never outside [0, 1]
+    mixed = np.array([1.0, 1.0, 0.0])
+    assert score_interval(mixed, seed=3) == bootstrap_interval(mixed, seed=3)
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_ends_of_wilsons_interval_are_just_not_rejected(right: int, count: int) -> None:
+    """Its definition: |share - end| = z sqrt(end (1 - end) / n), inside [0, 1] and around the share."""
+    share = min(right, count) / count
+    low, high = wilson_interval(share, count)
+    assert 0 <= low <= share <= high <= 1
+    for end in (low, high):
+        assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), abs=1e-6)
+
+
+@given(st.integers(2, 40), st.integers(0, 2**32))
+def test_a_derangement_is_one_cycle_that_leaves_nothing_in_place(size: int, seed: int) -> None:
+    order = random_derangement(size, np.random.default_rng(seed))
+    seen, place = [0], int(order[0])
+    while place != 0:
+        seen.append(place)
+        place = int(order[place])
+    assert sorted(seen) == list(range(size))
+
+
+def test_derangements_of_three_come_equally_often() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [tuple(random_derangement(3, rng)) for _ in range(600)]
+    assert set(drawn) == {(1, 2, 0), (2, 0, 1)}  # the only two
+    assert 240 < drawn.count((1, 2, 0)) < 360  # 300 +- 5 standard deviations of 12.2
+
+
+def record(problem_id: str, verdict: str, length: int, stop: str = "stop", *, box: bool = True) -> dict:
+    return {"problem_id": problem_id, "verdict": verdict, "length": length, "stop_reason": stop, "has_box": box}
+
+
+def test_summary_by_hand() -> None:
+    records = [
+        record("a", "correct", 10),
+        record("a", "wrong", 20),
+        record("b", "correct", 30),
+        record("b", "correct", 40),
+        record("c", "timeout", 50),
+        record("c", "no_answer", 100, "length", box=False),
+        record("d", "error", 60),
+        record("d", "wrong", 90),
+    ]
+    summary = summarise(records, seed=0)
+    assert (summary["num_problems"], summary["num_responses"], summary["k"]) == (4, 8, 2)
+    assert summary["accuracy"] == (0.5 + 1 + 0 + 0) / 4
+    assert (summary["timeouts"], summary["errors"]) == (1, 1)
+    assert (summary["box_share"], summary["truncated_share"]) == (7 / 8, 1 / 8)
+    assert summary["mean_length"] == 400 / 8
+    assert summary["median_length"] == (40 + 50) / 2
+    assert summary["p90_length"] == pytest.approx(90 + 0.3 * 10)  # place .9 * 7 = 6.3 of the sorted eight
+    assert summary["mean_length_correct"] == 80 / 3
+    assert summary["mean_length_wrong"] == 320 / 5
+    # The interval is over problems: from the four means, not from the eight samples.
+    assert summary["interval"] == list(bootstrap_interval(np.array([0.5, 1, 0, 0]), seed=0))
+    uneven = [record("a", "correct", 1), record("a", "correct", 1), record("b", "wrong", 1)]
+    assert summarise(uneven, seed=0)["accuracy"] == 1 / 2  # of problems
+
+
+def test_summary_where_nothing_is_right_or_there_is_nothing() -> None:
+    none_right = summarise([record("a", "wrong", 5)], seed=0)
+    assert none_right["mean_length_correct"] is None and none_right["interval"] == list(score_interval(np.zeros(1)))
+    empty = summarise([], seed=0)
+    assert empty["accuracy"] is None and empty["num_problems"] == 0
+    json.dumps([none_right, empty], allow_nan=False)
+
+
+@given(st.lists(st.integers()), st.integers(1, 5))
+def test_the_shares_of_all_ranks_make_the_whole_again(whole: list[int], ranks: int) -> None:
+    assert merge_shares([whole[rank::ranks] for rank in range(ranks)]) == whole
+
+
+# -- grading ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(workers=1, timeout=5.0) as grader:
+        yield grader
+
+
+def rollout(problem_id: str, index: int, text: str, stop: StopReason = "stop") -> Rollout:
+    return Rollout(problem_id, index, np.zeros(3 + index, np.int32), np.zeros(3 + index, np.float32), text, stop, 7)
+
+
+def test_responses_are_graded_with_the_prefill_in_front(grader: Grader) -> None:
+    nothing = np.zeros(0, np.int32)
+    prompts = [Prompt(f"p{i}", f"chat {i}<think>", "<think>", nothing, nothing, (), {}) for i in range(2)]
+    right, wrong = (rf"scan</think><answer>\boxed{{{n}}}</answer>" for n in (4, 5))
+    groups = [
+        [rollout("p0", 0, right), rollout("p0", 1, wrong)],
+        [rollout("p1", 0, "scan", "length"), rollout("p1", 1, r"\boxed{4} scan")],
+    ]
+    records = grade_groups(
+        [problem(0), problem(1)], prompts, groups, grader=grader, template=TEMPLATES["think_answer"]
+    )
+    assert [[r["verdict"] for r in group] for group in records] == [["correct", "wrong"], ["no_answer", "no_answer"]]
+    assert [[r["has_box"] for r in group] for group in records] == [[True, True], [False, True]]
+    first = records[0][0]
+    assert first["response"] == "<think>" + right
+    assert (first["extracted"], first["gold"], first["length"], first["prompt_text"]) == (
+        "4",
+        "4",
+        3,
+        "chat 0<think>",
+    )
+
+
+# -- controls --------------------------------------------------------------------------------------
+
+
+def test_blank_images_keep_their_sizes_and_nothing_else() -> None:
+    given = [problem(0, png(0, (56, 84)), png(1, (40, 30))), problem(1)]
+    (blank,) = with_images(given, "blank", seed=0)
+    assert (blank.id, blank.question, blank.answer) == (given[0].id, given[0].question, given[0].answer)
+    opened = [Image.open(io.BytesIO(data)) for data in blank.images]
+    assert [image.size for image in opened] == [(56, 84), (40, 30)]
+    assert all(image.convert("RGB").getextrema() == ((128, 128),) * 3 for image in opened)
+
+
+def test_shuffled_images_come_from_another_problem_with_as_many() -> None:
+    ones = [problem(i, png(i)) for i in range(6)]
+    twos = [problem(i, png(i), png(i + 50)) for i in range(10, 13)]
+    alone, text = problem(20, png(1), png(2), png(3)), problem(21)
+    given = [ones[0], twos[0], text, *ones[1:], alone, *twos[1:]]
+    shown = with_images(given, "shuffled", seed=3)
+    assert [p.id for p in shown] == [p.id for p in given if p not in (alone, text)]
+    before = {p.id: p.images for p in given}
+    for group in (ones, twos):
+        ids = [p.id for p in group]
+        after = {p.id: p.images for p in shown if p.id in ids}
+        assert sorted(after.values()) == sorted(before[i] for i in ids)  # each used once
+        assert all(after[i] != before[i] for i in ids)
+    assert [p.images for p in with_images(given, "shuffled", seed=3)] == [p.images for p in shown]
+    others = {tuple(p.images for p in with_images(given, "shuffled", seed=s)) for s in range(5)}
+    assert len(others) > 1
+
+
+def test_problems_that_share_a_picture_do_not_get_it_again() -> None:
+    given = [problem(i, png(i // 2)) for i in range(8)]  # in pairs
+    for seed in range(10):
+        shown = with_images(given, "shuffled", seed=seed)
+        same = [a.id for a, b in zip(given, shown, strict=True) if a.images == b.images]
+        assert same == []
+
+
+def test_real_images_are_the_given_ones() -> None:
+    given = [problem(0, png(0)), problem(1)]
+    assert with_images(given, "real", seed=0) == given
+
+
+# -- the whole way ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def builder(tiny_model: Path) -> PromptBuilder:
+    return PromptBuilder(tiny_model, template=TEMPLATES["think_answer"])
+
+
+@pytest.fixture(scope="module")
+def sampler(tiny_model: Path, builder: PromptBuilder) -> TransformersSampler:
+    return TransformersSampler(
+        model_path=str(tiny_model),
+        builder=builder,
+        max_model_len=512,
+        batch_size=16,
+        dtype=torch.float32,
+        device="cpu",
+    )
+
+
+PROBLEMS = [problem(i, png(i)) for i in range(5)] + [problem(5)]
+
+
+def counting(seen: list[int]) -> Callable[..., None]:
+    return lambda count, **_: seen.append(count)
+
+
+def run_evaluation(sampler, builder, grader, *, samples: int, problems=PROBLEMS, **options):
+    params = SamplingParams(temperature=float(samples > 1), max_tokens=6, responses=samples)
+    return evaluate(
+        problems, sampler=sampler, builder=builder, grader=grader, params=params, seed=0, step=60, **options
+    )
+
+
+def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_path: Path) -> None:
+    seen: list[int] = []
+    found = run_evaluation(sampler, builder, grader, samples=3, batch_size=4, advance=counting(seen))
+    assert seen == [4, 2]
+    keys = [(r["problem_id"], r["sample_index"]) for r in found.records]
+    assert keys == [(f"p{i}", k) for i in range(6) for k in range(3)]
+    assert all(list(r) == EVAL_SCHEMA.names for r in found.records)
+    assert found.records[0]["image_sha256"] == [hashlib.sha256(png(0)).hexdigest()]
+    assert found.records[0]["image_sizes"] == ["56x56"] and found.records[-1]["image_sizes"] == []
+    assert found.records[0]["image"] == [png(0)] and found.records[-1]["image"] == []
+    assert all(1 <= r["length"] <= 6 for r in found.records)
+    numbers = summarise(found.records, seed=0)
+    assert {key: found.summary[key] for key in numbers} == numbers
+    assert {key: value for key, value in found.summary.items() if key not in numbers} == {
+        "mode": "strict",
+        "rule": "strict",
+        "images": "real",
+        "left_out": 0,
+        "sampling": {"temperature": 1.0, "max_tokens": 6, "responses": 3, "top_p": 1.0, "top_k": 0},
+        "seed": 0,
+        "step": 60,
+        "template": "think_answer",
+        "sampler": "transformers",
+        "policy_version": 0,
+        "grader_version": GRADER_VERSION,
+    }
+    # It is what a run directory stores and gives back.
+    config = {"out": str(tmp_path / "run"), "model": {"path": "m"}, "data": {"train": ["a"]}}
+    run = RunDirectory(tmp_path / "run").create(parse_config(config))
+    run.write_eval("toy-test", 60, found.records, found.summary)
+    (stored,) = run.evals()
+    assert stored.rows().to_pylist() == found.records
+    assert stored.summary == found.summary
+
+
+def test_answers_do_not_depend_on_how_problems_are_batched(sampler, builder, grader: Grader) -> None:
+    at_once = run_evaluation(sampler, builder, grader, samples=2)
+    one_by_one = run_evaluation(sampler, builder, grader, samples=2, batch_size=1)
+    assert [r["response"] for r in at_once.records] == [r["response"] for r in one_by_one.records]
+    assert len({r["response"] for r in at_once.records}) > 6  # sampled: not all alike
+    greedy = run_evaluation(sampler, builder, grader, samples=1)
+    assert greedy.records == run_evaluation(sampler, builder, grader, samples=1).records
+
+
+def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Grader, tmp_path: Path) -> None:
+    """Stopped behind its first batch, the second one cut in the middle of a line: as if never stopped."""
+    path, settings = tmp_path / "journal.jsonl", {"seed": 0}
+    whole = run_evaluation(sampler, builder, grader, samples=2)
+
+    def stop(_: int, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Journal.open(path, settings) as journal:
+        run_evaluation(sampler, builder, grader, samples=2, batch_size=4, advance=stop, journal=journal)
+    path.write_bytes(path.read_bytes() + b'[{"problem_id": "p4", "resp')
+    seen: list[int] = []
+    with Journal.open(path, settings) as journal:
+        assert sorted(journal.done) == ["p0", "p1", "p2", "p3"]
+        again = run_evaluation(
+            sampler,
+            builder,
+            grader,
+            samples=2,
+            batch_size=1,
+            advance=counting(seen),
+            journal=journal,
+        )
+    assert seen == [4, 1, 1]  # four known, two answered
+    assert again.records == whole.records and again.summary == whole.summary
+    with Journal.open(path, settings) as journal:
+        assert len(journal.done) == 6
+    with Journal.open(path, {"seed": 1}) as journal:
+        assert journal.done == {}  # other settings have other answers
+        journal.remove()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("how", ["blank", "shuffled"])
+def test_controls_show_the_model_other_pixels(sampler, builder, grader: Grader, how) -> None:
+    found = run_evaluation(sampler, builder, grader, samples=1, images=how)
+    assert (found.summary["images"], found.summary["left_out"]) == (how, 1)  # the text-only problem
+    shown = with_images(PROBLEMS, how, seed=0)
+    assert [r["image"] for r in found.records] == [list(p.images) for p in shown]
+    assert all(r["image"] != list(p.images) for r, p in zip(found.records, PROBLEMS[:5], strict=True))
+
+
+def test_large_sets_do_not_keep_their_images(sampler, builder, grader: Grader, monkeypatch) -> None:
+    size = sum(len(data) for p in PROBLEMS for data in p.images)
+    monkeypatch.setattr("vlm_rl.evaluation.evaluate._KEPT_IMAGE_BYTES", 2 * size - 1)
+    assert run_evaluation(sampler, builder, grader, samples=1).records[0]["image"] is not None
+    twice = run_evaluation(sampler, builder, grader, samples=2)  # every image would be stored twice
+    assert {r["image"] for r in twice.records} == {None}
+    assert twice.records[0]["image_sha256"] == [hashlib.sha256(png(0)).hexdigest()]
+
+
+def test_nothing_to_evaluate_is_said(sampler, builder, grader: Grader) -> None:
+    with pytest.raises(UserError, match="nothing to evaluate"):
+        run_evaluation(sampler, builder, grader, samples=1, problems=[])
+    with pytest.raises(UserError, match="1 problems, none of which can be shown blank images"):
+        run_evaluation(sampler, builder, grader, samples=1, problems=[problem(0)], images="blank")
+
+
+# -- benchmarks' own rules, words and scores ---------------------------------------------------------
+
+
+def dynamath_problem(seed: int, variant: int, kind: str, gold: str, **more) -> Problem:
+    meta = {"seed": str(seed), "variant": variant, "level": "high school", "tolerance": 0.001}
+    return Problem(
+        f"dynamath-{seed}-v{variant}", "How many?", (), gold, kind, source="dynamath", category="algebra", meta=meta
+    )  # type: ignore[arg-type]
+
+
+class Parrot:
+    """A sampler that says what it is told to, problem by problem."""
+
+    name, policy_version = "parrot", 0
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+        self.prompts: list[str] = []
+
+    def generate(self, prompts, params, *, seed: int, step: int) -> list[list[Rollout]]:
+        self.prompts += [prompt.text for prompt in prompts]
+        return [
+            [rollout(p.problem_id, k, self.texts[p.problem_id]) for k in range(params.responses)] for p in prompts
+        ]
+
+
+def test_another_precision_of_the_weights_is_another_setting(sampler, builder) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, responses=1)
+    settings = answer_settings(PROBLEMS, builder=builder, sampler=sampler, params=params, seed=0, step=0)
+    assert settings["dtype"] == "float32" and changed_settings(settings, settings) == []
+    assert changed_settings({**settings, "dtype": "bfloat16"}, settings) == ["dtype"]
+
+
+def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> None:
+    """DynaMath by its own rule, asked in its own words; two seeds of two variants, three answers of four right."""
+    problems = [
+        dynamath_problem(1, 1, "float", "2.0"),
+        dynamath_problem(1, 2, "float", "3.0"),
+        dynamath_problem(2, 1, "text", "even"),
+        dynamath_problem(2, 2, "text", "odd"),
+    ]
+    said = ['{"short answer": "2.0009"}', '{"short answer": "3"}', '{"short answer": "not even"}', r"\boxed{even}"]
+    parrot = Parrot({p.id: text for p, text in zip(problems, said, strict=True)})
+    notes: list[str] = []
+    found = run_evaluation(
+        parrot, builder, grader, samples=1, problems=problems, batch_size=2, mode="official",
+        wording=PUBLISHED_PROMPTS["dynamath"], advance=lambda count, note="": notes.append(note),
+    )  # fmt: skip
+    assert [r["verdict"] for r in found.records] == ["correct", "correct", "correct", "wrong"]
+    assert {r["path"] for r in found.records} == {"official"} and "free point" in found.records[2]["reason"]
+    assert (found.summary["mode"], found.summary["rule"], found.summary["headline"]) == (
+        *("official", "official"),
+        "worst_case",
+    )
+    assert (
+        found.summary["scores"]["average"]["score"] == 0.75 and found.summary["scores"]["worst_case"]["score"] == 0.5
+    )
+    assert found.summary["by"]["subject"]["algebra"]["n"] == 4
+    assert notes == ["accuracy 1.000", "accuracy 0.750"]  # the running score
+    assert all("## Question\nHow many?" in text and "'short answer' key" in text for text in parrot.prompts)
+    assert ["floating-point number.\n## Answer" in text for text in parrot.prompts] == [True, True, False, False]
+    assert {r["question"] for r in found.records} == {"How many?"}  # the record keeps the question itself
+    line = score_line("dynamath", found.summary)
+    assert line.startswith("dynamath: worst_case 0.500 [") and "] of 2, accuracy 0.750 [" in line
+    assert "n 4, box 0.25, truncated 0.00, timeouts 0, errors 0, mean length 3.0" in line
+    strict = run_evaluation(parrot, builder, grader, samples=1, problems=problems)
+    assert not any(r["verdict"] == "correct" for r in strict.records)
+    assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
+    with pytest.raises(UserError, match="official needs problems of one known benchmark; these are of no named"):
+        run_evaluation(parrot, builder, grader, samples=1, mode="official")
+
+
+def test_mathvistas_gold_is_its_options_text_again() -> None:
+    """Preparation makes it a letter; the published rule compares texts, those of the nearest option too."""
+    one = Problem("mathvista-1", "?", (), "B", "choice", choices=("yes", "no"), source="mathvista")
+    assert (question_of(one).gold, question_of(one).choices) == ("no", ("yes", "no"))
+    none = Problem("mathvista-168", "?", (), "(b)", "text", choices=("a", "b"), source="mathvista")
+    assert (question_of(none).gold, question_of(none).answer_type) == ("(b)", "choice")  # (b) is read as b: never met
+
+
+def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> None:
+    """Minerva's lists of golds, as preparation keeps them: any of them is right."""
+    one = Problem(
+        "minerva-1", "?", (), "0.01", "float", source="minerva", category="c", meta={"alternatives": ["0.02"]}
+    )
+    texts = [["The answer is 0.02.", "The answer is 0.03."]]
+    (judged,) = official_judgements([one], texts, grader=grader, template=TEMPLATES["plain"])
+    assert [judgement.verdict for judgement in judged] == ["correct", "wrong"]
+    assert question_of(one).facets == {"type": ("c",)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "meta", "words"),
+    [
+        ("choice", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),
+        ("text", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),  # pid 168: a gold that is no option
+        ("integer", (), {}, "the final value, e.g., 1, 2, 3,"),
+        ("float", (), {"precision": 1}, "with one decimal place and provide the final value, e.g., 1.2, 1.3, 1.4,"),
+        ("float", (), {"precision": 2}, "two decimal places and provide the final value, e.g., 1.23, 1.34, 1.45,"),
+        ("expression", (), {"answer_type": "list"}, "the final list, e.g., [1, 2, 3], [1.2, 1.3, 1.4],"),
+    ],
+)
+def test_mathvistas_hint_is_its_own(kind, choices, meta, words: str) -> None:
+    """As its column `query` has it: options ask for a letter, numbers for as many decimals as the gold has."""
+    mine = Problem("mathvista-1", "How many?", (), "x", kind, choices=choices, source="mathvista", meta=meta)
+    hint, question = PUBLISHED_PROMPTS["mathvista"].worded(mine).question.split("\nQuestion: ")
+    assert hint.startswith("Hint: Please answer the question ") and hint.endswith(f"{words} at the end.")
+    assert question == "How many?"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mathvision",
+        "mathvista",
+        "logicvista",
+        "wemath",
+        "dynamath",
+        "mathverse",
+        "aime24",
+        "minerva",
+        "olympiadbench",
+    ],
+)
+def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None:
+    """Gold, precision, options and grouping, from the same files by both ways."""
+    folder = shared_data() / (name if (shared_data() / name).is_dir() else "text_math")
+    patterns = ("trial*/dataset.json", f"{name}*.jsonl", "*.json", "*.jsonl")
+    found = next(files for pattern in patterns if (files := sorted(folder.glob(pattern))))
+    annotated = {q.id: q for q in read_questions(BENCHMARKS[name], found)}
+    rows = [row for row in SOURCES[name].read(folder) if isinstance(row, Row)]
+    assert len(rows) == len(annotated)
+    for row in rows:
+        ours = question_of(row.problem)
+        theirs = annotated[ours.id.removeprefix(f"{name}-")]
+        assert ours.gold.strip("()$ ") == theirs.gold.strip("()$ ")
+        assert ours.facets == {facet: found for facet, found in theirs.facets.items() if found != ("",)}
+        if name in ("mathvista", "wemath"):
+            assert (ours.gold, ours.choices) == (theirs.gold, theirs.choices)
+            assert ours.answer_type == theirs.answer_type
+        if name in ("dynamath", "wemath"):
+            assert (ours.part, ours.problem) == (theirs.part, theirs.problem)
+        assert [ours.meta.get(k) for k in ("precision", "tolerance")] == [
+            theirs.meta.get(k) for k in ("precision", "tolerance")
+        ]
+
+
+def test_score_reads_our_records_where_their_prompt_asked_for_the_answer(tmp_path: Path) -> None:
+    """think_answer wants the box inside <answer>; the summary beside the records says so. Foreign files: plain."""
+    rows = [{"problem_id": "mathvision-7", "sample_index": 0, "response": r"<think>x</think>\boxed{B}"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "step-000000.parquet")
+    annotations = tmp_path / "a.jsonl"
+    annotations.write_text(json.dumps({"id": "7", "options": ["A", "B"], "answer": "B"}))
+
+    def verdict(*more: str) -> str:
+        words = ["--annotations", str(annotations), "--responses", str(tmp_path / "step-000000.parquet"), *more]
+        assert main(["score", "--benchmark", "mathvision", "--json", str(tmp_path / "s.json"), *words]) == 0
+        return json.loads((tmp_path / "s.json").read_text())["rows"][0]["verdict"]
+
+    assert verdict() == "correct"
+    (tmp_path / "step-000000.json").write_text(json.dumps({"template": "think_answer"}))
+    assert verdict() == "no_answer" and verdict("--template", "think_box") == "correct"
+    (tmp_path / "step-000000.json").write_text(json.dumps({"template": "wemath"}))
+    assert verdict() == "correct"

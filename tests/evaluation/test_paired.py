@@ -1,0 +1,176 @@
+"""Comparing evaluations: the paired numbers by hand, and the command on files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vlm_rl.cli import main
+from vlm_rl.evaluation.paired import ProblemScore, by_category, pair, problem_scores, sign_test
+from vlm_rl.stats import bootstrap_interval
+
+
+def scores(verdicts: str, *, length: float | None = 10.0) -> dict[str, ProblemScore]:
+    return {f"p{i}": ProblemScore(float(v), length, "ab"[i % 2]) for i, v in enumerate(verdicts)}
+
+
+@pytest.mark.parametrize("total", range(7))
+def test_the_sign_test_counts_coin_tosses(total: int) -> None:
+    tosses = [sum(toss) for toss in product([0, 1], repeat=total)]
+    for won in range(total + 1):
+        uneven = abs(won - total / 2)
+        as_uneven = sum(abs(heads - total / 2) >= uneven for heads in tosses)
+        assert sign_test(won, total - won) == pytest.approx(as_uneven / 2**total)
+
+
+def test_a_pair_by_hand() -> None:
+    """Six shared problems: B gains p1, p2, p3 and loses p4: +2/6. p6 and p7 are A's alone."""
+    compared = pair(scores("10001111"), scores("111101", length=14.0))
+    assert compared is not None
+    assert (compared.n, compared.won, compared.lost, compared.only_a, compared.only_b) == (6, 3, 1, 2, 0)
+    assert compared.score_a == pytest.approx(3 / 6) and compared.score_b == pytest.approx(5 / 6)
+    assert compared.difference == pytest.approx(2 / 6)
+    assert compared.p_value == 2 * (1 + 4) / 16
+    assert (compared.length_a, compared.length_b) == (10.0, 14.0)
+    low, high = compared.interval
+    assert low <= compared.difference <= high and low < 0  # four changes prove nothing
+
+
+def test_pairing_is_sharper_than_two_scores() -> None:
+    """400 problems, ten gained, none lost: the difference's error is sqrt(.025 * .975 / 400), a score's .025."""
+    a, b = scores("01" * 190 + "0" * 20), scores("01" * 190 + "0" * 10 + "1" * 10)
+    compared = pair(a, b)
+    assert compared is not None and compared.difference == pytest.approx(10 / 400)
+    half = 1.96 * math.sqrt(0.025 * 0.975 / 400)
+    assert compared.interval == pytest.approx((0.025 - half, 0.025 + half), abs=0.005)
+    assert compared.p_value == 2 / 2**10
+
+
+def test_the_interval_is_the_bootstraps_with_its_seed() -> None:
+    """Shares of many samples: with so many values another seed has another interval."""
+    better = np.linspace(0, 1, 41) ** 2
+    a = {f"p{i}": ProblemScore(0.0, None, "") for i in range(41)}
+    b = {f"p{i}": ProblemScore(float(score), None, "") for i, score in enumerate(better)}
+    found = [pair(a, b, seed=seed) for seed in (0, 2)]
+    expected = [bootstrap_interval(better, seed=seed) for seed in (0, 2)]
+    assert [one and one.interval for one in found] == expected and expected[0] != expected[1]
+
+
+def test_nothing_in_common_and_categories() -> None:
+    assert pair(scores("1"), {"other": ProblemScore(1.0, None, "")}) is None
+    parts = by_category(scores("0000"), scores("1010"))
+    assert {name: (part.n, part.won) for name, part in parts.items()} == {"a": (2, 2), "b": (2, 0)}
+
+
+def test_samples_of_a_problem_are_one_score() -> None:
+    rows = [
+        {"problem_id": "a", "verdict": v, "length": n, "category": "c"} for v, n in [("correct", 4), ("wrong", 8)]
+    ]
+    assert problem_scores(rows) == {"a": ProblemScore(0.5, 6.0, "c")}
+
+
+def records(path: Path, verdicts: str, length: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {"1": "correct", "0": "wrong"}
+    rows = [
+        {"problem_id": f"p{i}", "verdict": names[v], "length": length, "category": "c"}
+        for i, v in enumerate(verdicts)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_the_command_compares_everything_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [
+        records(tmp_path / name / "set" / "a.parquet", v, n) for name, v, n in [("x", "0011", 5), ("y", "1110", 9)]
+    ]
+    score = {"benchmark": "set", "rows": [{"id": f"p{i}", "verdict": "correct", "length": None} for i in range(4)]}
+    (tmp_path / "score.json").write_text(json.dumps(score))
+    out = tmp_path / "out.json"
+    assert main(["eval", "compare", *map(str, paths), str(tmp_path / "score.json"), "--json", str(out)]) == 0
+    tree = json.loads(out.read_text())
+    first, second = tree["compared"]
+    assert (first["better_on"], first["worse_on"], first["difference"]) == (["p0", "p1"], ["p3"], 0.25)
+    assert (second["score_b"], second["length_b"]) == (1.0, None)
+    assert [row["cells"]["set"]["accuracy"] for row in tree["table"]] == [0.5, 0.75, 1.0]
+    printed = capsys.readouterr().out
+    assert "50.0 -> 75.0: +25.0 points" in printed and "length 5.0 -> 9.0 tokens" in printed
+    assert "better on 2, worse on 1 problems, exact sign test p = 1" in printed
+
+
+def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two problems of We-Math, one gains half a point: 1/2 to 3/4. Records and scored files share their ids."""
+    rows = [{"id": f"p{i}", "verdict": "correct", "length": 1, "category": f"c{i}"} for i in range(41)]
+    ways = {
+        "a": ("official", {"2steps_1": 1.0, "2steps_2": 0.0}),
+        "b": ("strict", {"2steps_1": 1.0, "2steps_2": 0.5}),
+    }
+    for name, (rule, parts) in ways.items():
+        mean = sum(parts.values()) / 2
+        scores = {"score_strict": {"score": mean, "interval": [0.0, 1.0], "n": 2}}
+        summary = {"benchmark": "wemath", "headline": "score_strict", "scores": scores, "headline_parts": parts}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**summary, "rule": rule, "rows": rows}))
+    rows = [{**row, "problem_id": f"wemath-{row['id']}"} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    files, out = [str(tmp_path / name) for name in ("a.json", "b.parquet")], tmp_path / "out.json"
+    assert main(["eval", "compare", *files, "--json", str(out)]) == 0
+    tree = json.loads(out.read_text())
+    cells = [row["cells"]["wemath"] for row in tree["table"]]
+    assert [(cell["headline"], cell["score"], cell["accuracy"]) for cell in cells] == [
+        ("score_strict", 0.5, 1.0),
+        ("score_strict", 0.75, 1.0),
+    ]
+    (compared,) = tree["compared"]
+    assert (compared["n"], compared["headline"]["score_strict"]["difference"]) == (41, 0.25)
+    assert compared["other_settings"] == ["rule"] and len(compared["by_category"]) == 41
+    printed = capsys.readouterr().out
+    assert "score_strict 50.0 -> 75.0: +25.0 points" in printed and "other rule" in printed
+    assert "41 categories: --json has them" in printed and "c40" not in printed
+
+
+@pytest.mark.parametrize("arguments", [["a.parquet"], ["a.parquet", "gone.json"], ["a.parquet", "folder"]])
+def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch, capsys, arguments: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    records(Path("a.parquet").absolute(), "1", 1)
+    Path("folder").mkdir()
+    assert main(["eval", "compare", *arguments]) == 2
+    assert arguments[-1] in (message := capsys.readouterr().err) or "two results" in message
+
+
+def test_records_leave_in_the_formats_of_other_tools(tmp_path: Path) -> None:
+    rows = [
+        {
+            "problem_id": "p0",
+            "sample_index": k,
+            "question": 'a\tb\n"c"',
+            "gold": "4",
+            "response": text,
+            "extracted": "4" if k else None,
+            "verdict": "correct" if k else "no_answer",
+            "category": "c",
+        }
+        for k, text in enumerate(["first\nline", "4"])
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
+    base = ["eval", "export", str(tmp_path / "r.parquet")]
+    assert main([*base, "--to", "vlmevalkit", "--out", str(tmp_path / "k.tsv")]) == 0
+    with (tmp_path / "k.tsv").open(encoding="utf-8", newline="") as file:
+        read = list(csv.DictReader(file, delimiter="\t"))
+    assert [(r["index"], r["question"], r["answer"], r["prediction"], r["sample"]) for r in read] == [
+        ("p0", 'a\tb\n"c"', "4", "first\nline", "0"),
+        ("p0", 'a\tb\n"c"', "4", "4", "1"),
+    ]
+    assert main([*base, "--to", "lmms-eval", "--out", str(tmp_path / "l.jsonl")]) == 0
+    (line,) = (tmp_path / "l.jsonl").read_text(encoding="utf-8").splitlines()
+    tree = json.loads(line)
+    assert (tree["resps"], tree["filtered_resps"], tree["acc"]) == ([["first\nline", "4"]], ["", "4"], 0.5)
+    assert (tree["doc_id"], tree["target"], tree["doc"]["id"]) == (0, "4", "p0")
+    assert main(["eval", "export", "gone.parquet", "--to", "lmms-eval", "--out", "x"]) == 2

@@ -1,0 +1,457 @@
+"""One rank of test_learner.py: runs the cases in one process and writes what it saw to a file.
+
+    torchrun --nproc_per_node 2 tests/helpers/learner_worker.py MODEL STAGE OUT CASE...
+
+Starting ranks costs more than training the tiny model, so one start serves all cases. A case returns
+plain numbers and tensors; what they must be is the test's business.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache, partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.helpers.groups import make_prompt, noise_image, random_group
+from vlm_rl.advantages import compute_advantages
+from vlm_rl.algorithms import ALGORITHMS, Algorithm
+from vlm_rl.config import TrainConfig
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.distributed import all_gather, init_ranks, rank, world_size
+from vlm_rl.hadw import Belief, difficulty_weights
+from vlm_rl.learner import policy as policy_module
+from vlm_rl.learner.learner import GuardAbortError, Learner, Reference, UpdateResult
+from vlm_rl.learner.packing import Chunk, PackedRow, TrainGroup, pack_row, plan_rows
+from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.losses import LossInputs, policy_loss, token_weights
+
+TEMPERATURE = 0.9
+LR = 1e-3
+STEPS = 3
+NO_CLIP = 1e9
+loss_function = partial(policy_loss, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
+
+
+def banned_ids(config: Any) -> list[int]:
+    return [config.image_token_id, config.video_token_id]
+
+
+@cache
+def fresh_model(model: Path) -> Any:
+    """Read once; every case takes a copy."""
+    return load_model(model, dtype=torch.float32)
+
+
+@cache
+def five_groups(model: Path) -> list[TrainGroup]:
+    return make_groups(model, fresh_model(model).config)
+
+
+def make_groups(model: Path, config: Any) -> list[TrainGroup]:
+    """Five groups: unequal prompts and images, one of them text only."""
+    texts = ["How many?", "How many red squares are there, and why?"]
+    return [
+        random_group(
+            make_prompt(model, texts[g % 2], [] if g == 2 else [noise_image(84, 84 + 28 * g, g)]),
+            [5, 9, 3, 12],
+            vocabulary=config.text_config.vocab_size,
+            seed=g,
+            banned=banned_ids(config),
+        )
+        for g in range(5)
+    ]
+
+
+class Case:
+    """A fresh policy and learner on the same weights, groups and loss."""
+
+    def __init__(
+        self, model: Path, stage: int, *, freeze_vision: bool = False, checkpointing: bool = False, **config: Any
+    ) -> None:
+        network = deepcopy(fresh_model(model))
+        self.model = model
+        self.policy_bans = banned_ids(network.config)
+        self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
+        if freeze_vision:
+            self.policy.freeze_vision()
+        if checkpointing:
+            self.policy.enable_checkpointing()
+        settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
+        self.learner = Learner(self.policy, TrainConfig(**settings), total_optimizer_steps=STEPS)
+        self.groups = five_groups(model)
+        self.start = self.weights()
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.learner.stream_weights()}
+
+    def delta(self) -> dict[str, Tensor]:
+        return {name: tensor - self.start[name] for name, tensor in self.weights().items()}
+
+    def rows(
+        self, *, budget: int = 90, groups: Sequence[TrainGroup] | None = None, mean_weight: float = 0.0
+    ) -> list[PackedRow]:
+        """This rank's rows."""
+        chosen = self.groups if groups is None else groups
+        plan = plan_rows(
+            [len(group.prompt.ids) for group in chosen],
+            [[len(rollout.ids) for rollout in group.rollouts] for group in chosen],
+            budget=budget,
+            num_ranks=world_size(),
+        )
+        return self.pack(plan[rank()], chosen, mean_weight)
+
+    def unequal_rows(self) -> list[PackedRow]:
+        """In its first row rank 0 has text only while the other rank has images; then the other way round."""
+        groups = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(self.groups)]
+        first, second = Chunk(2, (0, 1)), Chunk(2, (2, 3))
+        plan = [[[first], [groups[0]], [groups[3]]], [[groups[1]], [second], [groups[4]]]]
+        mine = plan[rank()] if world_size() == 2 else plan[0] + plan[1]
+        return self.pack(mine, self.groups)
+
+    def pack(
+        self, plan: Sequence[Sequence[Chunk]], groups: Sequence[TrainGroup], mean_weight: float = 0.0
+    ) -> list[PackedRow]:
+        positions = partial(rope_positions, self.policy.model)
+        return [pack_row(groups, chunks, positions, mean_weight=mean_weight) for chunks in plan]
+
+    def train(self, rows: Sequence[PackedRow], steps: int = STEPS) -> list[UpdateResult]:
+        return [self.learner.update(rows, loss_function) for _ in range(steps)]
+
+
+def trained(case: Case, rows: Sequence[PackedRow]) -> dict[str, Any]:
+    results = case.train(rows)
+    return {
+        "delta": case.delta(),
+        "loss": [result.loss for result in results],
+        "norm": [result.grad_norm for result in results],
+        "tokens": [result.sums["tokens"] for result in results],
+        "rows": all_gather(len(rows)),
+    }
+
+
+def three_steps(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage)
+    return trained(case, case.rows())
+
+
+def one_wide_row(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage)
+    return trained(case, case.rows(budget=10**6))
+
+
+def many_narrow_rows(model: Path, stage: int) -> dict[str, Any]:
+    """Groups are split over rows that repeat their prompts."""
+    case = Case(model, stage)
+    return trained(case, case.rows(budget=40))
+
+
+def checkpointing(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage, checkpointing=True)
+    return trained(case, case.rows())
+
+
+def frozen_vision(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage, freeze_vision=True)
+    return trained(case, case.rows())
+
+
+def frozen_features(model: Path, stage: int) -> dict[str, Any]:
+    """The frozen tower is passed once; old log-probs and three updates take what it gave."""
+    case = Case(model, stage, freeze_vision=True)
+    passes: list[None] = []
+    case.policy.model.model.visual.register_forward_hook(lambda *_: passes.append(None))
+    rows = case.learner.with_image_features(case.unequal_rows())
+    case.learner.with_old_log_probs(rows)
+    return {**trained(case, rows), "passes": len(passes), "is_frozen": case.policy.has_frozen_vision}
+
+
+def text_here_images_there(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage)
+    return trained(case, case.unequal_rows())
+
+
+def several_mini_batches(model: Path, stage: int) -> dict[str, Any]:
+    """Old log-probs of both mini-batches are recomputed before the first update, twice."""
+    case = Case(model, stage, lr=100 * LR)  # far enough that some ratios clip
+    parts = [case.groups[:2], case.groups[2:]]
+    clipped = []
+    for _ in range(2):
+        batches = [case.learner.with_old_log_probs(case.rows(groups=part)) for part in parts]
+        results = [case.learner.update(rows, loss_function) for rows in batches]
+        clipped.append([result.sums["clipped_low"] + result.sums["clipped_high"] for result in results])
+    return {"delta": case.delta(), "clipped": clipped}
+
+
+def clipped_norm(model: Path, stage: int) -> dict[str, Any]:
+    """One step of SGD with lr 1: the change is the clipped gradient."""
+    case = Case(model, stage, grad_clip=0.01, lr=1.0)
+    (result,) = case.train(case.rows(), steps=1)
+    return {"norm": result.grad_norm, "change": norm_of(case.delta())}
+
+
+def no_signal(model: Path, stage: int) -> dict[str, Any]:
+    """All rewards equal: zero advantages everywhere."""
+    case = Case(model, stage)
+    equal = [
+        TrainGroup(g.prompt, g.rollouts, 0.0 * g.advantages_G, g.weights_G, use_correction=False) for g in case.groups
+    ]
+    (result,) = case.train(case.rows(groups=equal), steps=1)
+    return {"delta": case.delta(), "norm": result.grad_norm, "loss": result.loss, "applied": result.applied}
+
+
+def head_in_chunks(model: Path, stage: int) -> dict[str, Any]:
+    """The output head passes over a row in pieces, more of them on one rank than on the other."""
+    whole = policy_module.MAX_LOGITS
+    case = Case(model, stage)
+    policy_module.MAX_LOGITS = 10 * case.policy.model.config.get_text_config().vocab_size
+    try:
+        return trained(case, case.unequal_rows())
+    finally:
+        policy_module.MAX_LOGITS = whole
+
+
+def one_group(model: Path, stage: int) -> dict[str, Any]:
+    """Fewer groups than ranks, and one response: the other rank has padding only."""
+    case = Case(model, stage)
+    alone = case.groups[0]
+    group = TrainGroup(
+        alone.prompt, alone.rollouts[:1], alone.advantages_G[:1], alone.weights_G[:1], use_correction=False
+    )
+    return trained(case, case.rows(groups=[group]))
+
+
+def poisoned(
+    factor: float, logp_K: Tensor, entropy_K: Tensor, inputs: LossInputs
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The loss times a factor, on the last rank only: the others learn of it from the global norm alone."""
+    loss, sums = loss_function(logp_K, entropy_K, inputs)
+    return (loss * factor if rank() == world_size() - 1 else loss), sums
+
+
+def guarded(model: Path, stage: int) -> dict[str, Any]:
+    """Good, NaN, Inf, spike, good with AdamW, beside good, good: refused steps must leave no trace."""
+    settings = {"optimizer": "adamw", "grad_clip": 1.0}
+    plain, case = Case(model, stage, **settings), Case(model, stage, **settings)
+    plain.train(plain.rows(), steps=2)
+    rows = case.rows()
+    case.train(rows, steps=1)
+    before = case.weights()
+    bad: dict[str, dict[str, Any]] = {}
+    for fault, factor in {"nan": math.nan, "inf": math.inf, "spike": 1e7}.items():
+        result = case.learner.update(rows, partial(poisoned, factor))
+        unchanged = equal(case.weights(), before)
+        bad[fault] = {"applied": result.applied, "norm": result.grad_norm, "unchanged": unchanged}
+    (good,) = case.train(rows, steps=1)
+    return {
+        **bad,
+        "moved_before": norm_of({name: before[name] - case.start[name] for name in before}),
+        "good_applied": good.applied,
+        "good_norm": good.grad_norm,
+        "skipped": case.learner.guard.num_skipped,
+        "in_a_row": case.learner.guard.skipped_in_a_row,
+        "same_as_without": equal(case.weights(), plain.weights()),
+    }
+
+
+def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a[name], b[name]) for name in b)
+
+
+def aborts(model: Path, stage: int) -> dict[str, Any]:
+    case = Case(model, stage, max_skipped_in_a_row=2)
+    rows, bad = case.rows(), partial(poisoned, math.nan)
+    tries = 0
+    try:
+        for function in (loss_function, bad, loss_function, bad, bad, loss_function):
+            tries += 1
+            case.learner.update(rows, function)
+    except GuardAbortError as error:
+        return {"tries": all_gather(tries), "error": str(error)}
+    return {"tries": all_gather(tries), "error": ""}
+
+
+# -- every algorithm -------------------------------------------------------------------------------
+
+# What each variant adds to its algorithm.
+ADDED: dict[str, dict[str, Any]] = {
+    "hadw": {"hadw": True},
+    "kl+entropy": {"kl_coef": 0.2, "entropy_coef": 0.1},
+    "frozen": {"freeze_vision": True},
+}
+# Every algorithm with none, one, two or all of them: 64.
+SUBSETS = [list(subset) for size in range(len(ADDED) + 1) for subset in combinations(ADDED, size)]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "+".join([name, *subset]): {"algorithm": name} | {key: v for one in subset for key, v in ADDED[one].items()}
+    for name in ALGORITHMS
+    for subset in SUBSETS
+}
+# With none and with all of them: 16.
+BARE_OR_FULL = ["+".join([name, *subset]) for name in ALGORITHMS for subset in ([], ADDED)]
+BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
+MAX_TOKENS = 16
+GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient
+
+
+def every_variant(model: Path, stage: int) -> dict[str, Any]:
+    """The gradient of each rule from rows of each budget, groups in another order each time."""
+    return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
+
+
+def every_algorithm(model: Path, stage: int) -> dict[str, Any]:
+    """Each rule alone and with everything: building engines under ZeRO 3 takes too long for all variants."""
+    return {name: _gradients(model, stage, BUDGETS, **VARIANTS[name]) for name in BARE_OR_FULL}
+
+
+def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
+    """A cut through it: the longest and the shortest rows, rules that share no factor."""
+    names = ("luspo+hadw", "ba", "gspo+kl+entropy")
+    return {name: _gradients(model, stage, (BUDGETS[0], BUDGETS[-1]), **VARIANTS[name]) for name in names}
+
+
+def _gradients(
+    model: Path,
+    stage: int,
+    budgets: Sequence[int],
+    *,
+    algorithm: str,
+    hadw: bool = False,
+    freeze_vision: bool = False,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
+) -> dict[str, Any]:
+    rule = ALGORITHMS[algorithm]
+    factors = {key: getattr(rule, key) for key in ("ratio", "surrogate", "clip_low", "clip_high")}
+    loss = partial(policy_loss, **factors, cap=2.0, kl_coef=kl_coef, entropy_coef=entropy_coef)
+    deltas: list[dict[str, Tensor]] = []
+    counts: list[int] = []
+    for turn, budget in enumerate(budgets):
+        case = Case(model, stage, freeze_vision=freeze_vision, lr=GRADIENT_LR)
+        groups = weighed(case, rule, hadw=hadw)
+        groups = groups[turn:] + groups[:turn]
+        mean_weight = 1 / sum(len(rollout.ids) for group in groups for rollout in group.rollouts)
+        rows = case.rows(budget=budget, groups=groups, mean_weight=mean_weight)
+        if kl_coef:
+            rows = case.learner.with_reference_log_probs(rows, perturbed_reference(model, stage))
+        result = case.learner.update(rows, loss)
+        assert result.applied
+        deltas.append(case.delta())
+        counts.append(len(rows))
+    first = deltas[0]
+    gaps = [norm_of({name: other[name] - first[name] for name in first}) / norm_of(first) for other in deltas]
+    return {
+        "gradient": {name: -delta / GRADIENT_LR for name, delta in first.items()},
+        "loss": result.loss,
+        "gaps": gaps,
+        "rows": counts,
+    }
+
+
+def weighed(case: Case, rule: Algorithm, *, hadw: bool) -> list[TrainGroup]:
+    return weigh(case.groups, plain_log_probs(case), rule, hadw=hadw)
+
+
+def weigh(
+    groups: Sequence[TrainGroup], logps: Sequence[Sequence[np.ndarray]], rule: Algorithm, *, hadw: bool
+) -> list[TrainGroup]:
+    """The groups with the rule's advantages and weights, and old log-probs on both sides of its clip bounds."""
+    rng = np.random.default_rng(5)
+    rewards_PG = rng.choice([0.0, 0.5, 1.5], size=(len(groups), 4))
+    rewards_PG[1] = 1.5  # nothing to learn from
+    advantages_PG = compute_advantages(rule.advantage, rewards_PG)
+    if hadw:
+        belief = Belief(ability=0.4)
+        advantages_PG *= difficulty_weights(advantages_PG, (rewards_PG > 1).mean(axis=1), belief, scale=1.3)
+    lengths_PG = np.array([[len(rollout.ids) for rollout in group.rollouts] for group in groups])
+    weights_PG = token_weights(rule.aggregation, lengths_PG, advantages_PG, max_tokens=MAX_TOKENS)
+    spread = 0.2 if rule.ratio == "token" else 2e-3
+    return [
+        TrainGroup(
+            group.prompt,
+            group.rollouts,
+            advantages_G,
+            weights_G,
+            [logp + rng.normal(0, spread, len(logp)) for logp in logps[index]],
+            use_correction=False,
+        )
+        for index, (group, advantages_G, weights_G) in enumerate(zip(groups, advantages_PG, weights_PG, strict=True))
+    ]
+
+
+def plain_log_probs(case: Case) -> list[list[np.ndarray]]:
+    """Of every response under the starting weights, on every rank, without DeepSpeed."""
+    if not _PLAIN:
+        policy = Policy(deepcopy(fresh_model(case.model)), banned_ids=case.policy_bans, temperature=TEMPERATURE)
+        for index in range(len(case.groups)):
+            (row,) = case.pack([[Chunk(index, (0, 1, 2, 3))]], case.groups)
+            with torch.no_grad():
+                logp_K, _ = policy(row)
+            _PLAIN.append([part.numpy() for part in logp_K.split(row.loss.lengths_n.tolist())])
+    return _PLAIN
+
+
+_PLAIN: list[list[np.ndarray]] = []
+
+
+def perturb(network: torch.nn.Module) -> None:
+    """Make it another policy than the one that is trained, the same on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+
+
+@cache
+def perturbed_reference(model: Path, stage: int) -> Reference:
+    network = deepcopy(fresh_model(model))
+    perturb(network)
+    policy = Policy(network, banned_ids=banned_ids(network.config), temperature=TEMPERATURE)
+    return Reference(policy, zero_stage=stage)
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> float:
+    return sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()) ** 0.5
+
+
+CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "three_steps": three_steps,
+    "one_wide_row": one_wide_row,
+    "many_narrow_rows": many_narrow_rows,
+    "checkpointing": checkpointing,
+    "frozen_vision": frozen_vision,
+    "frozen_features": frozen_features,
+    "text_here_images_there": text_here_images_there,
+    "several_mini_batches": several_mini_batches,
+    "clipped_norm": clipped_norm,
+    "head_in_chunks": head_in_chunks,
+    "no_signal": no_signal,
+    "one_group": one_group,
+    "guarded": guarded,
+    "aborts": aborts,
+    "some_algorithms": some_algorithms,
+    "every_algorithm": every_algorithm,
+    "every_variant": every_variant,
+}
+
+
+def main(model: Path, stage: int, out: Path, names: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    init_ranks()
+    gc.freeze()  # every engine of ZeRO 3 collects garbage: not from what was imported
+    found = {name: CASES[name](model, stage) for name in names}
+    if rank() == 0:
+        torch.save(found, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

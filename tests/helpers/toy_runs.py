@@ -1,0 +1,231 @@
+"""Small training runs on toy problems, started from outside, and what two equal runs have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import yaml
+
+from vlm_rl.data.images import encode_png
+from vlm_rl.data_prep.prepare import write_problems
+from vlm_rl.data_prep.toy import make_problems, render, trace
+from vlm_rl.run.checkpoint import newest_verified, verify
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.types import Problem
+
+WORKER = "tests.helpers.train_worker"
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+DEADLINE = 240.0  # seconds for one run; it takes a few
+
+
+def clean_environment() -> dict[str, str]:
+    """Without what a process group of this very process may have left."""
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return (
+        {key: value for key, value in os.environ.items() if key not in ranks}
+        | ENVIRONMENT
+        | {"PYTHONPATH": str(ROOT)}
+    )
+
+
+@dataclass
+class Result:
+    """How a run ended."""
+
+    code: int  # exit code, or minus the signal
+    output: str
+
+
+class Runner:
+    """The client of train_worker.py. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=clean_environment(),
+        )
+        assert self._reply() == "ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()
+        self.server.wait(timeout=DEADLINE)
+
+    def __call__(self, *arguments: str, faults: Mapping[str, Any] | None = None, **job: Any) -> Result:
+        """`vlm-rl ARGUMENTS` in a process of its own."""
+        self.count += 1
+        log = self.folder / f"job-{self.count}.log"
+        whole = {"arguments": arguments, "faults": faults or {}, "log": str(log), "deadline": DEADLINE, **job}
+        assert self.server.stdin is not None
+        self.server.stdin.write(json.dumps(whole) + "\n")
+        self.server.stdin.flush()
+        code = self._reply()
+        return Result(code, log.read_text())
+
+    def _reply(self) -> Any:
+        assert self.server.stdout is not None
+        return json.loads(self.server.stdout.readline())
+
+
+@dataclass
+class Toys:
+    """Prepared sets and a policy that answers in the right format, by guessing."""
+
+    folder: Path
+    train: Path
+    heldout: Path
+    model: Path  # warm-started
+    random_model: Path
+    runner: Runner
+    count: int = field(default=0)
+
+    def config(self, name: str, **changes: Any) -> Path:
+        """A YAML file for a run in the folder `name`; changes are given as section={key: value}."""
+        tree: dict[str, Any] = {
+            "seed": 3,
+            "out": str(self.folder / "runs" / name),
+            "model": {"path": str(self.model)},
+            "data": {"train": [str(self.train)], "max_prompt_tokens": 160},
+            "algorithm": {"name": "grpo"},
+            "reward": {"overlong_buffer": 8},
+            "rollout": {
+                "sampler": "transformers",
+                "prompts_per_step": 4,
+                "responses_per_prompt": 4,
+                "max_tokens": 14,
+                "temperature": 1.1,
+            },
+            "train": {"steps": 4, "mini_batch_prompts": 2, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 0},
+            "checkpoint": {"every": 2},
+            "log": {"samples_every": 0},
+        }
+        for section, values in changes.items():
+            tree[section] = {**tree.get(section, {}), **values} if isinstance(values, dict) else values
+        self.count += 1
+        path = self.folder / f"{name.replace('/', '-')}-{self.count}.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        return path
+
+    def train_run(self, name: str, **changes: Any) -> RunDirectory:
+        """A run that goes through."""
+        result = self.runner("train", str(self.config(name, **changes)))
+        assert result.code == 0, result.output[-3000:]
+        return self.run(name)
+
+    def run(self, name: str) -> RunDirectory:
+        return RunDirectory(self.folder / "runs" / name)
+
+
+def make_toys(folder: Path, *, tiny_model: Path, runner: Runner) -> Toys:
+    train = toy_set(folder / "train", count=12, split="train")
+    heldout = toy_set(folder / "heldout", count=4, split="heldout")
+    traces = folder / "traces.json"
+    rng = np.random.default_rng(0)
+    problems = make_problems(12, seed=0, split="train")
+    traces.write_text(json.dumps([(p.id, trace(p, "guess", rng)) for _ in range(16) for p in problems]))
+    warm = folder / "warm"
+    job = {"model": str(tiny_model), "train": str(train), "traces": str(traces), "out": str(warm)}
+    result = runner(warm_start=job)
+    assert result.code == 0, result.output[-3000:]
+    return Toys(folder, train, heldout, warm, tiny_model, runner)
+
+
+def toy_problem(index: int, split: str, count: int) -> Problem:
+    toy = make_problems(count, seed=0, split=split)[index]
+    return Problem(toy.id, toy.question, (encode_png(render(toy, seed=0)),), str(toy.count), "integer", source="Toy")
+
+
+def toy_set(out: Path, *, count: int, split: str) -> Path:
+    problems = [toy_problem(index, split, count) for index in range(count)]
+    return write_problems(problems, out, {"min_pixels": 3136, "max_pixels": 1_003_520})
+
+
+# -- equality of runs ----------------------------------------------------------------------------
+
+
+def metrics_of(run: RunDirectory) -> list[dict[str, float]]:
+    """All but wall-clock times and the attempt; NaN as a word, so that it equals itself."""
+    return [
+        {
+            key: "NaN" if value != value else value
+            for key, value in record.items()
+            if not key.startswith("timing/") and key not in ("step_time", "attempt")
+        }
+        for record in run.metrics()
+    ]
+
+
+def rollouts_of(run: RunDirectory) -> list[list[dict[str, Any]]]:
+    return [run.rollouts(step).drop_columns(["attempt"]).to_pylist() for step in run.rollout_steps()]
+
+
+def state_of(run: RunDirectory) -> dict[str, Any]:
+    """What the newest checkpoint knows, its optimizer's tensors included; it must verify."""
+    import torch
+
+    found = newest_verified(run.path / "checkpoints")
+    assert found is not None
+    folder, manifest = found
+    shards = sorted(path for path in (folder / "learner").rglob("*.pt"))
+    return {
+        "info": {key: value for key, value in manifest.info.items() if key != "config_sha256"},
+        "weights": {name: entry for name, entry in manifest.files.items() if not name.startswith("learner/")},
+        "optimizer": [_plain(torch.load(path, weights_only=False)) for path in shards],
+    }
+
+
+def _plain(tree: Any) -> Any:
+    """Tensors as bytes, so that == compares bits; objects of other classes are left out."""
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        flat = tree.detach().contiguous().reshape(-1)
+        return str(tree.dtype), tuple(tree.shape), flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(tree, Mapping):
+        return {str(key): _plain(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_plain(value) for value in tree]
+    return tree if isinstance(tree, str | int | float | bool | None) else type(tree).__name__
+
+
+def assert_equal_runs(run: RunDirectory, expected: RunDirectory) -> None:
+    """Bit for bit: metrics, rollouts, weights, optimizer, counters, evaluations."""
+    assert metrics_of(run) == metrics_of(expected)
+    assert rollouts_of(run) == rollouts_of(expected)
+    ours, theirs = state_of(run), state_of(expected)
+    assert ours["info"] == theirs["info"]
+    assert ours["weights"] == theirs["weights"]
+    assert ours["optimizer"] == theirs["optimizer"]
+    evals = [[(e.benchmark, e.step, e.rows().to_pylist()) for e in each.evals()] for each in (run, expected)]
+    assert evals[0] == evals[1]
+
+
+def assert_sound(run: RunDirectory) -> None:
+    """Every checkpoint verifies and nothing half-written lies about."""
+    for _, folder in run.checkpoints():
+        verify(folder)
+    leftovers = [path for path in run.path.rglob("*") if ".tmp" in path.name]
+    assert not leftovers, leftovers

@@ -1,0 +1,220 @@
+"""The dry run: published parameter counts, ZeRO's arithmetic, and what a layer really keeps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tests.helpers.groups import make_prompt, random_group
+from vlm_rl.config import Config, load_config, parse_config
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.errors import UserError
+from vlm_rl.learner.dry_run import SHIPPED, DryRun, dry_run, print_dry_run, stack_bytes_per_token
+from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.policy import Policy, load_model
+
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+LUSPO_7B = next(path for path in CONFIGS if path.stem == "virl39k_luspo_7b")
+
+# As the published checkpoints' safetensors headers count them.
+PUBLISHED = {
+    "Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen2.5-7B": 7_615_616_512,
+}
+
+
+def plan_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
+    return dry_run(load_config(path, overrides), num_ranks=ranks)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config(path)
+    on_tiny = not (SHIPPED / f"{Path(config.model.path).name}.json").exists()
+    plan = plan_of(path, *([f"model.path={tiny_model}"] if on_tiny else []))
+    print_dry_run(plan)
+    shown = capsys.readouterr().out
+    block = json.loads(shown[shown.index("DeepSpeed block:") + len("DeepSpeed block:") :])
+    assert block == plan.deepspeed and block["zero_optimization"]["stage"] == config.train.zero_stage
+    for word in ("weights", "gradients", "optimizer", "activations", "engine weights", "key-value cache"):
+        assert word in shown
+    assert f"{plan.max_response_tokens_per_step:,}" in shown
+    assert f"{plan.optimizer_steps:,} in all" in shown
+    assert on_tiny == (path.stem in ("toy", "smoke")), "a recipe's model has no shipped configuration"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
+    if path.stem in ("toy", "smoke"):
+        return
+    plan = plan_of(path)
+    card = (40 if path.stem.endswith("3b") else 80) * 1e9
+    engine = 0.45 * card  # the share that the engine takes unless rollout.vllm says otherwise
+    assert plan.memory.update < 0.9 * card
+    assert plan.memory.weights + plan.memory.optimizer + engine < 0.95 * card
+    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    assert plan.memory.engine_weights + 2 * longest * plan.kv_bytes_per_token < engine
+
+
+def test_the_shipped_configurations_are_all_used() -> None:
+    named = {Path(load_config(path).model.path).name for path in CONFIGS}
+    assert {file.stem for file in SHIPPED.glob("*.json")} == set(PUBLISHED) <= named
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    assert plan_of(LUSPO_7B, f"model.path=models/{name}").num_parameters == PUBLISHED[name]
+
+
+def test_the_local_folder_wins_over_the_shipped_copy(tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / "Qwen2.5-VL-7B-Instruct"
+    folder.mkdir()
+    shutil.copy(tiny_model / "config.json", folder)
+    plan = plan_of(LUSPO_7B, f"model.path={folder}", "data.max_prompt_tokens=2048")
+    assert plan.num_parameters < 2e6 and plan.model_source == str(folder / "config.json")
+
+
+# -- ZeRO's arithmetic -------------------------------------------------------------------------------
+
+
+def test_bytes_of_every_stage_by_hand() -> None:
+    # n parameters in bfloat16 with Adam: 2 n weights, 2 n gradients, 12 n optimizer (float32 master, two
+    # moments); stage 1 divides the optimizer by the ranks, 2 the gradients too, 3 the weights too. The
+    # float32 gradients of a rank's own part (4 n / ranks) exist at the step.
+    n, ranks = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 8
+    assert n % ranks == 0
+    by_stage = {stage: plan_of(LUSPO_7B, f"train.zero_stage={stage}").memory for stage in (1, 2, 3)}
+    part = n // ranks
+    assert [m.weights for m in by_stage.values()] == [2 * n, 2 * n, 2 * part]
+    assert [m.gradients for m in by_stage.values()] == [2 * n + 4 * part, 2 * part + 4 * part, 6 * part]
+    assert [m.optimizer for m in by_stage.values()] == [12 * part] * 3
+    assert all(m.engine_weights == 2 * n for m in by_stage.values())
+
+
+def test_frozen_vision_and_sgd_need_less() -> None:
+    plan, frozen = plan_of(LUSPO_7B), plan_of(LUSPO_7B, "model.freeze_vision=true")
+    # 676,550,144 parameters: 32 blocks and the merger of the published vision tower
+    assert plan.num_vision == frozen.num_vision == 676_550_144
+    assert frozen.num_trainable == plan.num_trainable - plan.num_vision
+    assert plan.memory.optimizer - frozen.memory.optimizer == 12 * plan.num_vision // 8
+    assert plan_of(LUSPO_7B, "train.optimizer=sgd").memory.optimizer * 3 == plan.memory.optimizer
+
+
+def test_tokens_and_steps_by_hand() -> None:
+    plan = plan_of(LUSPO_7B)
+    assert plan.responses_per_step == 128 * 8
+    assert plan.max_response_tokens_per_step == 1024 * 4096
+    assert (plan.updates_per_step, plan.optimizer_steps) == (8, 8 * 303)
+    # 2 (keys, values) x 28 layers x 4 heads x 128 x 2 bytes; 16 prompts x 8 on a rank, each of 8,192 tokens
+    assert plan.kv_bytes_per_token == 2 * 28 * 4 * 128 * 2
+    assert plan.responses_side_by_side == 128
+    assert plan.memory.kv_cache == 128 * 8192 * plan.kv_bytes_per_token
+    assert plan_of(LUSPO_7B, "train.mini_batch_prompts=100").updates_per_step == 2
+
+
+def test_torchruns_number_of_ranks_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(LUSPO_7B)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert dry_run(config).num_ranks == 1
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    plan = dry_run(config)
+    assert plan.num_ranks == 4 and plan.memory == plan.memory_by_ranks[4]
+    assert asdict(plan.memory_by_ranks[8]) == asdict(plan_of(LUSPO_7B).memory)
+
+
+# -- activations -------------------------------------------------------------------------------------
+
+
+def kept_bytes(policy: Policy, row, layers: torch.nn.ModuleList) -> int:
+    """Bytes of the distinct tensors that the decoder layers' forward pass saved for the backward one."""
+    weights = {p.untyped_storage().data_ptr() for p in policy.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+    inside = []
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if inside and storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    hooks = [layers[0].register_forward_pre_hook(lambda *_: inside.append(1))]
+    hooks.append(layers[-1].register_forward_hook(lambda *_: inside.clear()))
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        output = policy.hidden_states(row)
+    for hook in hooks:
+        hook.remove()
+    assert output.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_activation_estimate_is_what_the_layers_keep(tiny_model: Path, dtype: torch.dtype) -> None:
+    policy = Policy(load_model(tiny_model, dtype=dtype), banned_ids=(), temperature=1.0)
+    prompt = make_prompt(tiny_model, "How many red squares are there? " * 4)
+    group = random_group(prompt, [120] * 8, vocabulary=300, seed=0)
+    row = pack_row([group], [Chunk(0, tuple(range(8)))], lambda p: rope_positions(policy.model, p))
+    text = policy.model.config.get_text_config()
+    kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
+    depth, one_output = text.num_hidden_layers, text.hidden_size * dtype.itemsize
+    estimate = len(row.ids_T) * (
+        stack_bytes_per_token(text.hidden_size, kv, text.intermediate_size, depth, dtype, checkpointed=False)
+        - depth * one_output  # on a CPU the attention's output is what its projection takes, not copied
+    )
+    measured = kept_bytes(policy, row, policy.model.model.language_model.layers)
+    assert 0.97 < estimate / measured < 1.03, (estimate, measured)
+
+
+def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
+    sizes = (3584, 512, 18944, 28, torch.bfloat16)
+    whole = stack_bytes_per_token(*sizes, checkpointed=False)
+    kept = stack_bytes_per_token(*sizes, checkpointed=True)
+    assert kept == whole // 28 + 28 * 3584 * 2
+    assert stack_bytes_per_token(*sizes, checkpointed=True, offloaded=True) == whole // 28
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def config_of(**sections) -> Config:
+    tree = {"out": "x", "model": {"path": "models/Qwen2.5-7B"}, "data": {"train": ["x"]}}
+    return parse_config({**tree, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"model": {"path": "models/Qwen9-1B"}}, ["models/Qwen9-1B", "Qwen2.5-VL-7B-Instruct"]),
+        ({"algorithm": {"name": "lupso"}}, ["lupso", "luspo"]),
+        ({"data": {"train": ["x"], "max_prompt_tokens": 131072}}, ["135168", "131072"]),
+        ({"train": {"zero_stage": 0}}, ["train.zero_stage", "bfloat16"]),
+    ],
+)
+def test_what_training_would_refuse_the_dry_run_refuses(sections: dict, words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        dry_run(config_of(**sections))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "unheard-of"}', '{"auto_map": {}}', '{"model_type": 3}'])
+def test_a_broken_local_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"model\.path"):
+        dry_run(config_of(model={"path": str(tmp_path)}))
+
+
+def test_ranks_must_be_positive() -> None:
+    with pytest.raises(UserError, match="--ranks"):
+        dry_run(config_of(), num_ranks=0)
+
+
+def test_the_shipped_copies_open_as_transformers_configurations() -> None:
+    for file in SHIPPED.glob("*.json"):
+        config = AutoConfig.for_model(**json.loads(file.read_text()))
+        assert config.get_text_config().max_position_embeddings >= 128_000

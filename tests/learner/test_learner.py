@@ -1,0 +1,396 @@
+"""The learner on 1 and 2 ranks at every ZeRO stage, against plain gradient descent without DeepSpeed."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.groups import load_reference, padded_logps, padded_scores
+from tests.helpers.learner_worker import (
+    CASES,
+    LR,
+    MAX_TOKENS,
+    STEPS,
+    TEMPERATURE,
+    VARIANTS,
+    banned_ids,
+    make_groups,
+    norm_of,
+    perturb,
+    weigh,
+)
+from tests.helpers.toy_runs import clean_environment
+from tests.test_losses import equations
+from vlm_rl.algorithms import ALGORITHMS, Algorithm
+from vlm_rl.config import TrainConfig
+from vlm_rl.distributed import from_main
+from vlm_rl.errors import UserError
+from vlm_rl.learner.learner import deepspeed_block
+from vlm_rl.learner.packing import TrainGroup
+
+WORKER = "tests.helpers.learner_worker"
+TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
+GRADIENTS = ("some_algorithms", "every_algorithm", "every_variant")
+ALL = tuple(name for name in CASES if name not in GRADIENTS)
+FEW = (
+    "three_steps",
+    "many_narrow_rows",
+    "text_here_images_there",
+    "head_in_chunks",
+    "several_mini_batches",
+    "guarded",
+    "some_algorithms",
+)
+
+Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
+FAST: list[Start] = [(1, 0, (*ALL, "some_algorithms")), (1, 2, FEW), (2, 3, FEW)]
+SLOW: list[Start] = [
+    (ranks, stage, (*ALL, "every_variant" if stage < 3 else "every_algorithm"))
+    for ranks in (1, 2)
+    for stage in range(4)
+]
+
+_results: dict[Start, dict[str, dict[str, Any]]] = {}
+
+
+def over(*cases: str) -> pytest.MarkDecorator:
+    """The test runs on every start that has these cases; the slow ones have all."""
+    fast = [pytest.param(s, id=f"{s[0]}rank-zero{s[1]}") for s in FAST if {*cases} <= {*s[2]}]
+    slow = [
+        pytest.param(s, id=f"{s[0]}rank-zero{s[1]}-all", marks=pytest.mark.slow) for s in SLOW if {*cases} <= {*s[2]}
+    ]
+    return pytest.mark.parametrize("found", [*fast, *slow], indirect=True, scope="module")
+
+
+def start_ranks(model: Path, start: Start, folder: Path) -> dict[str, dict[str, Any]]:
+    """What the cases return: one torchrun for all of them."""
+    if start not in _results:
+        ranks, stage, cases = start
+        out = folder / f"found-{ranks}-{stage}-{len(cases)}.pt"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        done = subprocess.run(
+            [*command, "-m", WORKER, str(model), str(stage), str(out), *cases],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        _results[start] = torch.load(out, weights_only=False)
+    return _results[start]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("learner")
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """What the ranks saw."""
+    return start_ranks(tiny_model, request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def single(tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """One rank without ZeRO: what all others must equal."""
+    return _results.get(SLOW[0]) or start_ranks(tiny_model, FAST[0], folder)
+
+
+@pytest.fixture(scope="module")
+def descent(tiny_model: Path) -> dict[str, Tensor]:
+    """The change of every weight after STEPS steps of p -= LR * grad on padded one-response rows.
+
+    With old log-probs those of the step itself the ratio is 1 and the gradient of the clipped
+    surrogate is -weight * A * grad lp (no rollout has sampler's log-probs here).
+    """
+    model = load_reference(tiny_model)
+    groups = make_groups(tiny_model, model.config)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(STEPS):
+        logps = padded_logps(model, groups, banned=banned_ids(model.config), temperature=TEMPERATURE)
+        factors = [group.weights_G * group.advantages_G for group in groups]
+        terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
+        model.zero_grad()
+        torch.stack(terms).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad
+    return {name: p.detach() - start[name] for name, p in model.named_parameters()}
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """||a - b|| / ||b||."""
+    assert a.keys() == b.keys()
+    return norm_of({name: a[name] - b[name] for name in b}) / norm_of(b)
+
+
+def is_vision(name: str) -> bool:
+    return ".visual." in name
+
+
+def check_same_batch(found, single, descent, case: str) -> None:
+    delta = found[case]["delta"]
+    assert distance(delta, single["three_steps"]["delta"]) <= TOLERANCE
+    assert distance(delta, descent) <= TOLERANCE
+    assert all(change.any() for change in delta.values()), "a trainable tensor did not move"
+    assert found[case]["loss"] == pytest.approx(single["three_steps"]["loss"], rel=1e-5)
+    assert found[case]["norm"] == pytest.approx(single["three_steps"]["norm"], rel=1e-5)
+    # 5 groups of 5 + 9 + 3 + 12 tokens; padding rows are not counted
+    assert found[case]["tokens"] == [145] * STEPS
+
+
+@over("three_steps")
+def test_three_steps_are_plain_gradient_descent(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "three_steps")
+
+
+@over("one_wide_row")
+def test_one_wide_row_gives_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "one_wide_row")
+
+
+@over("many_narrow_rows")
+def test_many_narrow_rows_give_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "many_narrow_rows")
+
+
+@over("checkpointing")
+def test_gradient_checkpointing_gives_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "checkpointing")
+
+
+@over("text_here_images_there")
+def test_text_on_one_rank_and_images_on_the_other_give_the_same(found, single, descent) -> None:
+    check_same_batch(found, single, descent, "text_here_images_there")
+
+
+@over("head_in_chunks")
+def test_a_head_in_chunks_gives_the_same(found, single, descent) -> None:
+    """More chunks on one rank than on the other."""
+    check_same_batch(found, single, descent, "head_in_chunks")
+
+
+@over("one_wide_row", "three_steps", "many_narrow_rows")
+def test_the_splits_differ(found) -> None:
+    counts = [found[case]["rows"] for case in ("one_wide_row", "three_steps", "many_narrow_rows")]
+    assert all(len(set(per_rank)) == 1 for per_rank in counts), "all ranks do the same number of rows"
+    assert counts[0][0] < counts[1][0] < counts[2][0]
+
+
+@over("frozen_vision")
+def test_a_frozen_vision_tower_stays_bit_for_bit(found, single) -> None:
+    delta = found["frozen_vision"]["delta"]
+    for name, change in delta.items():
+        assert change.any() != is_vision(name), name
+    assert distance(delta, single["frozen_vision"]["delta"]) <= TOLERANCE
+
+
+@over("frozen_features")
+def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(found, single) -> None:
+    case = found["frozen_features"]
+    assert case["is_frozen"] and case["passes"] == case["rows"][0], "old log-probs and updates do not pass it again"
+    assert distance(case["delta"], single["frozen_vision"]["delta"]) <= TOLERANCE
+
+
+@over("several_mini_batches")
+def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, single) -> None:
+    case = found["several_mini_batches"]
+    for first, second in case["clipped"]:
+        assert first == 0, "at the first mini-batch the ratio is 1"
+        assert second > 0, "the first update moved the log-probs of the second mini-batch's tokens"
+    assert distance(case["delta"], single["several_mini_batches"]["delta"]) <= TOLERANCE
+
+
+@over("clipped_norm")
+def test_clipping_scales_the_global_norm(found, single) -> None:
+    case = found["clipped_norm"]
+    assert case["norm"] == pytest.approx(single["three_steps"]["norm"][0], rel=1e-5)
+    assert case["change"] == pytest.approx(0.01, rel=1e-3)  # lr 1 times a gradient of norm 0.01
+
+
+@over("no_signal")
+def test_equal_rewards_change_nothing(found) -> None:
+    case = found["no_signal"]
+    assert case["norm"] == case["loss"] == 0
+    assert case["applied"]
+    assert not any(change.any() for change in case["delta"].values())
+
+
+@over("one_group")
+def test_one_response_trains_whatever_the_number_of_ranks(found, single) -> None:
+    case = found["one_group"]
+    assert case["rows"] in ([1], [1, 1])
+    assert case["tokens"] == [5] * STEPS
+    assert np.isfinite(case["loss"]).all() and np.isfinite(case["norm"]).all()
+    assert distance(case["delta"], single["one_group"]["delta"]) <= TOLERANCE
+
+
+@over("guarded")
+def test_a_bad_gradient_is_not_applied(found) -> None:
+    """On the last rank alone the loss is NaN, then infinite, then 1e7 times too large."""
+    case = found["guarded"]
+    assert case["moved_before"] > 0
+    for fault in ("nan", "inf", "spike"):
+        assert not case[fault]["applied"], fault
+        assert case[fault]["unchanged"], f"{fault}: weights must stay bit for bit"
+    assert not math.isfinite(case["nan"]["norm"])
+    assert not math.isfinite(case["inf"]["norm"])
+    assert 1e6 * case["good_norm"] < case["spike"]["norm"] < math.inf
+    assert case["skipped"] == 3
+    assert case["in_a_row"] == 0, "the good step ends the row"
+    assert case["good_applied"]
+    assert case["same_as_without"], "a refused step left a trace in the optimizer"
+
+
+@over("aborts")
+def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(found) -> None:
+    """good, bad, good, bad, bad: the fifth try is the second bad one in a row."""
+    case = found["aborts"]
+    assert set(case["tries"]) == {5}
+    assert "2 optimizer steps in a row" in case["error"]
+
+
+def test_what_only_rank_0_can_see_is_known_to_all() -> None:
+    assert from_main(lambda: 3) == 3
+
+    def refuse() -> int:
+        raise UserError("no such folder")
+
+    with pytest.raises(UserError, match="no such folder"):
+        from_main(refuse)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "kept"), [(2, "bfloat16", True), (3, "bfloat16", True), (2, "float32", False)]
+)
+def test_bfloat16_gradients_are_summed_in_float32(stage: int, dtype: str, kept: bool) -> None:
+    block = deepspeed_block(TrainConfig(zero_stage=stage), getattr(torch, dtype))
+    assert (block.get("data_types") == {"grad_accum_dtype": "fp32"}) is kept
+
+
+def test_deepspeed_compiles_nothing_at_its_start() -> None:
+    """Its build of a shared-memory operator waits for ever on the lock of a build that was killed."""
+    from vlm_rl.learner.learner import _import_deepspeed
+
+    _import_deepspeed()
+    from deepspeed.comm.torch import build_shm_op
+
+    assert build_shm_op() is None
+
+
+# -- every algorithm, against its equation ---------------------------------------------------------
+
+
+Paper = Callable[[str], tuple[float, dict[str, Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def paper(tiny_model: Path) -> Paper:
+    """Loss and gradient of a variant, from padded rows of the unmodified model and the papers' sums."""
+    model = load_reference(tiny_model)
+    bans = banned_ids(model.config)
+    groups = make_groups(tiny_model, model.config)
+    start = padded_logps(model, groups, banned=bans, temperature=TEMPERATURE)
+    before = [[logp.detach().numpy() for logp in row] for row in start]
+    other = load_reference(tiny_model)
+    perturb(other)
+    with torch.no_grad():
+        reference = padded_logps(other, groups, banned=bans, temperature=TEMPERATURE)
+
+    @cache
+    def loss_and_gradient(name: str) -> tuple[float, dict[str, Tensor]]:
+        variant = VARIANTS[name]
+        rule = ALGORITHMS[variant["algorithm"]]
+        weighed = weigh(groups, before, rule, hadw=variant.get("hadw", False))
+        logps, entropies = padded_scores(model, groups, banned=bans, temperature=TEMPERATURE)
+        loss = papers_loss(rule, weighed, logps)
+        tokens = sum(len(logp) for row in logps for logp in row)
+        if kl_coef := variant.get("kl_coef"):
+            gaps = [r - lp for a, b in zip(reference, logps, strict=True) for r, lp in zip(a, b, strict=True)]
+            loss = loss + kl_coef * sum((gap.exp() - gap - 1).sum() for gap in gaps) / tokens
+        if entropy_coef := variant.get("entropy_coef"):
+            loss = loss - entropy_coef * sum(h.sum() for row in entropies for h in row) / tokens
+        model.zero_grad()
+        loss.backward()
+        gradient = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        return float(loss.detach()), gradient
+
+    return loss_and_gradient
+
+
+def papers_loss(rule: Algorithm, groups: list[TrainGroup], logps: list[list[Tensor]]) -> Tensor:
+    """-min(w A, clip(w) A), or CISPO's term, token by token, summed as the rule's paper sums it."""
+    terms = []
+    for group, row in zip(groups, logps, strict=True):
+        assert group.old_logps is not None
+        terms.append([])
+        for logp, old, advantage in zip(row, group.old_logps, group.advantages_G, strict=True):
+            gap = logp - torch.from_numpy(old).float()
+            ratio = (gap.mean() if rule.ratio == "sequence" else gap).exp().expand(len(logp))
+            bounded = ratio.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+            if rule.surrogate == "cispo":
+                values = -bounded.detach() * float(advantage) * logp
+            else:
+                values = -torch.minimum(ratio * float(advantage), bounded * float(advantage))
+            terms[-1].append(list(values))
+    advantages_PG = np.stack([group.advantages_G for group in groups])
+    return equations(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
+
+
+def check_gradients(found: dict[str, Any], paper: Paper) -> None:
+    for name, result in found.items():
+        assert len(set(result["rows"])) > 1, "all splits were the same"
+        assert max(result["gaps"]) <= 1e-5, f"{name}: the gradient depends on the split: {result['gaps']}"
+        is_frozen = name.endswith("+frozen")
+        loss, gradient = paper(name.removesuffix("+frozen"))
+        wanted = {key: g for key, g in gradient.items() if not (is_frozen and is_vision(key))}
+        ours = {key: result["gradient"][key] for key in wanted}
+        assert distance(ours, wanted) <= 1e-5, name
+        assert result["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6), name
+        if is_frozen:
+            assert not any(g.any() for key, g in result["gradient"].items() if is_vision(key))
+
+
+@over("some_algorithms")
+def test_gradients_equal_the_equations(found, paper) -> None:
+    check_gradients(found["some_algorithms"], paper)
+
+
+@over("every_variant")
+def test_every_gradient_equals_its_equation(found, paper) -> None:
+    assert found["every_variant"].keys() == VARIANTS.keys()
+    check_gradients(found["every_variant"], paper)
+
+
+@over("every_algorithm")
+def test_every_algorithm_equals_its_equation_alone_and_with_everything(found, paper) -> None:
+    assert len(found["every_algorithm"]) == 2 * len(ALGORITHMS)
+    check_gradients(found["every_algorithm"], paper)
+
+
+def test_the_rules_differ(paper) -> None:
+    """Gradients that agree would prove nothing: no two rules point the same way at this batch."""
+    names = list(ALGORITHMS)
+    for index, name in enumerate(names):
+        for other in names[:index]:
+            assert distance(paper(name)[1], paper(other)[1]) > 1e-3, (name, other)
+
+
+@pytest.mark.parametrize("added", ["hadw", "kl+entropy"])
+def test_what_is_added_to_a_rule_turns_its_gradient(paper, added: str) -> None:
+    assert distance(paper("grpo")[1], paper(f"grpo+{added}")[1]) > 1e-3
+
+
+def test_there_is_a_gradient_for_freezing_to_take_away(paper) -> None:
+    assert any(g.any() for key, g in paper("grpo")[1].items() if is_vision(key))

@@ -1,0 +1,161 @@
+"""The planner: every response once, within the budget, balanced, the same number of rows on every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from vlm_rl.learner.packing import Chunk, TrainGroup, pack_row, plan_rows
+from vlm_rl.types import Prompt, Rollout
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 400), st.lists(st.integers(0, 300), min_size=1, max_size=9)), min_size=1, max_size=20
+)
+
+
+def plan_of(groups: list[tuple[int, list[int]]], budget: int, num_ranks: int) -> list[list[list[Chunk]]]:
+    return plan_rows([p for p, _ in groups], [list(r) for _, r in groups], budget=budget, num_ranks=num_ranks)
+
+
+def size(groups: list[tuple[int, list[int]]], chunk: Chunk) -> int:
+    prompt, responses = groups[chunk.group]
+    return prompt + sum(responses[i] for i in chunk.responses)
+
+
+@given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(1, 5))
+@example(groups=[(10, [5])], budget=1, num_ranks=4)  # fewer groups than ranks, all over the budget
+def test_every_response_is_planned_once_within_the_budget(groups, budget, num_ranks) -> None:
+    plan = plan_of(groups, budget, num_ranks)
+    chunks = [chunk for rows in plan for row in rows for chunk in row]
+    seen = Counter((c.group, i) for c in chunks if not c.is_padding for i in c.responses)
+    assert seen == {(g, i): 1 for g, (_, responses) in enumerate(groups) for i in range(len(responses))}
+    assert len(plan) == num_ranks
+    assert len({len(rows) for rows in plan}) == 1, "ranks with unequal numbers of rows wait for ever"
+    for row in (row for rows in plan for row in rows):
+        assert row, "a row without tokens cannot be computed"
+        fits = sum(size(groups, chunk) for chunk in row) <= budget
+        alone = len(row) == 1 and len(row[0].responses) == 1
+        assert fits or alone, "only a single response may exceed the budget"
+    for rows in plan:
+        sizes = [sum(size(groups, chunk) for chunk in row) for row in rows if not row[0].is_padding]
+        assert sizes == sorted(sizes, reverse=True), "rows computed at the same time cost about the same"
+
+
+@given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(2, 5))
+def test_ranks_are_balanced(groups, budget, num_ranks) -> None:
+    """Giving each chunk, largest first, to the least loaded rank: no two loads differ by more than one chunk."""
+    plan = plan_of(groups, budget, num_ranks)
+    real = [[chunk for row in rows for chunk in row if not chunk.is_padding] for rows in plan]
+    loads = [sum(size(groups, chunk) for chunk in chunks) for chunks in real]
+    assert max(loads) - min(loads) <= max(size(groups, chunk) for chunks in real for chunk in chunks)
+
+
+@given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(1, 5))
+def test_padding_rows_are_all_padding(groups, budget, num_ranks) -> None:
+    for row in (row for rows in plan_of(groups, budget, num_ranks) for row in rows):
+        assert len({chunk.is_padding for chunk in row}) == 1
+
+
+def test_a_group_splits_and_repeats_its_prompt() -> None:
+    """Prompt 10 and a budget of 20 leave room for 10 response tokens: 4 + 6 | 7 | 4 + 3 + 1."""
+    plan = plan_of([(10, [4, 6, 7, 4, 3, 1])], 20, 1)
+    assert sorted(chunk.responses for row in plan[0] for chunk in row) == [(0, 1), (2,), (3, 4, 5)]
+    assert len(plan[0]) == 3
+
+
+def test_small_groups_share_a_row() -> None:
+    """11 + 8 and 6 + 5: two rows of 20 hold what first fit in falling order puts there, 11 + 8 | 6 + 5."""
+    plan = plan_of([(5, [3]), (8, [3]), (4, [1]), (5, [1])], 20, 1)  # 8, 11, 5, 6 tokens
+    assert [[chunk.group for chunk in row] for row in plan[0]] == [[0, 1], [2, 3]]
+
+
+def test_attention_counts_in_the_balance() -> None:
+    """One response of 300 tokens behind 100, or four groups of 50 + 50.
+
+    By tokens 400 stand against 4 x 100: two groups here, two there and the long one beside either. With a
+    pair at 1/100 the long group costs 400 + (5,000 + 30,000 + 45,000) / 100 = 1,200, a short one 100 + 50 = 150:
+    the long one is alone.
+    """
+    prompts, responses = [100, 50, 50, 50, 50], [[300], [50], [50], [50], [50]]
+    plan = plan_rows(prompts, responses, budget=400, num_ranks=2, pair_cost=1 / 100)
+    assert [[chunk.group for row in rank for chunk in row if not chunk.is_padding] for rank in plan] == [
+        [0],
+        [1, 2, 3, 4],
+    ]
+
+
+def test_the_plan_repeats_itself() -> None:
+    groups = [(10, [5, 5]), (10, [5, 5]), (3, [1])]
+    assert plan_of(groups, 25, 2) == plan_of(groups, 25, 2)
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def group(prompt_length: int, lengths: list[int], *, first: int, with_sampler: bool = True) -> TrainGroup:
+    """Prompt and response tokens are consecutive numbers from `first` on; log-probs are minus the token."""
+    ids = np.arange(first, first + prompt_length, dtype=np.int32)
+    prompt = Prompt("p", "", "", ids, ids, (), {})
+    rollouts, start = [], first + prompt_length
+    for index, length in enumerate(lengths):
+        tokens = np.arange(start, start + length, dtype=np.int32)
+        rollouts.append(Rollout("p", index, tokens, -tokens.astype(np.float32), "", "stop", 0))
+        start += length
+    count = len(lengths)
+    return TrainGroup(prompt, rollouts, np.arange(count) - 0.5, np.arange(count) + 1.0, use_correction=with_sampler)
+
+
+def line(prompt: Prompt) -> torch.Tensor:
+    return torch.arange(len(prompt.ids)).expand(3, -1)
+
+
+def test_a_row_by_hand() -> None:
+    """Prompts of 3 and 2 tokens, responses of 2 and 1 tokens, and of 3."""
+    groups = [group(3, [2, 1], first=100), group(2, [3], first=200)]
+    row = pack_row(groups, [Chunk(0, (0, 1)), Chunk(1, (0,))], line)
+    assert row.ids_T.tolist() == [100, 101, 102, 103, 104, 105, 200, 201, 202, 203, 204]
+    # each response goes on behind its own prompt: 3 4 | 3 | 2 3 4
+    assert row.positions_3T[0].tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 4]
+    # a response's first token is predicted by the prompt's last (2, 2, 7), the others by their predecessor
+    assert row.predictor_K.tolist() == [2, 3, 2, 7, 8, 9]
+    assert row.target_K.tolist() == [103, 104, 105, 202, 203, 204]
+    assert row.loss.response_K.tolist() == [0, 0, 1, 2, 2, 2]
+    assert row.loss.lengths_n.tolist() == [2, 1, 3]
+    assert row.loss.advantages_n.tolist() == [-0.5, 0.5, -0.5]
+    assert row.loss.weights_n.tolist() == [1.0, 2.0, 1.0]
+    assert row.loss.sampler_logp_K is not None
+    assert row.loss.sampler_logp_K.tolist() == [-103, -104, -105, -202, -203, -204]
+    assert row.loss.old_logp_K is None
+    assert row.owners_n == ((0, 0), (0, 1), (1, 0))
+    assert not row.is_padding
+
+
+def test_padding_weighs_nothing() -> None:
+    row = pack_row([group(3, [2, 1], first=100)], [Chunk(0, (1,), is_padding=True)], line)
+    assert row.is_padding
+    assert row.loss.weights_n.tolist() == [0.0]
+
+
+def test_supervised_rows_have_no_sampler() -> None:
+    row = pack_row([group(3, [2], first=100, with_sampler=False)], [Chunk(0, (0,))], line)
+    assert row.loss.sampler_logp_K is None
+
+
+@pytest.mark.parametrize("lengths", [[0, 2], [2, 0], [0]])
+def test_an_empty_response_has_no_tokens_and_shifts_nothing(lengths: list[int]) -> None:
+    row = pack_row([group(3, lengths, first=100)], [Chunk(0, tuple(range(len(lengths))))], line)
+    assert row.loss.lengths_n.tolist() == lengths
+    assert row.target_K.tolist() == [103, 104][: sum(lengths)]
+    assert row.predictor_K.tolist() == [2, 3][: sum(lengths)]
+    assert row.loss.response_K.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
+
+
+def test_positions_go_on_behind_the_highest_of_the_prompt() -> None:
+    """With an image the highest position is not the last token's: here 0 5 1, so the response starts at 6."""
+    row = pack_row([group(3, [2], first=100)], [Chunk(0, (0,))], lambda _: torch.tensor([[0, 5, 1]] * 3))
+    assert row.positions_3T.tolist() == [[0, 5, 1, 6, 7]] * 3

@@ -1,0 +1,363 @@
+"""The report: right numbers, nothing from outside, hostile text inert, and words where data is missing."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.helpers.browser import open_page
+from tests.helpers.example_run import build_run
+from tests.run.test_directory import row
+from vlm_rl.errors import UserError
+from vlm_rl.report.charts import Series, line_chart
+from vlm_rl.report.examples import Example, Sample, choose, side_by_side
+from vlm_rl.report.html import data_uri, escape, split_response
+from vlm_rl.report.run_curves import RunCurves, score_of
+from vlm_rl.report.run_report import control_sentences, write_hero, write_report
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.stats import running_mean
+
+HOSTILE = (
+    "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
+    "<form action='http://evil.example'><input></form></div></section> ![x](http://evil.example/y.png) "
+    "${window.pwned=1} {{constructor}} \x00\u202e <svg/onload=window.pwned=1> <style>body{display:none}</style>"
+)
+SECTIONS = ["Reward", "Accuracy", "Length", "Gradient mass", "Updates", "Time", "Examples", "Configuration"]
+
+
+class Page(HTMLParser):
+    """What a page consists of: tags, ids, addresses, text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "action", "srcset", "data", "poster"):
+                self.addresses.append(value)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunDirectory:
+    return build_run(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(run) -> Page:
+    return Page(write_report([run], run.path / "report.html"))
+
+
+def test_the_page_is_self_contained(page):
+    assert 'http-equiv="Content-Security-Policy"' in page.source and "default-src 'none'" in page.source
+    assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
+    assert not set(page.tags) & {"script", "link", "iframe", "object", "form", "base"}
+    assert not re.search(r"url\((?!#)|@import|https?://", page.source)
+
+
+def test_references_inside_the_charts_resolve_and_ids_are_unique(page):
+    assert len(page.ids) == len(set(page.ids))
+    used = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page.source)
+    assert used and {a or b for a, b in used} <= set(page.ids)
+
+
+def test_charts_take_their_colours_from_the_theme(page):
+    charts = "".join(re.findall(r"<svg.*?</svg>", page.source, re.DOTALL))
+    assert "var(--c0)" in charts and not re.search(r"#[0-9a-fA-F]{6}\b", charts)
+
+
+def test_the_headline_tells_the_evaluations_numbers(run, page):
+    first, last = (e.summary["accuracy"] for e in (run.evals()[0], run.evals()[-1]))
+    assert f"LUSPO: {100 * first:.1f} % → {100 * last:.1f} % on toy-test" in page.text
+    for title in [*SECTIONS, "Part: accuracy", "Part: format", "Part: overlong", "Clip fraction", "Entropy"]:
+        assert title in page.text
+    assert "CONTAMINATED" not in page.text and "Controls" not in page.text
+
+
+def test_the_page_opens_in_both_themes_without_a_request(run, page):
+    address = (run.path / "report.html").as_uri()
+    colors = {}
+    for scheme in ("light", "dark"):
+        with open_page(address, scheme=scheme) as visit:
+            assert visit.requests == [address] and visit.failures == []
+            assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert visit.page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+            colors[scheme] = visit.page.evaluate(
+                "[getComputedStyle(document.body).color, getComputedStyle(document.querySelector('svg text')).fill]"
+            )
+    assert colors["light"][0] != colors["dark"][0] and colors["light"][1] != colors["dark"][1]
+
+
+_RAGGED_ROWS = """
+() => [...document.querySelectorAll('.grid')].flatMap(grid => {
+  const outer = grid.getBoundingClientRect(), rows = {};
+  for (const child of grid.children) {
+    const box = child.getBoundingClientRect();
+    (rows[Math.round(box.top)] ??= []).push(box);
+  }
+  return Object.values(rows)
+    .filter(row => [row.at(-1).right - outer.right, ...row.map(box => box.bottom - row[0].bottom)]
+      .some(gap => Math.abs(gap) > 1))
+    .map(row => grid.closest('section').innerText.slice(0, 40));
+})
+"""
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_no_row_of_charts_is_half_empty(run, tmp_path, runs):
+    """`run` has no truncated response, so the length section has one chart and a sentence beside its wide one."""
+    others = [build_run(tmp_path / f"run-{i}", steps=6, seed=i) for i in range(1, runs)]
+    out = write_report([run, *others], tmp_path / "report.html")
+    for width in (1280, 1920, 700):
+        with open_page(out.as_uri(), width=width) as visit:
+            assert visit.page.locator(".grid").count() >= 3
+            assert visit.page.evaluate(_RAGGED_ROWS) == []
+
+
+def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
+    run = build_run(tmp_path / "run", steps=0, eval_steps=())
+    for step in range(1, 5):
+        run.append_metrics(step, 1, {"step_time": 2.0, "timing/update": 2.0})
+    run.append_metrics(4, 1, {"timing/save": 6.0})  # one save in four steps: 1.5 s a step
+    page = Page(write_report([run], tmp_path / "report.html"))
+    table = page.source[page.source.index("<h2>Time") :]
+    assert re.findall(r"<td>(\w+)</td><td class='number'>([^<]+)<.*?width:([\d.]+)%", table) == [
+        ("update", "2.0 s", "100.0"),
+        ("save", "1.5 s", "75.0"),
+    ]
+
+
+def test_hostile_text_is_shown_and_does_nothing(tmp_path):
+    run = build_run(tmp_path / "<b>run", steps=2, num_problems=2, response=HOSTILE, question=HOSTILE)
+    run.write_rollouts(1, 1, [row(1, text=HOSTILE)])
+    out = write_report([run], tmp_path / "report.html")
+    page = Page(out)
+    assert not set(page.tags) & {"script", "form", "input", "b"} - {"b"}
+    assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
+    with open_page(out.as_uri()) as visit:
+        assert visit.requests == [out.as_uri()] and visit.failures == []
+        assert visit.page.evaluate("window.pwned") is None
+        assert "<script>window.pwned=1</script>" in visit.page.inner_text(".answer >> nth=0")
+        assert visit.page.locator("section").count() == len(SECTIONS)
+
+
+def test_what_was_not_logged_is_said_and_not_drawn(tmp_path):
+    run = build_run(tmp_path / "run", steps=3, metrics=False, eval_steps=())
+    page = Page(write_report([run], tmp_path / "report.html"))
+    for name in ("reward", "rewards/format/mean", "entropy", "rollout/logprob_gap", "grad_norm", "steps/skipped"):
+        assert f"<code>{name}</code>" in page.source
+    assert page.text.count("not logged by this run") == 8  # reward, 3 parts, clip, entropy, gap, gradient norm
+    assert page.tags.count("svg") == 3  # accuracy, length, length split: they need the rollouts only
+    assert "There are no two evaluations" in page.text and "No evaluation is stored" in page.text
+
+
+def test_an_empty_run_gives_a_page_without_a_plot(tmp_path):
+    run = build_run(tmp_path / "run", steps=0, eval_steps=())
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert page.tags.count("svg") == 0 and "0 steps" in page.text
+
+
+def test_a_metric_that_is_always_zero_is_a_sentence(run, page):
+    assert "Share cut at the token limit: 0 at every step." in page.text
+
+
+def test_two_runs_share_a_page_and_contamination_is_stamped(run, tmp_path):
+    other = build_run(tmp_path / "run", steps=6, seed=1, algorithm="ba")
+    other.stamp_contaminated(["MathVision"])
+    page = Page(write_report([run, other], tmp_path / "report.html"))
+    assert "2 runs side by side: LUSPO, BA" in page.text
+    assert len(page.ids) == len(set(page.ids))
+    assert "CONTAMINATED" in page.text and "MathVision" in page.text
+
+
+def test_mistakes_are_the_users(tmp_path, run):
+    with pytest.raises(UserError, match="at least one run"):
+        write_report([], tmp_path / "r.html")
+    with pytest.raises(UserError, match="no run directory"):
+        write_report([RunDirectory(tmp_path / "none")], tmp_path / "r.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write the report"):
+        write_report([run], tmp_path / "file" / "r.html")
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+def test_curves_count_by_hand(tmp_path):
+    run = build_run(tmp_path / "run", steps=0, eval_steps=())
+    lengths = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110]
+    rows = [
+        row(1, length=n, verdict="correct" if n <= 20 else "timeout", stop_reason="length" if n > 90 else "stop")
+        for n in lengths
+    ]
+    run.write_rollouts(1, 1, rows)
+    run.write_rollouts(2, 1, [row(2, length=8, verdict="wrong")])
+    run.write_rollouts(3, 1, [])
+    r = RunCurves(run).rollouts
+    # 11 evenly spaced values: p10 and p90 are the second and the tenth
+    np.testing.assert_allclose(r.steps, [1, 2, 3])
+    np.testing.assert_allclose(r.mean, [60, 8, np.nan])
+    np.testing.assert_allclose(r.p10, [20, 8, np.nan])
+    np.testing.assert_allclose(r.p90, [100, 8, np.nan])
+    np.testing.assert_allclose(r.mean_correct, [15, np.nan, np.nan])
+    np.testing.assert_allclose(r.mean_wrong, [70, 8, np.nan])  # 30 .. 110
+    np.testing.assert_allclose(r.truncated, [2 / 11, 0, np.nan])
+    np.testing.assert_allclose(r.accuracy, [2 / 11, 0, np.nan])
+
+
+def test_metrics_as_curves(tmp_path):
+    run = build_run(tmp_path / "run", steps=0, eval_steps=())
+    run.append_metrics(1, 1, {"a": 1.0, "timing/x": 0.1})
+    run.append_metrics(2, 1, {"b": 5.0, "a": float("nan")})
+    curves = RunCurves(run)
+    np.testing.assert_allclose(curves.metric("a"), [[1, 2], [1, np.nan]])
+    np.testing.assert_allclose(curves.metric("b"), [[1, 2], [np.nan, 5]])
+    assert curves.metric("c")[0].size == 0
+    assert curves.last("a") == 1.0 and np.isnan(curves.last("c"))
+    assert curves.metric_names("timing/") == ["timing/x"]
+
+
+def test_a_score_is_read_from_the_summary(run):
+    result = run.evals()[-1]
+    score = score_of(result)
+    assert (score.accuracy, [score.low, score.high]) == (result.summary["accuracy"], result.summary["interval"])
+    assert score.mean_length == np.mean(result.rows()["length"].to_numpy())
+    assert score.num_problems == 24 and score.truncated == 0.0
+
+
+def test_the_running_mean_by_hand():
+    # window 3: (1+2)/2, (1+2+6)/3, (2+6+7)/3, (6+7)/2
+    np.testing.assert_allclose(running_mean(np.array([1.0, 2, 6, 7]), 3), [1.5, 3, 5, 6.5])
+    gap = np.array([1.0, np.nan, 3, 5])  # (1)/1, NaN, (3+5)/2, (3+5)/2
+    np.testing.assert_allclose(running_mean(gap, 3), [1, np.nan, 4, 4])
+
+
+def test_a_chart_needs_a_finite_value():
+    steps = np.array([1.0, 2.0])
+    assert line_chart([Series("a", steps, steps * np.nan)], description="d") is None
+    assert line_chart([], description="d") is None
+    chart = line_chart([Series("$a_b$ & <c>", steps, steps), Series("_d", steps, -steps)], description='d "<&')
+    assert chart is not None and "$a_b$ &amp; &lt;c&gt;" in chart and "_d" in chart
+    assert 'aria-label="d &quot;&lt;&amp;"' in chart
+
+
+# -- examples and controls ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("<think>a b</think><answer>4</answer>", ("a b", "<answer>4</answer>")),
+        ("a b</think>4", ("a b", "4")),  # a prefilled <think>
+        ("<think>never ends", ("never ends", "")),
+        ("just 4", (None, "just 4")),
+        ("<think>x</think>y</think>z", ("x</think>y", "z")),
+        ("", (None, "")),
+    ],
+)
+def test_a_response_splits_into_reasoning_and_answer(response, expected):
+    assert split_response(response) == expected
+
+
+def _example(name: str, before: bool, after: bool, growth: int = 1) -> Example:
+    def sample(correct: bool, length: int) -> Sample:
+        return Sample(None, "", None, "correct" if correct else "wrong", "", length, False, int(correct), 1)
+
+    return Example(name, "", "", "", (), (sample(before, 10), sample(after, 10 + growth)))
+
+
+def test_the_choice_shows_failures_too():
+    mended = [_example(f"m{i}", False, True, growth=i) for i in range(9)]
+    others = [_example("spoilt", True, False), _example("wrong", False, False), _example("right", True, True)]
+    chosen = [example.problem_id for example in choose(mended + others, 6)]
+    assert chosen == ["m8", "m7", "m6", "spoilt", "wrong", "right"]  # longest changes first
+    assert [e.problem_id for e in choose(mended, 4)] == ["m8", "m7", "m6", "m5"]
+    assert choose([], 6) == []
+
+
+def test_side_by_side_joins_by_problem_and_counts_samples(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=(0,), num_problems=3)
+    rows = run.evals()[0].rows().to_pylist()
+    again = [r | {"sample_index": 1, "verdict": "correct"} for r in rows[:2]]
+    run.write_eval("toy-test", 1, again + [r | {"verdict": "wrong"} for r in rows[:2]], {})
+    examples = side_by_side(run.evals())
+    assert [e.problem_id for e in examples] == [r["problem_id"] for r in rows[:2]]
+    after = examples[0].samples[1]
+    assert (after.verdict, after.num_correct, after.num_samples) == ("wrong", 1, 2)
+
+
+def test_escape_makes_markup_inert_and_tricks_visible():
+    assert escape('<a href="x">\'&') == "&lt;a href=&quot;x&quot;&gt;&#x27;&amp;"
+    assert escape("a\u202eb\x00\n\tc") == "a\ufffdb\ufffd\n\tc"
+
+
+def test_an_image_that_does_not_open_is_left_out():
+    assert data_uri(b"<svg onload=alert(1)>") is None
+    assert data_uri(b"") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"blank_images": 0.1, "shuffled_images": 0.16, "best_constant": 0.12}, ["comes from the picture"]),
+        ({"blank_images": 0.1, "shuffled_images": 0.18, "best_constant": 0.12}, ["does not come from the picture"]),
+        ({"trained": 0.98, "forced_scan": 0.96}, ["did not teach it to see"]),
+        ({"trained": 0.98, "forced_scan": 0.6}, ["learned on top"]),
+        ({"blank_images": 0.1}, []),
+        ({}, []),
+    ],
+)
+def test_controls_say_what_they_allow(values, said):
+    sentences = control_sentences(values)
+    assert len(sentences) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, sentences, strict=True))
+
+
+def test_controls_are_on_the_page(tmp_path):
+    run = build_run(tmp_path / "run", steps=2)
+    run.write_controls({"trained": 0.98, "blank_images": 0.125, "best_constant": 0.12, "forced_scan": 0.96})
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert "12.5 %" in page.text and "comes from the picture" in page.text and "did not teach" in page.text
+
+
+def test_the_hero_picture_shows_something_everywhere(run, tmp_path):
+    image = Image.open(write_hero(run, tmp_path / "hero.png")).convert("RGB")
+    assert image.size == (2400, 960)
+    pixels = np.asarray(image)
+    thirds = [pixels[300:, 0:950], pixels[300:, 950:1500], pixels[:, 1500:]]
+    assert all((part != 255).any(axis=2).mean() > 0.01 for part in thirds)
+    assert (pixels[:15] == 255).all() and (pixels[:, -15:] == 255).all()  # nothing is cut at the edges
+
+
+def test_the_hero_picture_carries_the_stamp(tmp_path):
+    run = build_run(tmp_path / "run", steps=2)
+    clean = np.asarray(Image.open(write_hero(run, tmp_path / "clean.png")).convert("RGB")).astype(int)
+    run.stamp_contaminated(["MathVision"])
+    stamped = np.asarray(Image.open(write_hero(run, tmp_path / "stamped.png")).convert("RGB")).astype(int)
+    rows, columns = np.nonzero((clean != stamped).any(axis=2))
+    assert rows.min() > 100 and rows.max() < 160 and columns.min() < 200  # the line below the headline
+    red = (stamped[..., 0] > 150) & (stamped[..., 1] < 120)
+    assert red[100:160].sum() > 200
+
+
+def test_the_hero_picture_needs_something_to_compare(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0,))
+    with pytest.raises(UserError, match="two evaluations"):
+        write_hero(run, tmp_path / "hero.png")
+    assert not (tmp_path / "hero.png").exists()

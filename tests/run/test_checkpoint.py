@@ -1,0 +1,502 @@
+"""Checkpoints: whole or not there, whatever is cut, flipped, killed or full."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.errors import UserError
+from vlm_rl.run import checkpoint
+from vlm_rl.run.checkpoint import (
+    CheckpointError,
+    begin,
+    commit,
+    newest_verified,
+    prune,
+    read_manifest,
+    recover,
+    saving,
+    verify,
+)
+
+INFO = {"config_hash": "c", "seed": 7, "data_cursor": 12, "world_size": 1, "algorithm": {"belief": 0.1 + 0.2}}
+
+
+def fill(work: Path, step: int) -> None:
+    """What a checkpoint looks like: weights, JSON, an empty file and shards in folders."""
+    save_file({"w": torch.full((64,), float(step))}, work / "model.safetensors")
+    (work / "config.json").write_text(json.dumps({"step": step}))
+    (work / "tokenizer.json").write_text("{}")
+    (work / "learner" / "state").mkdir(parents=True)
+    (work / "learner" / "state" / "rank_0.pt").write_bytes(bytes([step % 256]) * 300)
+    (work / "learner" / "empty").touch()
+
+
+def save(root: Path, step: int, **info: object) -> Path:
+    with saving(root, step=step) as work:
+        fill(work, step)
+        return commit(work, root, step=step, info={**INFO, **info})
+
+
+def newest_step(root: Path) -> int | None:
+    found = newest_verified(root)
+    return found[1].step if found else None
+
+
+# -- a save ---------------------------------------------------------------------------------------
+
+
+def test_a_save_comes_back_as_it_was_given(tmp_path: Path) -> None:
+    path = save(tmp_path, 60)
+    manifest = verify(path)
+    assert path == tmp_path / "step-000060"
+    assert (tmp_path / "latest").read_text() == "step-000060\n"
+    assert (manifest.step, manifest.info) == (60, INFO)
+    assert set(manifest.files) == {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "learner/state/rank_0.pt",
+        "learner/empty",
+    }
+    shard = manifest.files["learner/state/rank_0.pt"]
+    assert shard.size == 300
+    assert shard.sha256 == hashlib.sha256(bytes([60]) * 300).hexdigest()
+    assert manifest.versions["torch"] == torch.__version__.partition("+")[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000060"]
+
+
+def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Path) -> None:
+    def saved(step: int, tokenizer: str) -> str:
+        with saving(tmp_path, step=step) as work:
+            fill(work, step)
+            (work / "tokenizer.json").write_text(tokenizer)
+            return verify(commit(work, tmp_path, step=step, info=INFO)).processor_sha256
+
+    assert saved(1, "{}") == saved(2, "{}") != saved(3, "{ }")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=8,
+    )
+)
+@settings(max_examples=40)
+def test_any_json_in_info_survives_exactly(value: object) -> None:
+    info: dict[Any, Any] = {"value": value, 3: (1, 2), 20: 0}
+    text = checkpoint._manifest_text(1, {}, info)
+    tree = json.loads(text)
+    assert tree["info"] == {"value": value, "3": [1, 2], "20": 0}
+    seal = tree.pop("sha256")
+    assert checkpoint._sealed(tree) == text and seal in text.decode()
+
+
+def test_not_a_number_in_info_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        save(tmp_path, 1, loss=float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_inside_a_save_leaves_the_earlier_checkpoint_only(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(RuntimeError, match="collective"), saving(tmp_path, step=2) as work:
+        fill(work, 2)
+        raise RuntimeError("collective failed")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
+    assert newest_step(tmp_path) == 1
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 5, attempt=1)
+    path = save(tmp_path, 5, attempt=2)
+    assert verify(path).info["attempt"] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000005"]
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("x")
+    root = tmp_path / "checkpoints"
+    with pytest.raises(CheckpointError, match="plain files only"), saving(root, step=1) as work:
+        (work / "link").symlink_to(outside)
+        commit(work, root, step=1, info={})
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def truncate(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def zero(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def flip_one_bit(data: bytes) -> bytes:
+    position = random.Random(len(data)).randrange(len(data))
+    return data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
+
+
+@pytest.mark.parametrize("damage", [truncate, zero, flip_one_bit])
+def test_damage_to_any_file_is_found_and_the_older_checkpoint_taken(tmp_path: Path, damage, capsys) -> None:
+    save(tmp_path, 10)
+    newest = save(tmp_path, 20)
+    files = [p for p in newest.rglob("*") if p.is_file() and p.stat().st_size]
+    assert len(files) == 5  # MANIFEST.json among them
+    for file in files:
+        good = file.read_bytes()
+        file.write_bytes(damage(good))
+        with pytest.raises(CheckpointError, match=str(newest)):
+            verify(newest)
+        assert newest_step(tmp_path) == 10, file
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and "PASSED OVER" in lines[0] and str(newest) in lines[0]
+        file.write_bytes(good)
+    assert newest_step(tmp_path) == 20
+    assert capsys.readouterr().err == ""
+
+
+def test_every_single_bit_of_a_manifest_counts(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    file = path / "MANIFEST.json"
+    good = file.read_bytes()
+    for position in range(0, len(good), 3):  # every third byte: all kinds of places, a third of the time
+        for bit in (1, 16, 128):
+            file.write_bytes(good[:position] + bytes([good[position] ^ bit]) + good[position + 1 :])
+            with pytest.raises(CheckpointError):
+                read_manifest(path)
+    file.write_bytes(good)
+    assert read_manifest(path).step == 1
+
+
+def test_safetensors_itself_does_not_notice_the_bit_that_the_manifest_does(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    file = save(tmp_path, 1) / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    load_file(file)
+    with pytest.raises(CheckpointError, match=r"content of model\.safetensors changed"):
+        verify(file.parent)
+
+
+def test_missing_and_additional_files_are_named(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "learner" / "state" / "rank_1.pt").write_bytes(b"pickle")
+    with pytest.raises(CheckpointError, match=r"learner/state/rank_1\.pt is not in the manifest"):
+        verify(path)
+    (path / "learner" / "state" / "rank_1.pt").unlink()
+    (path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        verify(path)
+
+
+def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, 1).rename(tmp_path / "step-000900")
+    with pytest.raises(CheckpointError, match="step 1"):
+        verify(path)
+
+
+@pytest.mark.parametrize("latest", [None, b"", b"step-000999\n", b"../../elsewhere\n", b"step-000010\n", b"\xff\x00"])
+def test_latest_is_not_trusted(tmp_path: Path, latest: bytes | None) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    (tmp_path / "latest").unlink()
+    if latest is not None:
+        (tmp_path / "latest").write_bytes(latest)
+    assert newest_step(tmp_path) == 20
+
+
+def test_whoever_goes_on_mends_what_a_killed_save_left(tmp_path: Path) -> None:
+    """Killed between the last checkpoint and `latest`, with no later save that would clear up."""
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    (tmp_path / "latest").write_text("step-000001\n")
+    (tmp_path / ".tmp-latest").write_text("step-0")
+    (tmp_path / ".tmp-step-000003-ab").mkdir()
+    found = recover(tmp_path)
+    assert found is not None and found[0] == newest
+    assert (tmp_path / "latest").read_text() == "step-000002\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001", "step-000002"]
+    assert recover(tmp_path / "never") is None and not (tmp_path / "never").exists()
+
+
+def test_nothing_to_find(tmp_path: Path) -> None:
+    assert newest_verified(tmp_path) is None
+    assert newest_verified(tmp_path / "never") is None
+    (tmp_path / "step-000003").mkdir()
+    (tmp_path / "step-x").mkdir()
+    (tmp_path / "step-000004").write_text("a file")
+    assert newest_verified(tmp_path) is None
+    with pytest.raises(CheckpointError, match="no manifest"):
+        verify(tmp_path / "step-000003")
+
+
+# -- disk full ------------------------------------------------------------------------------------
+
+
+def test_a_save_that_will_not_fit_is_refused_before_it_writes(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"step 2 needs about .* step-000001 is untouched"):
+        begin(tmp_path, step=2, needed_bytes=1 << 60)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 256 KB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("written_by", ["python", "safetensors", "torch"])
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(small_disk: Path, written_by: str) -> None:
+    save(small_disk, 1)
+    big = torch.zeros(100_000)
+    message = r"step 2 could not be written.*step-000001 is untouched"
+    with pytest.raises(CheckpointError, match=message), saving(small_disk, step=2) as work:
+        if written_by == "python":
+            (work / "model.safetensors").write_bytes(bytes(400_000))
+        elif written_by == "safetensors":
+            save_file({"w": big}, work / "model.safetensors")
+        else:
+            torch.save(big, work / "rank_0.pt")
+        commit(work, small_disk, step=2, info=INFO)
+    assert sorted(p.name for p in small_disk.iterdir()) == ["latest", "step-000001"]
+    assert (small_disk / "latest").read_text() == "step-000001\n"
+    assert newest_step(small_disk) == 1
+    verify(save(small_disk, 3))  # there is room again
+
+
+def test_a_disk_that_fills_up_at_the_manifest_leaves_the_earlier_checkpoint(small_disk: Path) -> None:
+    save(small_disk, 1)
+    with pytest.raises(CheckpointError, match="No space left"), saving(small_disk, step=2) as work:
+        free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+        (work / "model.safetensors").write_bytes(bytes(free))
+        commit(work, small_disk, step=2, info=INFO)
+    assert newest_step(small_disk) == 1
+    assert (small_disk / "latest").read_text() == "step-000001\n"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        begin(tmp_path / "file" / "checkpoints", step=1)
+
+
+# -- kills ----------------------------------------------------------------------------------------
+
+# Saves without end, telling on stdout each step that is safe; with KILL_AT=n it dies by SIGKILL on
+# entering the n-th call that touches the disk for good.
+SAVER = """
+import os, signal, sys
+from pathlib import Path
+from vlm_rl.run.checkpoint import begin, commit, newest_verified, prune
+
+root, kill_at, same_step = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "same"
+calls = 0
+
+def deadly(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+
+for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+    deadly(name)
+found = newest_verified(root)
+step = found[1].step if found else 0
+for turn in range(1, int(sys.argv[4]) + 1):
+    step += 0 if same_step and step else 1
+    work = begin(root, step=step, needed_bytes=0)
+    (work / "learner").mkdir()
+    for name in ("model.safetensors", "learner/shard.pt"):
+        (work / name).write_bytes(os.urandom(20_000))
+    commit(work, root, step=step, info={"turn": turn})
+    print(step, turn, flush=True)
+    prune(root, keep_last=1, keep_every=0, best=None)
+print("calls", calls)
+"""
+
+
+def run_saver(root: Path, kill_at: int, *, same_step: bool, turns: int) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", SAVER, str(root), str(kill_at), "same" if same_step else "next", str(turns)]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_a_kill_at_any_call_of_a_save_or_prune_leaves_the_last_safe_checkpoint(
+    tmp_path: Path, same_step: bool, capsys
+) -> None:
+    whole = run_saver(tmp_path / "whole", 0, same_step=same_step, turns=2)
+    assert whole.returncode == 0, whole.stderr
+    calls = int(whole.stdout.split()[-1])
+    assert calls > 20
+    for kill_at in range(1, calls + 1):
+        root = tmp_path / str(kill_at)
+        died = run_saver(root, kill_at, same_step=same_step, turns=2)
+        assert died.returncode == -signal.SIGKILL, (kill_at, died.stderr)
+        safe = [tuple(map(int, line.split())) for line in died.stdout.splitlines()]
+        found = newest_verified(root)
+        if safe:
+            assert found is not None, kill_at
+            assert (found[1].step, found[1].info["turn"]) >= safe[-1], kill_at
+        assert capsys.readouterr().err == "", kill_at
+        for path in root.glob("step-*"):
+            verify(path)  # nothing half-written or half-deleted goes by a checkpoint's name
+        if (root / "latest").exists():
+            assert list(root.glob((root / "latest").read_text().strip() + "*")), kill_at
+        # The next save clears up and goes through.
+        assert verify(save(root, 9)).step == 9
+        assert not list(root.glob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_nothing_that_was_safe(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    safe = 0
+    for _ in range(20):
+        arguments = [sys.executable, "-c", SAVER, str(tmp_path), "0", "next", "1000000"]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        process.stdout.readline()  # it has saved at least once
+        time.sleep(rng.uniform(0, 0.2))
+        process.kill()
+        rest = [line for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        process.wait()
+        process.stdout.close()
+        safe = max([safe + 1, *(int(line.split()[0]) for line in rest)])
+        step = newest_step(tmp_path)
+        assert step is not None and step >= safe
+        safe = step
+    assert safe > 20
+
+
+# -- pruning --------------------------------------------------------------------------------------
+
+
+def kept_steps(root: Path) -> list[int]:
+    return sorted(int(p.name[5:]) for p in root.glob("step-*"))
+
+
+def test_prune_keeps_the_last_the_best_and_every_mth(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        save(tmp_path, step)
+    gone = prune(tmp_path, keep_last=2, keep_every=4, best=3)
+    assert kept_steps(tmp_path) == [3, 4, 8, 9, 10]  # last two: 9, 10; multiples of 4: 4, 8; best: 3
+    assert sorted(int(p.name[5:]) for p in gone) == [1, 2, 5, 6, 7]
+    assert prune(tmp_path, keep_last=2, keep_every=4, best=3) == []
+
+
+def test_prune_deletes_nothing_before_a_checkpoint_verifies(tmp_path: Path, capsys) -> None:
+    for step in (1, 2, 3):
+        (save(tmp_path, step) / "config.json").write_text("damaged")
+    assert prune(tmp_path, keep_last=1, keep_every=0, best=None) == []
+    assert kept_steps(tmp_path) == [1, 2, 3]
+
+
+def test_prune_counts_from_the_newest_that_verifies(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "step-000003" / "config.json").write_text("damaged")
+    prune(tmp_path, keep_last=1, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [2, 3]
+    assert newest_step(tmp_path) == 2
+
+
+def test_prune_never_deletes_the_last_finite_one(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, finite=True)
+    for step in (3, 4, 5):
+        save(tmp_path, step, finite=False)
+    prune(tmp_path, keep_last=2, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [2, 4, 5]
+
+
+# -- models from elsewhere ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"auto_map": 5}}}')  # a word, not a setting
+    save_file({"w": torch.zeros(2)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_plain_model_folder_passes(model_folder: Path) -> None:
+    check_model_folder(model_folder)
+
+
+def test_our_own_checkpoint_passes_with_its_shards(tmp_path: Path) -> None:
+    check_model_folder(save(tmp_path, 1))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "optimizer.pt", "MODEL.PTH", "x.pkl", "last.ckpt"]
+)
+def test_pickles_are_refused_by_name(model_folder: Path, name: str) -> None:
+    (model_folder / name).write_bytes(b"")
+    with pytest.raises(UserError, match=f"{name} is a pickle.*safetensors"):
+        check_model_folder(model_folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "preprocessor_config.json"])
+def test_code_that_comes_with_a_model_is_refused(model_folder: Path, name: str) -> None:
+    tree = {"model_type": "qwen2_5_vl", "parts": [{"auto_map": {"AutoModel": "evil.Model"}}]}
+    (model_folder / name).write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=f"{name} has an auto_map"):
+        check_model_folder(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", "{", "not readable JSON"),
+        ("config.json", "[1]", "must hold a JSON object"),
+        ("model.safetensors", None, r"no \*\.safetensors"),
+        ("model.safetensors.index.json", '{"weight_map": {"w": "../x.safetensors"}}', r"'\.\./x\.safetensors'"),
+        ("model.safetensors.index.json", '{"weight_map": {"w": "weights.dat"}}', r"'weights\.dat'"),
+    ],
+)
+def test_folders_that_cannot_be_loaded_are_refused(model_folder: Path, name: str, text, message: str) -> None:
+    (model_folder / name).unlink(missing_ok=True)
+    if text is not None:
+        (model_folder / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        check_model_folder(model_folder)
+
+
+def test_a_missing_folder_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no model folder at {tmp_path / 'nowhere'}"):
+        check_model_folder(tmp_path / "nowhere")

@@ -1,0 +1,264 @@
+"""The run directory: what is written comes back, and a kill at any byte costs at most one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.example_run import build_run
+from vlm_rl.config import parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.run.directory import (
+    EVAL_SCHEMA,
+    ROLLOUT_SCHEMA,
+    RolloutRow,
+    RunDirectory,
+    distinct_names,
+    write_atomically,
+)
+
+CONFIG = parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}})
+
+
+def row(step: int = 3, attempt: int = 1, **changes) -> RolloutRow:
+    values = {
+        "step": step,
+        "attempt": attempt,
+        "prompt_id": "p",
+        "response_index": 0,
+        "text": "é <think>\x00",
+        "token_ids": [5, 6, 7],
+        "logprobs": [-0.5, -0.25, 0.0],
+        "reward": 1.2,
+        "reward_accuracy": 1.0,
+        "reward_format": 0.5,
+        "reward_overlong": -0.3,
+        "advantage": 0.7,
+        "verdict": "correct",
+        "extracted": None,
+        "path": "integer",
+        "reason": "",
+        "length": 3,
+        "stop_reason": "stop",
+        "policy_version": 2,
+    }
+    return RolloutRow(**(values | changes))
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run").create(CONFIG)
+
+
+def test_create_stores_the_config(run):
+    assert run.config() == CONFIG
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    assert run.open() is run
+
+
+def test_create_takes_an_empty_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert RunDirectory(tmp_path / "run").create(CONFIG).config() == CONFIG
+
+
+def test_create_refuses_a_run_and_says_resume(run):
+    before = run.config_text()
+    with pytest.raises(UserError, match=r"--resume"):
+        RunDirectory(run.path).create(CONFIG)
+    assert run.config_text() == before
+
+
+def test_create_refuses_a_filled_folder_and_a_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("folder", "file"):
+        with pytest.raises(UserError, match=name):
+            RunDirectory(tmp_path / name).create(CONFIG)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "thesis.txt"]
+
+
+def test_create_in_an_impossible_place_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="cannot write the run directory"):
+        RunDirectory(tmp_path / "file" / "below" / "run").create(CONFIG)
+    with pytest.raises(UserError, match="File name too long"):
+        RunDirectory(tmp_path / "new" / "parents" / ("x" * 300)).create(CONFIG)
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+def test_open_names_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match="no run directory"):
+        RunDirectory(tmp_path / "nothing").open()
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        RunDirectory(tmp_path).open()
+
+
+def test_metrics_of_the_last_attempt_win(run):
+    run.append_metrics(1, 1, {"reward": 0.1, "old": 1.0})
+    run.append_metrics(2, 1, {"reward": 0.2})
+    run.append_metrics(1, 2, {"reward": 0.9})  # step 1 again after a resume
+    run.append_metrics(1, 2, {"eval": 0.5})  # a second line of the same attempt adds its keys
+    assert run.metrics() == [
+        {"step": 1, "attempt": 2, "reward": 0.9, "eval": 0.5},
+        {"step": 2, "attempt": 1, "reward": 0.2},
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from("ab"), st.floats(-1e300, 1e300))))
+def test_metrics_equal_a_plain_reading(tmp_path_factory, lines):
+    run = RunDirectory(tmp_path_factory.mktemp("m"))
+    for step, attempt, key, value in lines:
+        run.append_metrics(step, attempt, {key: value})
+    expected = []
+    for step in sorted({line[0] for line in lines}):
+        last = max(attempt for s, attempt, _, _ in lines if s == step)
+        values = {key: value for s, attempt, key, value in lines if s == step and attempt == last}
+        expected.append({"step": step, "attempt": last, **values})
+    assert run.metrics() == expected
+
+
+def test_values_that_are_not_finite_stay_valid_json(run):
+    run.append_metrics(1, 1, {"a": math.nan, "b": math.inf, "c": 2})
+    line = json.loads((run.path / "metrics.jsonl").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert line == {"step": 1, "attempt": 1, "a": None, "b": None, "c": 2.0}
+    (read,) = run.metrics()
+    assert math.isnan(read["a"]) and math.isnan(read["b"]) and read["c"] == 2.0
+
+
+def test_a_log_cut_at_any_byte_reads_and_goes_on(run):
+    for step in (1, 2, 3):
+        run.append_metrics(step, 1, {"reward": step / 10})
+    path = run.path / "metrics.jsonl"
+    whole = path.read_bytes()
+    ends = [i for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        complete = sum(end <= cut for end in ends)  # a line counts even if only its newline is gone
+        assert len(run.metrics()) == complete, cut
+        run.append_metrics(9, 2, {"reward": 0.9})
+        assert path.read_bytes().startswith(whole[:cut])  # never truncated
+        assert [m["step"] for m in run.metrics()] == [*range(1, complete + 1), 9], cut
+
+
+def test_rollouts_come_back_with_the_fixed_columns(run):
+    path = run.write_rollouts(12, 1, [row(12), row(12, response_index=1, extracted="4")])
+    assert path.relative_to(run.path).as_posix() == "rollouts/step-000012.parquet"
+    table = run.rollouts(12)
+    assert table.schema.equals(ROLLOUT_SCHEMA)
+    first, second = table.to_pylist()
+    assert first["text"] == "é <think>\x00" and first["logprobs"] == [-0.5, -0.25, 0.0]
+    assert first["extracted"] is None and second["extracted"] == "4"
+    assert run.rollouts(12, ["length"]).column_names == ["length"]
+
+
+def test_a_later_attempt_replaces_the_rollouts(run):
+    run.write_rollouts(3, 1, [row(), row()])
+    run.write_rollouts(3, 2, [row(attempt=2)])
+    assert run.rollouts(3)["attempt"].to_pylist() == [2]
+    assert run.rollout_steps() == [3]
+    assert [path.name for path in (run.path / "rollouts").iterdir()] == ["step-000003.parquet"]
+
+
+def test_a_step_without_responses_is_stored_too(run):
+    run.write_rollouts(4, 1, [])
+    assert run.rollouts(4).num_rows == 0 and run.rollouts(4).schema.equals(ROLLOUT_SCHEMA)
+
+
+def test_missing_rollouts_say_which_there_are(run):
+    run.write_rollouts(3, 1, [row()])
+    with pytest.raises(UserError, match="no rollouts of step 7; it has steps 3 to 3"):
+        run.rollouts(7)
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def fail(place: Path) -> None:
+        place.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_evaluations_come_back_by_benchmark_and_step(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(2, 0))
+    run.write_eval("other", 1, [], {"accuracy": 0.0})
+    assert [(e.benchmark, e.step) for e in run.evals()] == [("other", 1), ("toy-test", 0), ("toy-test", 2)]
+    (last,) = [e for e in run.evals("toy-test") if e.step == 2]
+    table = last.rows()
+    assert table.schema.equals(EVAL_SCHEMA)
+    right = sum(verdict == "correct" for verdict in table["verdict"].to_pylist())
+    assert last.summary["accuracy"] == pytest.approx(right / table.num_rows)
+    assert table["image"].to_pylist()[0][0].startswith(b"\x89PNG")
+
+
+def test_mappings_are_taken_as_evaluation_rows(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=(0,))
+    rows = [record | {"image": None} for record in run.evals()[0].rows().to_pylist()]
+    run.write_eval("copy", 0, rows, {})
+    assert run.evals("copy")[0].rows()["image"].null_count == len(rows)
+    with pytest.raises(KeyError):  # a row without its columns is a mistake of ours, not a null
+        run.write_eval("copy", 0, [{"problem_id": "x"}], {})
+
+
+def test_an_evaluation_counts_once_its_summary_is_there(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=(0, 1))
+    (run.path / "eval/toy-test/step-000001.json").unlink()
+    assert [e.step for e in run.evals()] == [0]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b"])
+def test_a_benchmark_is_a_plain_name(run, name):
+    with pytest.raises(UserError, match="cannot be stored under the name"):
+        run.write_eval(name, 0, [], {})
+    assert not (run.path / "eval").exists()
+
+
+def test_checkpoints_need_a_manifest(run):
+    for name in ("step-000010", "step-000002", "step-000020", "notes"):
+        (run.path / "checkpoints" / name).mkdir(parents=True)
+    for name in ("step-000010", "step-000002"):
+        (run.path / "checkpoints" / name / "MANIFEST.json").write_text("{}")
+    assert [step for step, _ in run.checkpoints()] == [2, 10]
+
+
+def test_contamination_adds_up(run):
+    assert run.contaminated() == ()
+    run.stamp_contaminated(["MathVision"])
+    run.stamp_contaminated(["DynaMath", "MathVision"])
+    assert RunDirectory(run.path).contaminated() == ("DynaMath", "MathVision")
+
+
+def test_controls_come_back(run):
+    assert run.controls() == {}
+    run.write_controls({"blank_images": 0.1})
+    assert run.controls() == {"blank_images": 0.1}
+
+
+def test_names_tell_runs_apart():
+    runs = [RunDirectory(path) for path in ("/x/a/run", "/x/b/run", "/y/b/run")]
+    assert distinct_names(runs[:1]) == ["run"]
+    assert distinct_names(runs[:2]) == ["a/run", "b/run"]
+    assert distinct_names(runs) == ["x/a/run", "x/b/run", "y/b/run"]
+
+
+def test_the_schemas_are_the_rows_fields():
+    assert ROLLOUT_SCHEMA.names == list(RolloutRow.__dataclass_fields__)
+    assert pa.schema(list(ROLLOUT_SCHEMA)).field("policy_version").type == pa.int64()
+
+
+def test_reading_a_run_needs_no_torch():
+    code = "import sys, vlm_rl.run.directory; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

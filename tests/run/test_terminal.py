@@ -1,0 +1,187 @@
+"""The terminal's lines and tables, with and without a terminal, and the trackers."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from tests.helpers.example_run import build_run
+from tests.run.test_directory import CONFIG, row
+from vlm_rl.errors import UserError
+from vlm_rl.run.terminal import StepLine, clock, progress, resume_command, sample_table, visible
+from vlm_rl.run.trackers import make_trackers
+
+METRICS = {
+    "reward": 1.25,
+    "rewards/accuracy/mean": 0.75,
+    "completions/mean_length": 41.5,
+    "entropy": 0.5,
+    "rollout/logprob_gap": 3e-7,
+    "grad_norm": 0.9,
+    "step_time": 2.0,
+}
+
+
+def console(*, terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None)
+
+
+def text_of(where: Console) -> str:
+    assert isinstance(where.file, io.StringIO)
+    return where.file.getvalue()
+
+
+def test_a_step_is_one_plain_line_with_its_numbers():
+    where = console()
+    with StepLine(total=60, console=where) as line:
+        line.phase(12, "rollout")
+        line.done(12, METRICS)
+    (shown,) = text_of(where).splitlines()
+    for part in ("12/60", "1.250", "0.75", "41.5", "0.500", "3.0e-07", "9.00e-01", "2.0 s", "ETA"):
+        assert part in shown
+    assert "skipped" not in shown
+
+
+def test_the_time_left_leaves_the_first_steps_one_time_costs_out(monkeypatch):
+    """60 s pass before the first line, of which the step took 4; later steps take 2 s, one a save of 3 s more."""
+    now = 0.0
+    monkeypatch.setattr("vlm_rl.run.terminal.time.monotonic", lambda: now)
+    where = console()
+    with StepLine(total=10, console=where) as line:
+        for step, (passed, took) in enumerate([(60, 4), (2, 2), (5, 2)], 1):
+            now += passed
+            line.done(step, {**METRICS, "step_time": took})
+    shown = [text.rpartition("ETA ")[2] for text in text_of(where).splitlines()]
+    assert shown == [clock(9 * 4), clock(8 * 2), clock(7 * 3.5)]
+
+
+def test_absent_and_undefined_numbers_are_dashes_in_the_same_columns():
+    where = console()
+    with StepLine(total=60, console=where) as line:
+        line.done(1, METRICS)
+        line.done(2, {"entropy": math.nan, "steps/skipped": 2.0, "step_time": 2.0})
+    full, empty = text_of(where).splitlines()
+    assert empty.count("–") == 6 and "skipped 2" in empty
+    assert full.index("gnorm") == empty.index("gnorm")
+
+
+def test_a_terminal_sees_the_phase_and_gets_its_cursor_back():
+    where = console(terminal=True)
+    with pytest.raises(RuntimeError, match="boom"), StepLine(total=60, console=where) as line:
+        line.phase(12, "grading")
+        raise RuntimeError("boom")
+    shown = text_of(where)
+    assert "step 12/60  grading" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor: hidden, then shown
+
+
+def test_a_note_is_one_line_taken_literally_after_the_live_line_is_gone():
+    where = console(terminal=True)
+    with StepLine(total=60, console=where) as line:
+        line.phase(12, "evaluation")
+        line.note("eval toy-test: 0.75 [0.70, 0.80]\x1b[2J")
+        shown = text_of(where)
+    assert shown.endswith("eval toy-test: 0.75 [0.70, 0.80]<1b>[2J\n")
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_samples_show_each_prompts_best_and_worst():
+    rows = [
+        row(prompt_id=f"p{i // 4}", response_index=i % 4, reward=r) for i, r in enumerate([0, 0, 0, 0, 1, 0, 0.5, 0])
+    ]
+    where = console()
+    sample_table(rows, step=3, limit=2, console=where)
+    lines = [line.split() for line in text_of(where).splitlines() if "correct" in line]
+    assert [(line[0], line[2]) for line in lines] == [("p1", "1.00"), ("p1", "0.00")]  # p0 teaches nothing
+
+
+def test_model_text_cannot_drive_the_terminal():
+    hostile = "\x1b]0;title\x07\x1b[2J[red]x[/red]\r\n\x9b1A\u202e"
+    where = console()
+    sample_table([row(text=hostile, extracted="\x1b[1m")], step=1, console=where)
+    shown = text_of(where)
+    assert not any(char in shown for char in "\x1b\x07\r\x9b\u202e")
+    assert "[red]x[/red]" in shown and "<1b>" in shown
+    assert visible("a\nb\x00") == "a⏎b<00>"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "start"),
+    [
+        ("1", "1", "vlm-rl"),
+        ("8", "8", "torchrun --nproc-per-node 8 --shutdown-timeout 1800 -m vlm_rl.cli"),
+        ("16", "8", "torchrun ... --shutdown-timeout 1800 -m vlm_rl.cli"),
+    ],
+)
+def test_the_command_that_goes_on(monkeypatch, ranks, here, start):
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert resume_command("runs/a b") == f"{start} train 'runs/a b' --resume"
+
+
+def test_progress_without_a_terminal_ends_with_one_line():
+    where = console()
+    with progress("grading [b]", total=3, console=where) as advance:
+        for _ in range(3):
+            advance(note="acc 0.5")
+    (shown,) = text_of(where).splitlines()
+    assert shown.startswith("grading [b]: 3/3 in ") and shown.endswith("acc 0.5")
+
+
+def test_progress_on_a_terminal_counts():
+    where = console(terminal=True)
+    with progress("grading", total=3, console=where) as advance:
+        advance(2)
+        advance(1, note="done")
+    assert "3/3" in text_of(where) and "done" in text_of(where)
+
+
+def test_only_rank_0_prints():
+    code = "from vlm_rl.run.terminal import make_console; make_console().print('hello')"
+    for rank, expected in (("0", "hello\n"), ("1", "")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={"RANK": rank, "PATH": ""}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (42.4, "0:42"), (727, "12:07"), (11100, "3:05:00"), (-1, "0:00")]
+)
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_tensorboard_holds_what_was_logged(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tracker,) = make_trackers(["tensorboard"], tmp_path, CONFIG)
+    tracker.log(1, {"reward": 0.25, "bad": math.nan})
+    tracker.log(2, {"reward": 0.5})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["reward"]
+    assert [(e.step, e.value) for e in events.Scalars("reward")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_an_unknown_or_absent_tracker_is_the_users_error(tmp_path):
+    with pytest.raises(UserError, match="unknown tracker 'excel'"):
+        make_trackers(["excel"], tmp_path, CONFIG)
+    for name in ("wandb", "trackio"):
+        if importlib.util.find_spec(name) is None:
+            with pytest.raises(UserError, match=f"{name} is not installed"):
+                make_trackers([name], tmp_path, CONFIG)
+
+
+def test_stored_rows_make_a_table(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    rows = [type(row())(**record) for record in run.rollouts(1).to_pylist()]
+    where = console()
+    sample_table(rows, step=1, console=where)
+    assert text_of(where).count("toy-1-") == 6

@@ -1,0 +1,662 @@
+"""Both engines against a plain forward of the unmodified transformers model, and against each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from tests.helpers.pictures import noise_png
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.errors import UserError
+from vlm_rl.samplers import base
+from vlm_rl.samplers.base import (
+    FingerprintBuilder,
+    Sampler,
+    SamplingParams,
+    StaleWeightsError,
+    check_fresh,
+    fingerprint,
+    response_seed,
+)
+from vlm_rl.samplers.distribution import draw, process_logits, uniforms
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem, Prompt, Rollout
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, responses=1)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=40, responses=4)
+
+
+@pytest.fixture(scope="module")
+def sharp_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with larger weights: its predictions are far from uniform and depend on the image."""
+    out = tmp_path_factory.mktemp("models") / "sharp"
+    shutil.copytree(tiny_model, out)
+    model = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8.0 if "embed_tokens" in name else 5.0)
+    model.save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def builder(sharp_model: Path) -> PromptBuilder:
+    return PromptBuilder(sharp_model, template=TEMPLATES["think_box"], max_pixels=100_352)
+
+
+@pytest.fixture(scope="module")
+def prompts(builder: PromptBuilder) -> list[Prompt]:
+    """Text only, one image, several images of unequal size, and a long text: mixed in every call."""
+    rows = [
+        ("How many?", []),
+        ("<image>How many are there?", [noise_png(84, 84, 1)]),
+        (
+            "Look at <image> and <image>, then <image>.",
+            [noise_png(s, t, 2) for s, t in ((100, 300), (200, 84), (84, 84))],
+        ),
+        ("Which one is it? " * 20, []),
+    ]
+    return [
+        builder.build(Problem(id=f"p{i}", question=q, images=tuple(images), answer="4", answer_type="integer"))
+        for i, (q, images) in enumerate(rows)
+    ]
+
+
+@pytest.fixture(scope="module", params=["transformers", "vllm"])
+def running(request: pytest.FixtureRequest, sharp_model: Path, builder: PromptBuilder) -> Iterator[Sampler]:
+    """One engine for all tests of this file."""
+    if request.param == "vllm":
+        pytest.importorskip("vllm")
+    sampler = start(request.param, sharp_model, builder)
+    yield sampler
+    sampler.close()
+
+
+@pytest.fixture
+def sampler(running: Sampler, model: torch.nn.Module) -> Iterator[Sampler]:
+    """The engine with the weights of `model`, whatever a test did to it."""
+    yield running
+    if running.policy_version != 0:
+        running.load_weights(model.named_parameters(), version=0)
+
+
+@pytest.fixture(scope="module")
+def model(sharp_model: Path) -> torch.nn.Module:
+    return load(sharp_model)
+
+
+def test_the_engine_leaves_the_memory_policy_of_the_learners_process(running: Sampler) -> None:
+    """vLLM's CPU worker would bind every later allocation of this process to one NUMA node."""
+    maps = Path("/proc/self/numa_maps")
+    if not maps.exists():
+        pytest.skip("this system has no NUMA policies")
+    assert " bind:" not in maps.read_text()
+
+
+def start(name: str, path: Path, builder: PromptBuilder, **options) -> Sampler:
+    return make_sampler(
+        name,
+        model_path=str(path),
+        builder=builder,
+        max_model_len=1024,
+        batch_size=options.pop("batch_size", 32),
+        dtype=torch.float32,
+        vllm_options=options,
+    )
+
+
+def load(path: Path) -> torch.nn.Module:
+    return AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def edited(path: Path, edit) -> torch.nn.Module:
+    """The model with every parameter passed through `edit(name, tensor)`."""
+    model = load(path)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(edit(name, parameter))
+    return model
+
+
+def noise(scale: float, *, only: str = ""):
+    generator = torch.Generator().manual_seed(0)
+    return lambda name, t: t + scale * torch.randn(t.shape, generator=generator) if only in name else t
+
+
+def plain_logits(model: torch.nn.Module, prompt: Prompt, rollout: Rollout) -> torch.Tensor:
+    """[R, V] of an ordinary forward over prompt + response, one row, the model's own positions."""
+    ids = torch.from_numpy(np.concatenate([prompt.ids, rollout.ids]).astype(np.int64))[None]
+    extra = {}
+    if hasattr(model.config, "image_token_id"):
+        model.model.rope_deltas = None  # state that an earlier call left on the model
+        extra = {"mm_token_type_ids": (ids == model.config.image_token_id).int(), **prompt.vision}
+        if not prompt.vision:
+            extra = {}
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False, **extra).logits[0]
+    return logits[len(prompt.ids) - 1 : -1]
+
+
+def expected_logprobs(
+    model: torch.nn.Module, builder: PromptBuilder, prompt: Prompt, rollout: Rollout, temperature: float
+) -> np.ndarray:
+    logits = plain_logits(model, prompt, rollout) / (temperature or 1.0)
+    logits[:, list(builder.banned_ids)] = -float("inf")
+    return torch.log_softmax(logits, 1).numpy()[np.arange(len(rollout.ids)), rollout.ids]
+
+
+def pairs(prompts: list[Prompt], groups: list[list[Rollout]]) -> list[tuple[Prompt, Rollout]]:
+    return [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
+
+
+def same(first: list[list[Rollout]], second: list[list[Rollout]]) -> bool:
+    flat = [[(r.ids.tolist(), r.logprobs.tobytes()) for group in groups for r in group] for groups in (first, second)]
+    return flat[0] == flat[1]
+
+
+# --- what is generated -----------------------------------------------------------------------
+
+
+def test_repeats_itself_bit_for_bit(sampler: Sampler, prompts: list[Prompt]) -> None:
+    first = sampler.generate(prompts, SAMPLED, seed=3, step=1)
+    sampler.generate(prompts[1:], SAMPLED, seed=4, step=2)  # what came in between leaves no trace
+    assert same(first, sampler.generate(prompts, SAMPLED, seed=3, step=1))
+
+
+def test_shape_and_order_of_the_result(sampler: Sampler, prompts: list[Prompt]) -> None:
+    given: dict[int, list[Rollout]] = {}
+    groups = sampler.generate(prompts, SAMPLED, seed=0, step=0, on_group=given.setdefault)
+    assert [given[index] for index in range(len(prompts))] == groups, "each group as soon as it is there"
+    assert [[(r.problem_id, r.index) for r in group] for group in groups] == [
+        [(prompt.problem_id, index) for index in range(4)] for prompt in prompts
+    ]
+    for rollout in (r for group in groups for r in group):
+        assert rollout.ids.dtype == np.int32 and rollout.logprobs.dtype == np.float32
+        assert len(rollout.ids) == len(rollout.logprobs) <= SAMPLED.max_tokens
+        assert rollout.policy_version == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.5])
+def test_log_probs_equal_a_plain_forward(
+    sampler: Sampler, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt], temperature: float
+) -> None:
+    # 90 tokens: past the room that the cache was first given.
+    params = SamplingParams(temperature=temperature, max_tokens=90, responses=2)
+    for prompt, rollout in pairs(prompts, sampler.generate(prompts, params, seed=0, step=0)):
+        expected = expected_logprobs(model, builder, prompt, rollout, temperature)
+        np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
+
+
+def test_greedy_takes_the_most_likely_token(
+    sampler: Sampler, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    for prompt, rollout in pairs(prompts, sampler.generate(prompts, GREEDY, seed=0, step=0)):
+        logits = plain_logits(model, prompt, rollout)
+        logits[:, list(builder.banned_ids)] = -float("inf")
+        gap = logits.max(1).values.numpy() - logits.numpy()[np.arange(len(rollout.ids)), rollout.ids]
+        assert gap.max() < 1e-4
+
+
+def test_a_response_does_not_depend_on_its_neighbours(sampler: Sampler, prompts: list[Prompt]) -> None:
+    together = sampler.generate(prompts, SAMPLED, seed=0, step=0)
+    alone = [group for prompt in reversed(prompts) for group in sampler.generate([prompt], SAMPLED, seed=0, step=0)]
+    for first, second in zip(pairs(prompts, together), pairs(prompts, alone[::-1]), strict=True):
+        assert first[1].ids.tolist() == second[1].ids.tolist()
+        np.testing.assert_allclose(first[1].logprobs, second[1].logprobs, atol=1e-5)
+
+
+def test_more_prompt_tokens_than_one_engine_step_takes(sampler: Sampler, builder: PromptBuilder) -> None:
+    """120 prompts of some 100 tokens: no engine step holds them all, and seeded requests must survive that."""
+    problems = [
+        Problem(
+            id=f"many{i}", question=f"{i} " + "Which one is it? " * 10, images=(), answer="4", answer_type="integer"
+        )
+        for i in range(120)
+    ]
+    built = [builder.build(problem) for problem in problems]
+    assert sum(len(prompt.ids) for prompt in built) > 8192
+    params = SamplingParams(temperature=1.0, max_tokens=2, responses=2)
+    groups = sampler.generate(built, params, seed=0, step=0)
+    assert [[rollout.index for rollout in group] for group in groups] == [[0, 1]] * 120
+
+
+def test_every_response_has_its_own_noise(sampler: Sampler, prompts: list[Prompt]) -> None:
+    """Twins of one prompt, another step, another seed: no two sequences are alike."""
+    groups = [
+        *sampler.generate([prompts[1]], SAMPLED, seed=0, step=0),
+        *sampler.generate([prompts[1]], SAMPLED, seed=0, step=1),
+        *sampler.generate([prompts[1]], SAMPLED, seed=1, step=0),
+    ]
+    texts = [tuple(r.ids.tolist()) for group in groups for r in group]
+    assert len(set(texts)) == len(texts) == 12
+
+
+def test_frequencies_follow_the_distribution(
+    sampler: Sampler, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    """Pearson's chi-square over 1,000 first tokens; its 99.9 % point is below df + 3.1 sqrt(2 df) + 10."""
+    params = SamplingParams(temperature=0.8, max_tokens=1, responses=1000)
+    (group,) = sampler.generate([prompts[1]], params, seed=0, step=0)
+    logits = plain_logits(model, prompts[1], group[0])[0] / 0.8
+    logits[list(builder.banned_ids)] = -float("inf")
+    expected = 1000 * logits.double().softmax(0).numpy()
+    counts = np.bincount([int(r.ids[0]) for r in group], minlength=len(expected))
+    common = expected >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    freedom = len(observed) - 1
+    assert freedom >= 5
+    assert ((observed - wanted) ** 2 / wanted).sum() < freedom + 3.1 * np.sqrt(2 * freedom) + 10
+
+
+def test_stop_reasons(sampler: Sampler, builder: PromptBuilder, prompts: list[Prompt]) -> None:
+    params = SamplingParams(temperature=1.5, max_tokens=80, responses=16)
+    rollouts = [r for group in sampler.generate(prompts, params, seed=0, step=0) for r in group]
+    ends = np.array([r.ids[-1] in builder.eos_ids for r in rollouts])
+    assert ends.any() and not ends.all()
+    for rollout, ended in zip(rollouts, ends, strict=True):
+        assert not np.isin(rollout.ids[:-1], builder.eos_ids).any()
+        assert rollout.stop_reason == ("stop" if ended else "length")
+        assert ended or len(rollout.ids) == 80
+        assert rollout.text == builder.decode(rollout.ids) and "<|im_end|>" not in rollout.text
+
+
+def test_a_banned_token_is_never_drawn_however_likely(
+    sampler: Sampler, sharp_model: Path, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    """Logits in the tens of thousands, and no text longer than a greedy or sampled slip."""
+    generator = torch.Generator().manual_seed(0)
+
+    def edit(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if "embed_tokens" not in name:
+            return tensor
+        tensor = tensor.clone()
+        rows = list(builder.banned_ids)
+        tensor[rows] = 1e4 * torch.randn(len(rows), tensor.shape[1], generator=generator)
+        return tensor
+
+    model = edited(sharp_model, edit)
+    sampler.load_weights(model.named_parameters(), version=1)
+    slips = 0
+    for params in (GREEDY, SAMPLED):
+        for prompt, rollout in pairs(prompts, sampler.generate(prompts, params, seed=0, step=0)):
+            assert not np.isin(rollout.ids, builder.banned_ids).any()
+            assert np.isfinite(rollout.logprobs).all()
+            slips += int((plain_logits(model, prompt, rollout).max(1).values > 1e3).sum())
+    assert slips > 100  # a bias of -100 would have let them through
+
+
+def test_truncated_sampling_for_evaluation(
+    sampler: Sampler, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=20, responses=4, top_p=0.6, top_k=12)
+    compared = 0
+    for prompt, rollout in pairs(prompts, sampler.generate(prompts, params, seed=0, step=0)):
+        logits = plain_logits(model, prompt, rollout) / 0.8
+        logits[:, list(builder.banned_ids)] = -float("inf")
+        for row, token, logprob in zip(logits.double(), rollout.ids, rollout.logprobs, strict=True):
+            order = row.argsort(descending=True)[:12]
+            probs = row[order].softmax(0)
+            mass = probs.cumsum(0)
+            kept = int((mass - probs < 0.6).sum())
+            assert token in order[:kept]
+            if (mass - 0.6).abs().min() > 1e-4:  # away from the edge the kept set is the same
+                position = order.tolist().index(token)
+                assert abs(float((probs[position] / probs[:kept].sum()).log()) - logprob) < 1e-4
+                compared += 1
+    assert compared > 200
+
+
+def test_a_prompt_that_does_not_fit_is_refused(sampler: Sampler, prompts: list[Prompt]) -> None:
+    room = 1024 - len(prompts[1].ids)
+    with pytest.raises(UserError, match=f"problem 'p1': {len(prompts[1].ids)} prompt tokens and up to {room + 1}"):
+        sampler.generate(
+            [prompts[1]], SamplingParams(temperature=1, max_tokens=room + 1, responses=1), seed=0, step=0
+        )
+
+
+def test_the_trainers_random_state_is_left_alone(sampler: Sampler, prompts: list[Prompt]) -> None:
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    sampler.generate(prompts, SAMPLED, seed=0, step=0)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.random.get_state()[1].tolist() == numpy_state
+
+
+def test_batching_changes_nothing(sharp_model: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
+    """Groups cut into parts, several batches, rows that end early: the same tokens."""
+    params = SamplingParams(temperature=1.3, max_tokens=60, responses=5)
+    results = []
+    for batch_size in (3, 7, 64):
+        sampler = start("transformers", sharp_model, builder, batch_size=batch_size)
+        results.append(sampler.generate(prompts, params, seed=0, step=0))
+    for other in results[:2]:
+        for (_, first), (_, second) in zip(pairs(prompts, results[2]), pairs(prompts, other), strict=True):
+            assert first.ids.tolist() == second.ids.tolist()
+            np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("running", ["vllm"], indirect=True)
+def test_greedy_responses_agree_across_the_engines(
+    running: Sampler, sharp_model: Path, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    """Up to a tie of the two best logits, after which the texts are different texts; ties are listed."""
+    params = SamplingParams(temperature=0, max_tokens=60, responses=1)
+    other = start("transformers", sharp_model, builder)
+    ties = []
+    for (prompt, first), (_, second) in zip(
+        pairs(prompts, running.generate(prompts, params, seed=0, step=0)),
+        pairs(prompts, other.generate(prompts, params, seed=0, step=0)),
+        strict=True,
+    ):
+        length = min(len(first.ids), len(second.ids))
+        different = np.flatnonzero(first.ids[:length] != second.ids[:length])
+        agreed = int(different[0]) if len(different) else length
+        np.testing.assert_allclose(first.logprobs[:agreed], second.logprobs[:agreed], atol=1e-4)
+        if len(different):
+            logits = plain_logits(model, prompt, first)[agreed]
+            gap = abs(float(logits[first.ids[agreed]] - logits[second.ids[agreed]]))
+            ties.append((prompt.problem_id, agreed, gap))
+            assert gap < 1e-4
+        else:
+            assert len(first.ids) == len(second.ids)
+    print("logit ties:", ties)
+    assert len(ties) < len(prompts)
+
+
+# --- weights ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["", "visual", "embed_tokens", "layers.1.self_attn.k_proj"])
+def test_new_weights_are_what_is_sampled_from(
+    sampler: Sampler, sharp_model: Path, builder: PromptBuilder, prompts: list[Prompt], part: str
+) -> None:
+    """Same prompts before and after: no cached block, image embedding or packed head survives."""
+    params = SamplingParams(temperature=1.0, max_tokens=12, responses=2)
+    before = sampler.generate(prompts, params, seed=0, step=0)
+    model = edited(sharp_model, noise(0.1, only=part))
+    sampler.load_weights(model.named_parameters(), version=7)
+    check_fresh(sampler, fingerprint(model.named_parameters()))
+    after = sampler.generate(prompts, params, seed=0, step=0)
+    for prompt, rollout in pairs(prompts, after):
+        assert rollout.policy_version == 7
+        expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
+        np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
+    first_before = before[1][0].logprobs[0], before[1][0].ids[0]
+    first_after = after[1][0].logprobs[0], after[1][0].ids[0]
+    assert first_before != first_after
+
+
+def test_a_skipped_sync_is_found(sampler: Sampler, sharp_model: Path) -> None:
+    """Steps as small as one at learning rate 1e-6, in one element of one tensor."""
+    check_fresh(sampler, fingerprint(load(sharp_model).named_parameters()))
+
+    def edit(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        changed = tensor.clone()
+        if name.endswith("layers.2.self_attn.v_proj.weight"):
+            changed[3, 5] += 1e-6
+        return changed
+
+    model = edited(sharp_model, edit)
+    with pytest.raises(StaleWeightsError, match=f"sampler '{sampler.name}' .* checksum .* resume from"):
+        check_fresh(sampler, fingerprint(model.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        "model.language_model.embed_tokens.weight",
+        "model.language_model.layers.0.self_attn.k_proj.weight",
+        "model.language_model.layers.2.self_attn.q_proj.bias",
+        "model.language_model.norm.weight",
+        "model.visual.blocks.1.mlp.gate_proj.weight",
+        "model.visual.patch_embed.proj.weight",
+    ],
+)
+def test_a_dropped_tensor_is_found(sampler: Sampler, sharp_model: Path, dropped: str) -> None:
+    model = edited(sharp_model, noise(1e-6))
+    builder = FingerprintBuilder(dtype=sampler.dtype)
+    stream = builder.watch(model.named_parameters())
+    sampler.load_weights(((name, tensor) for name, tensor in stream if name != dropped), version=1)
+    assert builder.result() == fingerprint(model.named_parameters())
+    with pytest.raises(StaleWeightsError):
+        check_fresh(sampler, builder.result())
+    sampler.load_weights(model.named_parameters(), version=1)
+    check_fresh(sampler, builder.result())
+
+
+# --- fingerprints and seeds ------------------------------------------------------------------
+
+
+def test_a_fingerprint_does_not_depend_on_the_layout() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, 6, generator=generator) for n in (4, 2, 2))
+    separate = fingerprint([("q", q), ("k", k), ("v", v)])
+    fused = fingerprint([("qkv", torch.cat([k, q, v, torch.zeros(3, 6)])), ("bias", -torch.zeros(5))])
+    assert separate.agrees(fused) and (separate.tensors, fused.tensors) == (3, 2)
+
+
+def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    whole = fingerprint([("w", tensor)])
+    monkeypatch.setattr(base, "_CHUNK", 7)
+    assert fingerprint([("w", tensor)]).agrees(whole)
+
+
+@settings(max_examples=200)
+@given(index=st.integers(0, 59), bit=st.integers(0, 15), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_any_flipped_bit_changes_the_fingerprint(index: int, bit: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(60, generator=torch.Generator().manual_seed(0)).to(dtype)
+    flipped = tensor.clone()
+    bits = flipped.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)
+    bits[index] ^= torch.tensor(1, dtype=bits.dtype) << bit
+    assert not fingerprint([("w", tensor)]).agrees(fingerprint([("w", flipped)]))
+
+
+def test_changes_that_cancel_in_the_sums_are_found() -> None:
+    """Moving the same amount from one element to another keeps every sum of values or of bits."""
+    first, second = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.5, 1.5, 4.0])
+    assert float(first.sum()) == float(second.sum())
+    assert not fingerprint([("w", first)]).agrees(fingerprint([("w", second)]))
+
+
+def test_a_fingerprint_in_the_engines_precision() -> None:
+    tensor = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert fingerprint([("w", tensor)], dtype=torch.bfloat16).agrees(fingerprint([("w", tensor.bfloat16())]))
+
+
+def test_response_seeds_are_63_bits_and_all_different() -> None:
+    keys = [
+        (seed, step, name, index)
+        for seed in (0, 1)
+        for step in range(50)
+        for name in ("1", "11")
+        for index in range(50)
+    ]
+    seeds = {response_seed(*key) for key in keys}
+    assert len(seeds) == len(keys) == 10_000
+    assert all(0 <= seed < 1 << 63 for seed in seeds) and max(seeds) > 1 << 62
+
+
+# --- the distribution ------------------------------------------------------------------------
+
+
+def test_inverse_cdf_by_hand() -> None:
+    """Masses 0, .25, .25, 0, .5: the CDF steps at .25, .5 and 1; token 0 and 3 have no interval."""
+    logits = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5]).log()
+    points = [0.0, 0.2, 0.25, 0.49, 0.5, 0.99, 1 - 2**-53]
+    drawn = draw(logits.expand(len(points), -1), torch.tensor(points, dtype=torch.float64))
+    assert drawn.tolist() == [1, 1, 2, 2, 4, 4, 4]
+
+
+def test_the_last_token_may_be_banned() -> None:
+    logits = torch.tensor([[1.0, 2.0, -float("inf"), -float("inf")]])
+    assert draw(logits, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 1
+
+
+def test_processing_order_by_hand() -> None:
+    """Ban first, then temperature, then top-k: the banned logit must not take one of the k places."""
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+    scaled = process_logits(logits, banned=torch.tensor([0]), temperature=0.5, top_k=2)
+    inf = float("inf")
+    assert scaled.tolist() == [[-inf, 6.0, 4.0, -inf]]
+    # masses .6439, .2369, .0871, .0321: two are needed to reach .7
+    assert process_logits(
+        logits, banned=torch.tensor([], dtype=torch.int64), temperature=1.0, top_p=0.7
+    ).tolist() == [[4.0, 3.0, -inf, -inf]]
+
+
+def test_noise_of_a_row_is_its_seeds_alone() -> None:
+    together, alone = uniforms([5, 6, 7], 40), uniforms([6], 40)
+    assert torch.equal(together[1], alone[0]) and not torch.equal(together[0], together[1])
+
+
+# --- choosing an engine ----------------------------------------------------------------------
+
+
+def test_without_vllm_auto_falls_back_and_says_so(
+    sharp_model: Path, builder: PromptBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what an import of a missing package runs into
+    assert start("auto", sharp_model, builder).name == "transformers"
+    assert capsys.readouterr().out.startswith("sampler: transformers (vllm cannot be imported")
+    with pytest.raises(UserError, match=r"rollout.sampler is vllm, but .* set rollout.sampler=transformers"):
+        start("vllm", sharp_model, builder)
+
+
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "logprobs_mode", "trust_remote_code", "max_model_len"])
+def test_options_that_would_break_the_contract_are_refused(
+    sharp_model: Path, builder: PromptBuilder, option: str
+) -> None:
+    pytest.importorskip("vllm")
+    with pytest.raises(UserError, match=f"rollout.vllm.{option} cannot be set"):
+        make_sampler(
+            "vllm",
+            model_path=str(sharp_model),
+            builder=builder,
+            max_model_len=512,
+            batch_size=4,
+            dtype=torch.float32,
+            vllm_options={option: 2},
+        )
+
+
+# --- text-only policies, and two ranks -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2 with an output head of its own (not tied)."""
+    out = tmp_path_factory.mktemp("models") / "text"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.save_pretrained(out)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+        max_position_embeddings=1024,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(config).save_pretrained(out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.slow)])
+def test_text_only_policy(name: str, text_model: Path) -> None:
+    if name == "vllm":
+        pytest.importorskip("vllm")
+    builder = PromptBuilder(text_model, template=TEMPLATES["plain"])
+    problems = [
+        Problem(id=str(n), question="What is it? " * n, images=(), answer="4", answer_type="integer") for n in (1, 9)
+    ]
+    prompts = [builder.build(problem) for problem in problems]
+    model = AutoModelForCausalLM.from_pretrained(text_model, dtype=torch.float32)
+    sampler = start(name, text_model, builder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    with pytest.raises(StaleWeightsError):
+        check_fresh(sampler, fingerprint(model.named_parameters()))
+    sampler.load_weights(model.named_parameters(), version=1)
+    check_fresh(sampler, fingerprint(model.named_parameters()))
+    for prompt, rollout in pairs(prompts, sampler.generate(prompts, SAMPLED, seed=0, step=0)):
+        expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
+        np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
+    sampler.close()
+
+
+RANKS = """
+import sys
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForImageTextToText
+
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.samplers.base import SamplingParams, check_fresh, fingerprint
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
+
+dist.init_process_group("gloo")
+rank, path = dist.get_rank(), sys.argv[1]
+builder = PromptBuilder(path, template=TEMPLATES["plain"])
+sampler = make_sampler(
+    "vllm", model_path=path, builder=builder, max_model_len=512, batch_size=8, dtype=torch.float32
+)
+model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).requires_grad_(False)
+for parameter in model.parameters():
+    parameter.mul_(1.01)
+sampler.load_weights(model.named_parameters(), version=1)
+check_fresh(sampler, fingerprint(model.named_parameters()))
+# Unequal work: rank 1 has more prompts and longer responses than rank 0.
+prompts = [
+    builder.build(Problem(id=f"{rank}-{i}", question="Hi", images=(), answer="4", answer_type="integer"))
+    for i in range(1 + 3 * rank)
+]
+params = SamplingParams(temperature=1.0, max_tokens=5 + 30 * rank, responses=2)
+groups = sampler.generate(prompts, params, seed=0, step=0)
+sampler.close()
+total = torch.tensor([sum(len(group) for group in groups)])
+dist.all_reduce(total)  # the learner's group outlives the engine
+print(f"rank {rank} sees {int(total)} responses", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_one_engine_in_each_of_two_ranks(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, str(script), str(tiny_model)]
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):  # 1 prompt and 4 prompts, 2 responses each
+        assert f"rank {rank} sees 10 responses" in done.stdout

@@ -1,0 +1,689 @@
+"""Studies: pairing, mistakes in the file, arithmetic over seeds, the page, and running them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
+from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, clean_environment
+from tests.report.test_report import Page
+from vlm_rl import session
+from vlm_rl.algorithms import resolve_algorithm
+from vlm_rl.cli import main
+from vlm_rl.config import AlgorithmConfig, load_config
+from vlm_rl.errors import EXIT_STOPPED, UserError
+from vlm_rl.report.charts import PALETTE
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.stats import estimate, incomplete_beta, t_cdf, t_quantile
+from vlm_rl.study import run as command
+from vlm_rl.study.findings import words
+from vlm_rl.study.plan import Study, load_study
+from vlm_rl.study.results import (
+    Comparison,
+    Curve,
+    RunNumbers,
+    band,
+    collect,
+    difference,
+    final_estimate,
+    final_values,
+    smoothed,
+    stretch_mean,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(folder: Path, **changes) -> Study:
+    return load_study(write_study(folder / "study.yaml", study_tree(**changes)))
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def test_every_rule_gets_the_same_seeds_and_starts(tmp_path):
+    planned = load(tmp_path, seeds=[7, 3, 5]).runs(Path("out"))
+    rules = ("grpo", "luspo+hadw", "grpo-token")  # the baseline first
+    assert [(one.rule, one.seed, one.start) for one in planned] == [
+        (rule, seed, start) for seed, start in ((7, "a"), (3, "b"), (5, "a")) for rule in rules
+    ]
+    for one in planned:
+        assert one.config.seed == one.seed
+        assert one.config.model.path == {"a": "models/warm-0", "b": "models/warm-1"}[one.start]
+        assert one.out == Path(f"out/{one.rule}/seed-{one.seed}") and one.config.out == str(one.out)
+        assert one.log == Path(f"out/{one.rule}/seed-{one.seed}.log")
+
+
+def test_runs_of_a_seed_differ_in_the_rule_alone(tmp_path):
+    grpo, luspo, token = load(tmp_path).runs(tmp_path)[:3]
+    same = {"algorithm", "out"}
+    assert grpo.config.model_dump(exclude=same) == luspo.config.model_dump(exclude=same)
+    assert (luspo.config.algorithm.name, luspo.config.algorithm.hadw.enabled) == ("luspo", True)
+    # a mapping changes the keys that it names, as dotted keys do
+    assert (token.config.algorithm.name, token.config.algorithm.aggregation) == ("grpo", "token")
+    assert not grpo.config.algorithm.hadw.enabled and grpo.config.algorithm.aggregation is None
+
+
+def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
+    tree = study_tree(rules={"grpo": {}, "hot": {"rollout": {"temperature": 1.2}}})
+    tree["base"]["model"] = {"path": "replaced", "freeze_vision": True}
+    grpo, hot = load_study(write_study(tmp_path / "s.yaml", tree)).runs(tmp_path)[:2]
+    assert (hot.config.rollout.temperature, hot.config.rollout.max_tokens) == (1.2, 64)
+    assert grpo.config.rollout.temperature == 1.0  # one rule's change does not leak into another
+    assert grpo.config.model.freeze_vision and grpo.config.model.path == "models/warm-0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"baselin": "grpo"}, ["unknown key baselin", "did you mean 'baseline'"]),
+        ({"baseline": "gspo"}, ["baseline is 'gspo'", "grpo, grpo-token"]),
+        ({"seeds": []}, ["seeds is []"]),
+        ({"seeds": [1, 2, 1]}, ["seeds", "1 is there twice"]),
+        ({"seeds": ["1"]}, ["seeds.0 is '1'"]),
+        ({"starts": {}}, ["starts is {}"]),
+        ({"starts": {"a b": "m"}}, ["starts", "'a b'", "letters"]),
+        ({"rules": {"../up": {}, "grpo": {}}}, ["rules", "'../up'"]),
+        ({"rules": {"grpo": None}}, ["rules.grpo is None"]),
+        ({"rules": {"grpo": {"algorithm.nme": "ba"}}}, ["rules.grpo", "unknown key algorithm.nme", "'name'"]),
+        ({"rules": {"grpo": {"algorithm.name": "grp"}}}, ["rules.grpo", "algorithm.name is 'grp'", "'grpo'"]),
+        ({"rules": {"grpo": {"train.lr": "fast"}}}, ["rules.grpo", "train.lr is 'fast'"]),
+        ({"rules": {"grpo": {"seed": 3}}}, ["rules.grpo", "seed is 3", "share"]),
+        ({"rules": {"grpo": {"train": {"steps": 9}}}}, ["rules.grpo", "train.steps is 9", "share"]),
+        ({"rules": {"grpo": {"data.train": ["x"]}}}, ["rules.grpo", "data.train", "share"]),
+        ({"rules": {"grpo": {"data": {}}}}, ["rules.grpo", "data is {}", "share"]),
+        ({"rules": {"grpo": {"train.lr.x": 1}}}, ["rules.grpo"]),
+        ({"rules": {"grpo": {"train.lr": "${oc.env:HOME}"}}}, ["interpolation"]),
+        ({"base": {"seed": 1}}, ["base", "seed is 1", "seeds"]),
+        ({"base": {"out": "x"}}, ["base", "out is 'x'", "--out"]),
+        ({"base": {"data": {"train": ["x"]}, "model": "m"}}, ["cannot set model.path", "'m'"]),
+        ({"base": {}}, ["rules.grpo", "data is missing"]),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path, changes, said):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, **{"rules": {"grpo": {}, "grpo-token": {}}} | changes)
+    for part in [str(tmp_path / "study.yaml"), *said]:
+        assert part in str(caught.value)
+
+
+def test_a_study_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["compare", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
+def test_the_documented_study_is_valid(tmp_path):
+    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    block = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0]
+    (tmp_path / "study.yaml").write_text(block)
+    study = load_study(tmp_path / "study.yaml")
+    assert len(study.runs(tmp_path)) == 15 and study.base["train"]["lr"] == 1e-4
+
+
+# -- Student's t -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("df", "value"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423)])
+def test_tabulated_quantiles(df, value):
+    assert t_quantile(0.975, df) == pytest.approx(value, abs=5e-5)
+    assert t_quantile(0.025, df) == pytest.approx(-value, abs=5e-5)
+
+
+def test_more_quantiles():
+    assert t_quantile(0.8, 4) == pytest.approx(0.9410, abs=5e-5)
+    for p in (0.55, 0.9, 0.999):  # closed forms: a Cauchy distribution, and df 2
+        assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-10)
+        assert t_quantile(p, 2) == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)), rel=1e-10)
+    assert t_quantile(0.975, 1e7) == pytest.approx(1.959964, abs=1e-5)  # the normal distribution's
+    assert t_quantile(0.5, 3) == 0.0
+    assert t_cdf(0.0, 5) == 0.5 and t_cdf(-1.0, 1) == pytest.approx(0.25)
+
+
+def test_the_incomplete_beta_function_by_hand():
+    # I_x(1, b) = 1 - (1 - x)^b;  I_x(2, 2) = x^2 (3 - 2 x);  I_x(a, b) = 1 - I_{1-x}(b, a)
+    for x in (0.0, 0.1, 0.5, 0.93, 1.0):
+        assert incomplete_beta(1, 3.5, x) == pytest.approx(1 - (1 - x) ** 3.5, abs=1e-13)
+        assert incomplete_beta(2, 2, x) == pytest.approx(x * x * (3 - 2 * x), abs=1e-13)
+        assert incomplete_beta(0.5, 20, x) + incomplete_beta(20, 0.5, 1 - x) == pytest.approx(1, abs=1e-13)
+
+
+def test_an_estimate_by_hand():
+    # 1, 2, 6, NaN: mean 3, deviations -2, -1, 3, variance 14 / 2 = 7; df 2: t_.975 = 4.3027, t_.8 = 1.0607
+    one = estimate([1.0, 2.0, 6.0, math.nan])
+    error = math.sqrt(7 / 3)
+    assert (one.num, one.mean, one.std) == (3, 3.0, pytest.approx(math.sqrt(7)))
+    assert (one.low, one.high) == (pytest.approx(3 - 4.3027 * error, 1e-4), pytest.approx(3 + 4.3027 * error, 1e-4))
+    assert one.detectable == pytest.approx((4.3027 + 1.0607) * error, 1e-4)
+    assert one.has_interval and not one.excludes_zero
+    assert estimate([5.0, 5.5, 6.0]).excludes_zero and estimate([-5.0, -5.5, -6.0]).excludes_zero
+
+
+def test_one_value_has_no_interval():
+    one = estimate([4.0])
+    assert (one.num, one.mean, one.has_interval, one.excludes_zero) == (1, 4.0, False, False)
+    assert math.isnan(one.detectable) and math.isnan(estimate([]).mean)
+
+
+# -- arithmetic over seeds -------------------------------------------------------------------------
+
+
+def numbers(rule: str, seed: int, finals=None, *, aggregation=None, **curves) -> RunNumbers:
+    """A run of as many steps as its curves have."""
+    algorithm = resolve_algorithm(AlgorithmConfig(name="grpo", aggregation=aggregation))
+    made = {}
+    for name, values in curves.items():
+        y = np.array(values, dtype=float)
+        made[name.replace("__", "/")] = Curve(np.arange(1.0, len(y) + 1), y)
+    return RunNumbers(rule, seed, "a", algorithm, made, finals or {})
+
+
+def study_of(*runs: RunNumbers, num_steps: int = 10) -> Comparison:
+    rules = tuple(dict.fromkeys(run.rule for run in runs))
+    return Comparison(rules, tuple(dict.fromkeys(run.seed for run in runs)), num_steps, runs, ())
+
+
+def test_paired_differences_by_hand():
+    base = {0: 0.5, 1: 0.2, 2: 0.7, 3: 0.4}
+    ours = {0: 0.6, 1: 0.4, 2: 1.0}  # differences .1, .2, .3: mean .2, std .1
+    runs = [numbers("grpo", seed, {"train_accuracy": v}) for seed, v in base.items()]
+    runs += [numbers("ba", seed, {"train_accuracy": v}) for seed, v in reversed(ours.items())]
+    comparison = study_of(*runs)
+    found = difference(comparison, "ba", "grpo", "train_accuracy")
+    error = 0.1 / math.sqrt(3)
+    assert found.num == 3 and found.mean == pytest.approx(0.2) and found.std == pytest.approx(0.1)
+    assert found.low == pytest.approx(0.2 - 4.3027 * error, abs=1e-5)
+    assert found.detectable == pytest.approx((4.3027 + 1.0607) * error, abs=1e-5)
+    # unpaired, seed 3 counts for the baseline: (.5 + .2 + .7 + .4) / 4
+    assert final_estimate(comparison, "grpo", "train_accuracy").mean == pytest.approx(0.45)
+    assert final_values(comparison, "ba", "train_accuracy") == ours
+    assert difference(comparison, "ba", "grpo", "train_length").num == 0
+
+
+def test_a_band_is_over_the_seeds():
+    runs = [numbers("a", 0, reward=[1, 2, math.nan]), numbers("a", 1, reward=[3, math.nan, math.nan, 8])]
+    found = band(runs, "reward")
+    assert found is not None
+    np.testing.assert_array_equal(found.steps, [1, 2, 4])  # no run has step 3
+    np.testing.assert_array_equal(found.mean, [2, 2, 8])
+    np.testing.assert_array_equal(found.low, [1, 2, 8])
+    np.testing.assert_array_equal(found.high, [3, 2, 8])
+    assert band(runs, "entropy") is None
+
+
+def test_smoothing_by_hand():
+    # 40 steps: windows of 3. Gaps stay gaps and do not eat their neighbours.
+    y = np.zeros(40)
+    y[10], y[20] = 6, math.nan
+    y[21] = 4
+    out = smoothed(y)
+    np.testing.assert_allclose(out[8:13], [0, 2, 2, 2, 0])
+    np.testing.assert_allclose(out[19:24], [0, math.nan, 2, 4 / 3, 0])
+    np.testing.assert_array_equal(smoothed(np.arange(10.0)), np.arange(10.0))  # a short curve stays as it is
+
+
+def test_the_ends_of_a_run():
+    curve = Curve(np.arange(1.0, 31.0), np.arange(1.0, 31.0))
+    assert stretch_mean(curve, 30, early=True) == 2.0  # steps 1, 2, 3
+    assert stretch_mean(curve, 30, early=False) == 29.0  # 28, 29, 30
+    assert stretch_mean(curve, 5, early=True) == 1.0
+    assert math.isnan(stretch_mean(Curve(np.array([9.0]), np.array([1.0])), 100, early=False))
+
+
+# -- the words -------------------------------------------------------------------------------------
+
+
+def length_runs(gaps: dict[int, tuple[float, float]], token=(0.5,), sequence=(0.5,)) -> Comparison:
+    """Two rules; per seed the gap at the first and at the last step, and the final accuracies."""
+    runs = []
+    for place, (seed, ends) in enumerate(gaps.items()):
+        for rule, values, aggregation in (("grpo", sequence, None), ("grpo-token", token, "token")):
+            finals = {"heldout_accuracy/toy": values[place % len(values)]}
+            curves = {"length__group_cv": [0.2, 0.2 + 0.1 * seed], "length__sign_gap": ends}
+            runs.append(numbers(rule, seed, finals, aggregation=aggregation, **curves))
+    return study_of(*runs, num_steps=2)
+
+
+def test_words_say_what_the_intervals_carry():
+    comparison = length_runs(
+        {1: (2, -10), 2: (2, -12), 3: (2, -11)}, token=(0.6, 0.7, 0.65), sequence=(0.4, 0.5, 0.46)
+    )
+    variation, gap, account, outcome = words(comparison)
+    # .3, .4, .5 at the end: mean .4; the change .1, .2, .3 has the interval .2 +- 4.30 x .1 / sqrt(3)
+    assert "0.200 over the first" in variation and "0.400 over the last (mean of 6 runs)" in variation
+    assert "-0.048 to +0.448" in variation and "is not settled" in variation
+    assert "2.0 tokens longer" in gap and "11.0 tokens shorter" in gap and "a change of -13.0 tokens" in gap
+    assert "the negative responses" in account
+    assert "+19.7 points" in outcome and "excludes 0" in outcome and "more than the aggregation" not in outcome
+
+
+def test_words_claim_nothing_that_is_not_settled():
+    unsettled = words(
+        length_runs({1: (2, -10), 2: (2, 12), 3: (2, 3)}, token=(0.6, 0.3, 0.6), sequence=(0.4, 0.5, 0.5))
+    )
+    assert "not settled" in unsettled[1] and "which sign that is at the end is not settled" in unsettled[2]
+    assert "do not tell them apart" in unsettled[3] and "would detect" in unsettled[3]
+    single = words(length_runs({1: (2, -10)}))
+    assert all("no interval" in single[k] for k in (0, 1, 3)) and "one seed does not settle" in single[2]
+    assert not any("change of" in sentence for sentence in single)
+
+
+def test_words_about_what_is_not_there():
+    only = study_of(
+        numbers("grpo", 0, {"train_accuracy": 1.0}, length__group_cv=[1], length__sign_gap=[1]), num_steps=1
+    )
+    assert "does not hold a rule of each" in words(only)[-1]
+    assert "have not logged" in words(study_of(numbers("grpo", 0)))[0]
+    assert "have not logged" in words(Comparison(("grpo",), (0,), 10, (), ()))[0]
+
+
+# -- reading runs ----------------------------------------------------------------------------------
+
+
+def test_numbers_of_a_run_by_hand(tmp_path):
+    tree = study_tree(seeds=[0], rules={"grpo": {"reward.accuracy": 2.0}})
+    study = load_study(write_study(tmp_path / "s.yaml", tree))
+    (planned,) = study.runs(tmp_path / "out")
+
+    def metrics(_, step):
+        masses = {f"gradient_mass/positive/decile_{d}": d / 100 for d in range(1, 11)}
+        part = {"rewards/accuracy/mean": step / 10, "completions/mean_length": float(step), "length/wrong_mean": 5.0}
+        return {**masses, **part}
+
+    write_run(planned, metrics, evals={0: ([False], [9]), 20: ([True, False, True, True], [4, 6, 8, 2])})
+    comparison = collect(study, [planned])
+    (run,) = comparison.runs
+    assert run.finals == {  # 20 steps: the last two; an accuracy part of 2 per right answer
+        "train_accuracy": pytest.approx((1.9 + 2.0) / 2 / 2),
+        "train_length": 19.5,
+        "train_length_change": 18.0,  # from steps 1 and 2, 1.5 tokens
+        "heldout_accuracy/toy-test": 0.75,
+        "heldout_length/toy-test": 5.0,
+    }
+    assert comparison.measures[0] == "heldout_accuracy/toy-test" and comparison.benchmarks == ["toy-test"]
+    np.testing.assert_allclose(run.curves["gradient_mass/positive/longest"].values, 0.27)  # .08 + .09 + .10
+    assert "gradient_mass/negative/longest" not in run.curves and "length/correct_mean" not in run.curves
+
+
+def test_unfinished_runs_are_missing_and_not_counted(tmp_path):
+    study = load(tmp_path, seeds=[0, 1])
+    planned = study.runs(tmp_path / "out")
+    write_run(planned[0], lively, evals=lively_evals(planned[0]))
+    write_run(planned[1], lively, steps=13)
+    write_run(planned[2], lively, evals={10: ([True], [3])})
+    comparison = collect(study, planned)
+    assert [(run.rule, run.seed) for run in comparison.runs] == [("grpo", 0)]
+    reasons = [one.reason for one in comparison.missing]
+    assert reasons[0] == "at step 13 of 20" and "not evaluated on toy-test" in reasons[1]
+    assert reasons[2:] == ["not started"] * 3
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+SECTIONS = [
+    "Final values",
+    "Paired differences",
+    "Token or sequence aggregation",
+    "Learning",
+    "Length",
+    "Updates",
+    "Time",
+    "Runs",
+    "Configuration",
+]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Path:
+    """The folder of a study whose runs are all there, but one, with its report."""
+    folder = tmp_path_factory.mktemp("study")
+    study = load(folder)
+    for planned in study.runs(folder / "out")[:-1]:
+        write_run(planned, lively, evals=lively_evals(planned))
+    assert main(["compare", str(folder / "study.yaml"), "--out", str(folder / "out"), "--report-only"]) == 0
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def page(done) -> Page:
+    return Page(done / "comparison.html")
+
+
+def test_the_page_holds_everything_and_asks_for_nothing(page):
+    for title in SECTIONS:
+        assert f"<h2>{title}</h2>" in page.source
+    assert page.tags.count("svg") == 17 and "not logged" not in page.text
+    assert 'http-equiv="Content-Security-Policy"' in page.source
+    assert all(address.startswith("#") for address in page.addresses)
+    assert not re.search(r"url\((?!#)|@import|https?://|<script|<link", page.source)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_names_what_is_missing(page):
+    assert "1 run is missing and counts nowhere below" in page.text
+    assert "8 of 9 runs are finished" in page.text and page.text.count("not started") == 1
+
+
+def test_each_rule_has_its_colour(page):
+    for place, rule in enumerate(("grpo", "luspo+hadw", "grpo-token")):
+        assert f"<span><i class='swatch' style='border-color:var(--c{place})'></i>{rule}<" in page.source
+        assert f"<td class='rule'><i class='swatch' style='border-color:var(--c{place})'></i>{rule}" in page.source
+    for chart in re.findall(r"<svg.*?</svg>", page.source, re.DOTALL):
+        assert set(re.findall(r"var\(--c(\d)\)", chart)) == {"0", "1", "2"}
+
+
+def test_the_tables_tell_the_numbers(done, page):
+    tree = json.loads((done / "comparison.json").read_text())
+    final = tree["final"]["heldout_accuracy/toy-test"]["luspo+hadw"]
+    runs = [run["final"]["heldout_accuracy/toy-test"] for run in tree["runs"] if run["rule"] == "luspo+hadw"]
+    assert final["num_seeds"] == 3 and final["mean"] == pytest.approx(np.mean(runs))
+    assert f"{100 * final['mean']:.1f} ({100 * final['low']:.1f} to {100 * final['high']:.1f})" in page.text
+    apart = tree["difference_to_baseline"]["train_length"]["grpo-token"]
+    assert apart["num_seeds"] == 2  # the run of its third seed is missing
+    assert f"{apart['mean']:+.1f}" in page.text and f"{apart['low']:+.1f} to {apart['high']:+.1f}" in page.text
+    assert f"{apart['detectable']:.1f}" in page.text
+    assert all(sentence in page.text for sentence in tree["words"]) and len(tree["words"]) == 4
+    for run in tree["runs"]:  # the change recorded is that of the ends recorded
+        first, last = run["first_and_last"]["completions/mean_length"]
+        assert last - first == pytest.approx(run["final"]["train_length_change"], abs=0.02)
+        assert run["first_and_last"]["heldout_accuracy/toy-test"][1] == pytest.approx(
+            run["final"]["heldout_accuracy/toy-test"], rel=1e-3
+        )
+
+
+def test_the_published_numbers_hold_no_path(done):
+    for name in ("comparison.json", "curves.csv"):
+        text = (done / name).read_text()
+        assert str(done) not in text and "models/" not in text and "data/toy" not in text
+    with (done / "curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    chosen = [r for r in rows if (r["rule"], r["seed"], r["metric"]) == ("luspo+hadw", "1", "reward")]
+    run = RunDirectory(done / "luspo+hadw" / "seed-1").metrics()
+    assert [int(r["step"]) for r in chosen] == list(range(1, 21))
+    np.testing.assert_allclose([float(r["value"]) for r in chosen], [m["reward"] for m in run], rtol=1e-5)
+
+
+def test_an_empty_study_and_one_seed_are_said_in_words(tmp_path):
+    tree = study_tree(seeds=[4], rules={"grpo": {}, "b+a.x": {"algorithm.name": "ba"}})
+    tree["base"]["data"]["train"] = ["<script>x</script>"]
+    path, out = write_study(tmp_path / "s.yaml", tree), tmp_path / "out"
+    assert command.compare(path, out, report_only=True) == 0
+    empty = Page(out / "comparison.html")
+    assert "No run is finished yet" in empty.text and empty.tags.count("svg") == 0
+    assert "script" not in empty.tags and "<script>x</script>" in empty.text
+    for planned in load_study(path).runs(out):
+        write_run(planned, lively, evals=lively_evals(planned))
+    assert command.compare(path, out, report_only=True) == 0
+    page = Page(out / "comparison.html")
+    assert "One seed has no interval" in page.text and "needs 2 seeds" in page.text and "nan" not in page.text
+    assert not re.search(r"\d runs? (is|are) missing", page.text)
+
+
+def test_names_are_escaped_on_the_page(tmp_path):
+    """Names are checked in the file; a benchmark's name and a start's folder come from elsewhere."""
+    tree = study_tree(starts={"a": "<b>models</b>"}, seeds=[0])
+    study = load_study(write_study(tmp_path / "s.yaml", tree))
+    for planned in study.runs(tmp_path / "out"):
+        run = write_run(planned, lively, evals=lively_evals(planned))
+        run.stamp_contaminated(["<b>Bench</b>"])
+    command.compare(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
+    page = Page(tmp_path / "out" / "comparison.html")
+    assert "CONTAMINATED" in page.text and "<b>Bench</b>" in page.text and "<b>models</b>" in page.text
+    assert page.source.count("<b>") == page.source.count("<b>CONTAMINATED") + len(re.findall(r"<b>[+-]", page.source))
+
+
+def test_many_rules_look_different_and_every_colour_has_two_themes(tmp_path):
+    tree = study_tree(seeds=[0], rules={"grpo": {}} | {f"r{k}": {"train.lr": 1e-6 * (k + 1)} for k in range(11)})
+    study = load_study(write_study(tmp_path / "s.yaml", tree))
+    for planned in study.runs(tmp_path / "out"):
+        write_run(planned, lively, evals=lively_evals(planned))
+    command.compare(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
+    key = re.findall(r"<div class='key'>(.*?)</div>", (tmp_path / "out" / "comparison.html").read_text())[0]
+    looks = re.findall(r"class='([^']*)' style='border-color:var\((--c\d)\)'", key)
+    assert len(looks) == len(set(looks)) == 12 and len({color for _, color in looks}) == len(PALETTE) == 10
+    css = (ROOT / "vlm_rl" / "assets" / "cards.css").read_text()
+    assert all(len(set(re.findall(rf"{color}: (#\w+);", css))) == 2 for _, color in looks)
+
+
+# -- starting and going on -------------------------------------------------------------------------
+
+
+def test_another_study_in_the_folder_is_refused(tmp_path):
+    study = load(tmp_path)
+    planned = study.runs(tmp_path / "out")[0]
+    write_run(planned, lively, evals=lively_evals(planned))
+    tree = study_tree()
+    tree["base"]["train"]["lr"] = 3e-5
+    with pytest.raises(UserError, match=r"grpo/seed-0 is a run with another train\.lr"):
+        command.compare(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True)
+    tree = study_tree()
+    tree["base"]["train"]["steps"] = 30  # going on for longer is no other run
+    assert command.compare(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True) == 0
+    (planned.out / "checkpoints" / "step-000040").mkdir(parents=True)
+    (planned.out / "checkpoints" / "step-000040" / "MANIFEST.json").touch()
+    with pytest.raises(UserError, match="trained 40 steps"):
+        command.compare(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
+
+
+def test_mistakes_are_found_before_anything_starts(tmp_path):
+    path, out = write_study(tmp_path / "s.yaml", study_tree()), tmp_path / "out"
+    with pytest.raises(UserError, match=r"starts\.a.*models/warm-0"):
+        command.compare(path, out)
+    with pytest.raises(UserError, match="--jobs is 0"):
+        command.compare(path, out, jobs=0)
+    assert not list(out.glob("*/*"))
+
+
+def test_a_run_without_its_checkpoint_is_not_finished(tmp_path):
+    planned = load(tmp_path).runs(tmp_path / "out")[0]
+    write_run(planned, lively, evals=lively_evals(planned))
+    assert not command.is_finished(planned)
+
+
+def test_one_comparison_at_a_time(tmp_path):
+    with command._only_one(tmp_path / "out") as lock:
+        child = subprocess.Popen(["sleep", "30"], pass_fds=(lock,))
+        with pytest.raises(UserError, match="another comparison"), command._only_one(tmp_path / "out"):
+            pass
+    with pytest.raises(UserError, match="left behind"), command._only_one(tmp_path / "out"):
+        pass  # a run that outlived its comparison holds it too
+    child.kill()
+    child.wait()
+    with command._only_one(tmp_path / "out"):
+        pass
+
+
+def test_stopping_has_the_trainer_s_exit_code():
+    assert command.StoppedError is session.StoppedError
+
+
+def test_the_tail_of_a_log(tmp_path):
+    (tmp_path / "log").write_bytes(b"x" * 40_000 + b"\nfirst\n\n" + b"".join(b"line %d\n" % k for k in range(15)))
+    assert command.log_tail(tmp_path / "log") == [f"line {k}" for k in range(15)]
+
+
+def sleeper(planned, shell: str = "echo ready; sleep 60") -> command.Job:
+    """A process in the place of a run, begun and waiting."""
+    arguments = ["sh", "-c", shell]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    return command.Job(planned, process, time.monotonic())
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error):
+    planned = load(tmp_path).runs(tmp_path / "out")
+    with command._only_one(tmp_path / "out") as lock:
+        crew = command.Crew(planned[1:], num_done=0, jobs=1, lock=lock)
+        crew.working = [sleeper(planned[0])]
+        job = crew.working[0]
+        before = signal.getsignal(number)
+
+        def send():
+            while signal.getsignal(number) is before:  # until the crew listens
+                time.sleep(0.01)
+            os.kill(os.getpid(), number)
+
+        threading.Thread(target=send).start()
+        with pytest.raises(error):
+            crew.work()
+    assert job.process.returncode == -signal.SIGTERM
+    assert len(crew.waiting) == len(planned) - 1 and crew.failed == []
+    assert "grpo seed 0: stopped" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_signal_kills(tmp_path):
+    planned = load(tmp_path).runs(tmp_path / "out")
+    crew = command.Crew([], num_done=0, jobs=1, lock=-1)
+    crew.working = [sleeper(planned[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
+    process = crew.working[0].process
+    crew.signals = [signal.SIGTERM]
+    crew._pass_on_signals()
+    time.sleep(0.3)
+    assert process.poll() is None
+    crew.signals = [signal.SIGTERM, signal.SIGTERM]
+    crew._pass_on_signals()
+    assert process.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
+    planned = load(tmp_path).runs(tmp_path / "out")[1]
+    with command._only_one(tmp_path / "out") as lock:
+        crew = command.Crew([planned], num_done=0, jobs=1, lock=lock)
+        crew._start(planned)
+    process = crew.working[0].process
+    try:
+        with pytest.raises(UserError, match="left behind"), command._only_one(tmp_path / "out"):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    assert process.args[1:] == ["-m", "vlm_rl.cli", "train", str(planned.config_file)]
+    assert load_config(planned.config_file) == planned.config and planned.log.is_file()
+
+
+def test_a_moved_study_is_not_gone_on_with(tmp_path):
+    study = load(tmp_path)
+    write_run(study.runs(tmp_path / "old")[0], lively, steps=3)
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = study.runs(tmp_path / "new")[0]
+    with pytest.raises(UserError, match="cannot go on from another place"):
+        command._settled_config(moved)
+
+
+def test_a_run_goes_on_under_the_spelling_that_it_began_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = load(tmp_path)
+    write_run(study.runs(Path("out"))[0], lively, steps=3)
+    settled = command._settled_config(study.runs(tmp_path / "out")[0])
+    assert settled.config == study.runs(Path("out"))[0].config
+
+
+# -- whole -----------------------------------------------------------------------------------------
+
+
+def toy_study(toys: Toys, folder: Path, **changes) -> Path:
+    """Two rules and two seeds of two steps, from two starts."""
+    base = yaml.safe_load(toys.config("study-base").read_text())
+    del base["seed"], base["out"]
+    base["train"]["steps"] = 2
+    base["checkpoint"]["every"] = 1
+    base["data"]["eval"], base["eval"] = [str(toys.heldout)], {"every": 2}
+    tree = {
+        "base": base,
+        "starts": {"warm": str(toys.model), "random": str(toys.random_model)},
+        "seeds": [0, 1],
+        "rules": {"ba": {"algorithm.name": "ba"}, "grpo": {}},
+        "baseline": "grpo",
+    }
+    return write_study(folder / "study.yaml", tree | changes)
+
+
+def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vlm_rl.cli", "compare", str(path), "--out", str(out), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=clean_environment() | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_a_study_stopped_in_the_middle_and_started_again(toys: Toys, tmp_path):
+    path, out = toy_study(toys, tmp_path), tmp_path / "out"
+    process = start(path, out, "--jobs", "2")
+    deadline = time.monotonic() + 300
+    while not any(len(RunDirectory(p.parent).metrics()) for p in out.glob("*/*/metrics.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == EXIT_STOPPED, said
+    assert "stopping" in said and processes_in(out) == []
+    study = load_study(path)
+    finished = [one for one in study.runs(out) if command.is_finished(one)]
+    assert len(finished) < 4
+    stamps = {one.out: (one.out / "metrics.jsonl").stat().st_mtime_ns for one in finished}
+
+    process = start(path, out, "--jobs", "2")
+    said, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, said
+    assert f"{4 - len(finished)} to do" in said and said.count(": done in") == 4 - len(finished)
+    assert all((folder / "metrics.jsonl").stat().st_mtime_ns == stamp for folder, stamp in stamps.items())
+    planned = study.runs(out)
+    assert all(command.is_finished(one) for one in planned)
+    for one in planned:
+        assert_sound(RunDirectory(one.out))
+    comparison = collect(study, planned)
+    assert not comparison.missing and comparison.benchmarks == [toys.heldout.name]
+    assert "not logged" not in Page(out / "comparison.html").text
+    # what was interrupted equals what was not
+    whole = toys.train_run("whole-of-study", **_sections(planned[0]))
+    assert_equal_runs(RunDirectory(planned[0].out), whole)
+
+
+def _sections(planned) -> dict:
+    tree = planned.config.model_dump(mode="json")
+    return {key: value for key, value in tree.items() if key != "out"}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_does_not_stop_the_others(toys: Toys, tmp_path):
+    huge = {"rollout.max_tokens": 10**6, "train.micro_batch_tokens": 10**6}
+    changes = {"seeds": [0], "rules": {"grpo": {}, "huge": huge}, "baseline": "huge"}  # which is the first to run
+    path, out = toy_study(toys, tmp_path, **changes), tmp_path / "out"
+    process = start(path, out)
+    said, _ = process.communicate(timeout=500)
+    assert process.returncode == 1, said
+    assert "huge seed 0: FAILED" in said and "exit code 2" in said
+    assert "above the model's context" in said  # the end of its log
+    assert "grpo seed 0: done" in said and "missing: huge seed 0" in said
+    assert "1 run is missing" in Page(out / "comparison.html").text

@@ -1,0 +1,12 @@
+"""Prepared sets on their way into a model: problems, their images, their prompts.
+
+    sets           read a prepared set and refuse what must not be trained or scored on
+    order          the order of prompts, and the ledger that accounts for each of them
+    images         hostile bytes in, RGB pixels on the model's grid out
+    prompts        the only prompt builder
+    model_folder   refuse a model folder that would run code
+
+Pictures stay on disk until they are looked at (lazy_images, this room's own).
+"""
+
+__all__ = ["images", "model_folder", "order", "prompts", "sets"]

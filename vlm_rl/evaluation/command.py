@@ -1,0 +1,324 @@
+"""`vlm-rl eval`: measure one model on prepared sets and write the records where report and demo read them.
+
+    vlm-rl eval --model runs/x/checkpoints/step-000060 --data data/mathvision data/dynamath --out runs/x-eval
+    vlm-rl report runs/x-eval
+
+The results folder has the layout of a run directory. One folder may take several checkpoints of a run, each under its
+step, and controls (--images blank) under a name of their own. A stopped or killed evaluation goes on where it was
+when the same command is given again (vlm_rl.evaluation.journal): finished sets are kept. Sets that the policy was
+trained on are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_rl.config import Config, check_benchmark_name, parse_config
+from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
+from vlm_rl.distributed import barrier, init_ranks, rank, share
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.prepared import benchmark_of
+from vlm_rl.evaluation.benchmarks.published_prompts import PUBLISHED_PROMPTS, PublishedPrompt, eval_template
+from vlm_rl.evaluation.evaluate import score_line
+from vlm_rl.evaluation.resume import Settings, answer_settings, changed_settings, digest, evaluate_into, journal_path
+from vlm_rl.grading.grader import Grader
+from vlm_rl.run.checkpoint import MANIFEST, read_manifest
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.terminal import make_console, progress
+from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """One prepared set to answer."""
+
+    path: Path
+    name: str  # of its folder below eval/
+    problems: Sequence[Problem]
+    min_pixels: int  # its images were brought between these
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the model comes from, as far as its folder says."""
+
+    step: int  # rollout steps of training; 0 for a model that is no checkpoint of ours
+    contaminated: Sequence[str]  # benchmarks that it was trained on
+
+
+def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
+    """Answer every set and write eval/<set>/step-<step>.parquet and .json below `options.out`.
+
+    Raises UserError before anything is written for wrong options, model, sets or results folder.
+    """
+    params = _sampling(options)
+    template, wording = _template(options)
+    check_model_folder(options.model)
+    origin = read_origin(options.model)
+    device = init_ranks()
+    sets = _open_sets(options, origin)
+    builder = PromptBuilder(
+        options.model,
+        template=template,
+        min_pixels=min(one.min_pixels for one in sets),
+        max_pixels=max(one.max_pixels for one in sets),
+    )
+    builder.check_template()
+    check_patch_size([one.path for one in sets], builder.patch_size)
+    max_model_len = _context(builder, options)
+    with _results_folder(options, origin) as results, Grader() as grader:
+        sampler = make_sampler(
+            options.sampler,
+            model_path=str(options.model),
+            builder=builder,
+            max_model_len=max_model_len,
+            batch_size=options.batch_size,
+            dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+            vllm_options={"gpu_memory_utilization": 0.85} if device.type == "cuda" else None,
+            seed=options.seed,
+        )
+        with closing(sampler):
+            asked = [_settings(one, options, params, origin, builder=builder, sampler=sampler) for one in sets]
+            left = _unanswered(results, sets, asked, origin)
+            for one, settings in left:
+                summary = _answer(
+                    one,
+                    settings,
+                    options,
+                    params,
+                    results,
+                    builder=builder,
+                    sampler=sampler,
+                    grader=grader,
+                    wording=wording,
+                )
+                make_console().print(score_line(one.name, summary))
+    barrier()
+    make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
+    return results
+
+
+def _answer(
+    one: EvalSet,
+    settings: Settings,
+    options: argparse.Namespace,
+    params: SamplingParams,
+    results: RunDirectory,
+    *,
+    builder: PromptBuilder,
+    sampler: Sampler,
+    grader: Grader,
+    wording: PublishedPrompt | None,
+) -> dict[str, Any]:
+    """The summary of one set, answered with a progress bar and written."""
+    with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
+        return evaluate_into(
+            results,
+            one.name,
+            one.problems,
+            settings=settings,
+            step=settings["step"],
+            sampler=sampler,
+            builder=builder,
+            grader=grader,
+            params=params,
+            seed=options.seed,
+            images=options.images,
+            batch_size=max(1, options.batch_size // params.responses),
+            advance=advance,
+            mode=options.mode,
+            wording=wording,
+        )
+
+
+def _settings(
+    one: EvalSet,
+    options: argparse.Namespace,
+    params: SamplingParams,
+    origin: Origin,
+    *,
+    builder: PromptBuilder,
+    sampler: Sampler,
+) -> Settings:
+    """Everything that makes the answers what they are, for the summary and for a resume."""
+    return {
+        "model": str(options.model),
+        "model_files": digest(json.dumps(_file_stamps(options.model)).encode()),
+        "set": str(one.path),
+        "images": options.images,
+        "mode": options.mode,
+        "template_words": asdict(PUBLISHED_PROMPTS[options.template])
+        if options.template in PUBLISHED_PROMPTS
+        else None,
+        "max_prompt_tokens": options.max_prompt_tokens,
+    } | answer_settings(
+        one.problems, builder=builder, sampler=sampler, params=params, seed=options.seed, step=origin.step
+    )
+
+
+def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of the model's files: enough to notice another model under the same name."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+
+
+def read_origin(model: Path) -> Origin:
+    """What a checkpoint's manifest and its run say about its training. Raises UserError for a damaged one."""
+    stamped = RunDirectory(model.resolve().parent.parent).contaminated()
+    if not (model / MANIFEST).is_file():
+        return Origin(step=0, contaminated=stamped)
+    manifest = read_manifest(model)
+    return Origin(step=manifest.step, contaminated=sorted({*stamped, *manifest.info.get("contaminated", ())}))
+
+
+def _template(options: argparse.Namespace) -> tuple[Template, PublishedPrompt | None]:
+    found = eval_template(options.template)
+    if found is None:
+        names = ", ".join([*TEMPLATES, *PUBLISHED_PROMPTS])
+        raise UserError(f"--template is {options.template!r}; known: {names}")
+    return found
+
+
+def _sampling(options: argparse.Namespace) -> SamplingParams:
+    for name in ("samples", "max_tokens", "max_prompt_tokens", "batch_size"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
+    if not 0 <= options.temperature < float("inf"):
+        raise UserError(f"--temperature is {options.temperature}; it must be 0 (greedy) or above")
+    if not 0 < options.top_p <= 1:
+        raise UserError(f"--top-p is {options.top_p}; it must be above 0 and at most 1")
+    if options.temperature == 0 and options.samples != 1:
+        raise UserError(
+            f"--samples is {options.samples} at temperature 0: greedy decoding gives one; add --temperature 1.0"
+        )
+    return SamplingParams(
+        temperature=options.temperature, max_tokens=options.max_tokens, responses=options.samples, top_p=options.top_p
+    )
+
+
+def _open_set(path: Path, images: str) -> EvalSet:
+    problems = load_set(path)
+    if not problems:
+        raise UserError(f"{path}: the set is empty; prepare it again")
+    check_runnable(path, problems)
+    manifest = path / "manifest.json"
+    recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    name = check_benchmark_name(path.resolve().name)
+    return EvalSet(
+        path=path,
+        name=name if images == "real" else f"{name}-{images}",
+        problems=problems,
+        min_pixels=recorded.get("min_pixels", 3136),
+        max_pixels=recorded.get("max_pixels", 1_003_520),
+    )
+
+
+def _context(builder: PromptBuilder, options: argparse.Namespace) -> int:
+    """Longest prompt plus longest response."""
+    context = builder.config.get_text_config().max_position_embeddings
+    wanted = options.max_prompt_tokens + options.max_tokens
+    if wanted > context:
+        raise UserError(
+            f"--max-prompt-tokens + --max-tokens is {wanted}, above the model's context of {context}: lower one"
+        )
+    return wanted
+
+
+def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
+    """The sets to answer. Raises UserError for those that cannot be, or may not be by this model."""
+    sets = [_open_set(path, options.images) for path in options.data]
+    names = [one.name for one in sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
+    for one in sets:
+        refuse_contaminated(one.path, one.problems, origin.contaminated)
+        if options.mode == "official" and benchmark_of(one.problems) is None:
+            raise UserError(f"{one.path}: --mode official needs problems of one known benchmark; use --mode strict")
+    _refuse_existing(options.out, sets, origin)
+    return sets
+
+
+def _unanswered(
+    results: RunDirectory, sets: Sequence[EvalSet], asked: Sequence[Settings], origin: Origin
+) -> list[tuple[EvalSet, Settings]]:
+    """The sets without a result: those that a stopped run of the same command has finished are kept, and said.
+
+    Raises UserError where there is a result of other settings.
+    """
+    left = []
+    for one, settings in zip(sets, asked, strict=True):
+        found = next((result for result in results.evals(one.name) if result.step == origin.step), None)
+        if found is None:
+            left.append((one, settings))
+            continue
+        if changed := changed_settings(found.summary, settings):
+            raise UserError(
+                f"{results.path} has a result of {one.name} at step {origin.step} with another {', '.join(changed)}: "
+                "choose another --out, or remove it"
+            )
+        make_console().print(f"kept: {score_line(one.name, found.summary)}")
+        journal_path(results, one.name, origin.step).unlink(missing_ok=True)
+    barrier()  # nobody writes before everybody has looked
+    return left
+
+
+def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None:
+    """The folder may be new, empty, or one of results that lacks one of these: a stopped run leaves such a one."""
+    if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is neither an empty folder nor one of results; choose another --out")
+    there = [any(result.step == origin.step for result in RunDirectory(out).evals(one.name)) for one in sets]
+    if all(there):
+        names = ", ".join(one.name for one in sets)
+        raise UserError(
+            f"{out} has a result of {names} at step {origin.step} already: choose another --out, or remove it"
+        )
+
+
+@contextmanager
+def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[RunDirectory]:
+    """The folder for the results, new or that of earlier ones; a new one goes again if none arrives."""
+    results = RunDirectory(options.out)
+    is_new = not (options.out / "config.yaml").exists()
+    barrier()  # nobody writes before everybody has looked
+    if rank() == 0 and is_new:
+        results.create(_configuration(options))
+    try:
+        if rank() == 0 and origin.contaminated:
+            results.stamp_contaminated(origin.contaminated)
+        yield results
+    except BaseException:
+        if rank() == 0 and is_new and not results.evals() and not _has_answers(options.out):
+            shutil.rmtree(options.out)
+        raise
+
+
+def _has_answers(out: Path) -> bool:
+    """Whether a journal there holds a problem behind its first line: the same command goes on from it."""
+    return any(path.read_bytes().count(b"\n") > 1 for path in (out / "eval").glob(".*.jsonl"))
+
+
+def _configuration(options: argparse.Namespace) -> Config:
+    """The config.yaml of a results folder: the training run's own, where the model is its checkpoint."""
+    run = RunDirectory(options.model.resolve().parent.parent)
+    if options.model.resolve().parent.name == "checkpoints" and (run.path / "config.yaml").is_file():
+        return run.config().model_copy(update={"out": str(options.out)})
+    sets = [str(path) for path in options.data]
+    return parse_config(
+        {"out": str(options.out), "model": {"path": str(options.model)}, "data": {"train": sets, "eval": sets}},
+        where="eval",
+    )

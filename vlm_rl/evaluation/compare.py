@@ -1,0 +1,206 @@
+"""`vlm-rl eval compare A B ...`: what changed between evaluations of the same problems.
+
+A, B, ... are results folders of `vlm-rl eval` (the newest step of each set), single records (a Parquet file) or
+JSON files of `vlm-rl score`. Everything is compared with A.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.paired import Paired, ProblemScore, by_category, pair, problem_scores
+from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.stats import score_interval
+
+Scores = dict[str, ProblemScore]
+_COLUMNS = ["problem_id", "verdict", "length", "category"]
+_SETTINGS = (
+    *("rule", "template", "images", "sampling", "dtype", "min_pixels", "max_pixels", "data_sha256", "grader_version"),
+)
+_MOST_LINES = 40  # categories that are printed
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One evaluation of one set."""
+
+    problems: Scores
+    summary: Mapping[str, Any]  # what it says of itself: the benchmark's own scores, and how they came about
+
+
+def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
+    """Print the tables and return them as plain JSON. Raises UserError for results that do not fit each other."""
+    if len(options.results) < 2:
+        raise UserError("eval compare needs two results or more: vlm-rl eval compare A B")
+    loaded = [read_results(path) for path in options.results]
+    names = [str(path) for path in options.results]
+    if all(len(sets) == 1 for sets in loaded):  # single files: their names need not agree
+        only = next(iter(loaded[0]))
+        loaded = [{only: next(iter(sets.values()))} for sets in loaded]
+    tree: dict[str, Any] = {"baseline": names[0], "table": _table(loaded, names), "compared": []}
+    print(_table_text(tree["table"]))
+    for name, sets in zip(names[1:], loaded[1:], strict=True):
+        shared = [benchmark for benchmark in loaded[0] if benchmark in sets]
+        if not shared:
+            raise UserError(f"{name} and {names[0]} have no set in common: {sorted(sets)} and {sorted(loaded[0])}")
+        for benchmark in shared:
+            a, b = loaded[0][benchmark], sets[benchmark]
+            tree["compared"].append(_compared(a, b, names=(benchmark, names[0], name), seed=options.seed))
+    if options.json:
+        text = json.dumps(tree, indent=1, ensure_ascii=False)
+        write_atomically(options.json, lambda path: path.write_text(text, encoding="utf-8"))
+    return tree
+
+
+def _compared(a: Result, b: Result, *, names: tuple[str, str, str], seed: int) -> dict[str, Any]:
+    """The tree of two results on one set, printed as well; `names` of the set and of the two."""
+    benchmark, name_a, name_b = names
+    whole = pair(a.problems, b.problems, seed=seed)
+    if whole is None:
+        raise UserError(f"{name_b} and {name_a} have no problem of {benchmark} in common")
+    parts = by_category(a.problems, b.problems, seed=seed)
+    own = pair(_headline_parts(a), _headline_parts(b), seed=seed)
+    other = [key for key in _SETTINGS if key in a.summary and key in b.summary and a.summary[key] != b.summary[key]]
+    headline = {} if own is None else {a.summary["headline"]: own}
+    print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other))
+    return {
+        "set": benchmark,
+        "a": name_a,
+        "b": name_b,
+        **asdict(whole),
+        **_changed(a.problems, b.problems),
+        "headline": {name: asdict(found) for name, found in headline.items()},
+        "other_settings": other,
+        "by_category": {key: asdict(part) for key, part in parts.items()},
+    }
+
+
+def _headline_parts(result: Result) -> Scores:
+    """What the benchmark's own number is the mean of, where that is not the questions: We-Math's problems, say."""
+    parts = result.summary.get("headline_parts", {})
+    return {name: ProblemScore(score, None, "") for name, score in parts.items()}
+
+
+def read_results(path: Path) -> dict[str, Result]:
+    """Set -> its result. Raises UserError for what is no result."""
+    if path.is_dir():
+        newest = {result.benchmark: result for result in sorted(RunDirectory(path).evals(), key=lambda r: r.step)}
+        if not newest:
+            raise UserError(f"{path}: no results in it; a results folder holds eval/SET/step-*.parquet")
+        return {name: _of_records(found.rows(_COLUMNS), found.summary) for name, found in newest.items()}
+    try:
+        if path.suffix == ".parquet":
+            beside = path.with_suffix(".json")
+            summary = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+            return {path.parent.name: _of_records(pq.read_table(path, columns=_COLUMNS), summary)}
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return {tree["benchmark"]: Result(problem_scores(tree.pop("rows")), tree)}
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score: {error!r:.160}"
+        ) from None
+
+
+def _of_records(records: pa.Table, summary: Mapping[str, Any]) -> Result:
+    """Under the benchmark's own ids, as `vlm-rl score` has them."""
+    prefix = f"{summary.get('benchmark', '')}-"
+    found = problem_scores(records.to_pylist())
+    return Result({name.removeprefix(prefix): score for name, score in found.items()}, summary)
+
+
+def _changed(a: Scores, b: Scores) -> dict[str, list[str]]:
+    """The problems whose score changed, by direction."""
+    return {
+        "better_on": [name for name in a if name in b and b[name].score > a[name].score],
+        "worse_on": [name for name in a if name in b and b[name].score < a[name].score],
+    }
+
+
+def _table(loaded: Sequence[Mapping[str, Result]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per result: a paper's row of benchmarks, and their plain mean where it has them all."""
+    benchmarks = list(dict.fromkeys(benchmark for sets in loaded for benchmark in sets))
+    rows = []
+    for name, sets in zip(names, loaded, strict=True):
+        cells = {benchmark: _cell(sets[benchmark]) for benchmark in benchmarks if benchmark in sets}
+        scores = [cell["score"] for cell in cells.values()]
+        mean = sum(scores) / len(scores) if len(cells) == len(benchmarks) > 1 else None
+        rows.append({"name": name, "cells": cells, "mean": mean})
+    return rows
+
+
+def _cell(result: Result) -> dict[str, Any]:
+    """The number that the benchmark's papers print (We-Math's strict score, DynaMath's worst case), and accuracy."""
+    scores = [problem.score for problem in result.problems.values()]
+    accuracy = {
+        "score": sum(scores) / len(scores),
+        "interval": list(score_interval(np.array(scores))),
+        "n": len(scores),
+    }
+    headline = result.summary.get("headline", "accuracy")
+    own = result.summary["scores"][headline] if headline != "accuracy" else accuracy
+    if not own["n"]:  # no whole problem of it was answered
+        headline, own = "accuracy", accuracy
+    return {"headline": headline, **own, "accuracy": accuracy["score"]}
+
+
+def _table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    benchmarks = list(dict.fromkeys(benchmark for row in rows for benchmark in row["cells"]))
+    header = f"| result | {' | '.join(benchmarks)} | mean |"
+    lines = [header, "|---" * (len(benchmarks) + 2) + "|"]
+    for row in rows:
+        cells = [_cell_text(row["cells"].get(benchmark)) for benchmark in benchmarks]
+        mean = "-" if row["mean"] is None else f"{100 * row['mean']:.1f}"
+        lines.append(f"| {row['name']} | {' | '.join(cells)} | {mean} |")
+    return "\n".join(lines)
+
+
+def _cell_text(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "-"
+    low, high = (100 * end for end in cell["interval"])
+    name = "" if cell["headline"] == "accuracy" else f"{cell['headline']} "
+    return f"{name}{100 * cell['score']:.1f} [{low:.1f}, {high:.1f}] (n {cell['n']})"
+
+
+def _paired_text(
+    names: tuple[str, str, str], scores: Mapping[str, Paired], parts: Mapping[str, Paired], *, other: Sequence[str]
+) -> str:
+    """`scores`: the accuracy, and the benchmark's own number if that is another; `other`: settings that differ."""
+    whole = scores["accuracy"]
+    lines = [
+        f"\n{names[0]}: {names[2]} minus {names[1]}",
+        *(f"  {name} {_line(paired)}" for name, paired in scores.items()),
+        f"  better on {whole.won}, worse on {whole.lost} problems, exact sign test p = {whole.p_value:.3g}",
+        f"  length {_length(whole.length_a)} -> {_length(whole.length_b)} tokens",
+    ]
+    if other:
+        lines.append(f"  not asked or judged alike: other {', '.join(other)}")
+    if whole.only_a or whole.only_b:
+        lines.append(f"  not compared: {whole.only_a} problems only in the first, {whole.only_b} only in the second")
+    if len(parts) > _MOST_LINES:
+        lines.append(f"  {len(parts)} categories: --json has them")
+    elif len(parts) > 1:
+        lines += [f"    {category or '-'}: {_line(part)}" for category, part in parts.items()]
+    return "\n".join(lines)
+
+
+def _line(paired: Paired) -> str:
+    low, high = (100 * end for end in paired.interval)
+    return (
+        f"{100 * paired.score_a:.1f} -> {100 * paired.score_b:.1f}: {100 * paired.difference:+.1f} points "
+        f"[{low:+.1f}, {high:+.1f}], n {paired.n}, +{paired.won} -{paired.lost}"
+    )
+
+
+def _length(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f}"

@@ -1,0 +1,77 @@
+"""`vlm-rl eval export`: our per-sample records in the formats of VLMEvalKit and lmms-eval, for others to score.
+
+VLMEvalKit reads a table of index, question, answer, prediction (TSV here); the text of the options stays inside
+the question, as the model saw it. lmms-eval writes one JSON object per line
+with doc_id, doc, target, resps and filtered_resps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_rl.errors import UserError
+from vlm_rl.run.directory import write_atomically
+
+Record = Mapping[str, Any]
+
+_COLUMNS = ["problem_id", "sample_index", "question", "gold", "response", "extracted", "verdict", "category"]
+
+
+def export_records(options: argparse.Namespace) -> Path:
+    """Write the records of one Parquet file in the wanted format. Raises UserError if they cannot be read."""
+    try:
+        rows = pq.read_table(options.records, columns=_COLUMNS).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{options.records}: no records of vlm-rl eval: {error}") from None
+    if not rows:
+        raise UserError(f"{options.records}: holds no records")
+    text = FORMATS[options.to](rows)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.out, lambda path: path.write_text(text, encoding="utf-8", newline=""))
+    print(f"{options.out}: {len(rows)} rows for {options.to}")
+    return options.out
+
+
+def vlmevalkit_table(rows: Sequence[Record]) -> str:
+    """A TSV with a header; a set with several samples has a column `sample` besides."""
+    several = any(row["sample_index"] for row in rows)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(["index", "question", "answer", "prediction", "category", *(["sample"] if several else [])])
+    for row in rows:
+        cells = [row["problem_id"], row["question"], row["gold"], row["response"], row["category"] or ""]
+        writer.writerow([*cells, *([row["sample_index"]] if several else [])])
+    return buffer.getvalue()
+
+
+def lmms_eval_lines(rows: Sequence[Record]) -> str:
+    """One object per problem; its samples are the inner list of `resps`, as after repeats in that tool."""
+    samples: dict[str, list[Record]] = {}
+    for row in rows:
+        samples.setdefault(row["problem_id"], []).append(row)
+    lines = []
+    for number, (name, group) in enumerate(samples.items()):
+        first = group[0]
+        doc = {"id": name, "question": first["question"], "answer": first["gold"], "category": first["category"]}
+        tree = {
+            "doc_id": number,
+            "doc": doc,
+            "target": first["gold"],
+            "resps": [[row["response"] for row in group]],
+            "filtered_resps": [row["extracted"] or "" for row in group],
+            "acc": sum(row["verdict"] == "correct" for row in group) / len(group),
+        }
+        lines.append(json.dumps(tree, ensure_ascii=False))
+    return "\n".join(lines) + "\n"
+
+
+FORMATS = {"vlmevalkit": vlmevalkit_table, "lmms-eval": lmms_eval_lines}

@@ -1,0 +1,111 @@
+"""Two evaluations of the same problems, compared problem by problem.
+
+The difference of two scores on one set is far better known than either score: the problems are the same, so
+the differences per problem are resampled, not the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.stats import bootstrap_interval
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemScore:
+    """What one evaluation says about one problem."""
+
+    score: float  # share of its samples that are right
+    length: float | None  # mean tokens of a response; None where the file does not say
+    category: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """B minus A over the problems that both have; scores in [0, 1]."""
+
+    n: int
+    score_a: float
+    score_b: float
+    difference: float
+    interval: tuple[float, float]  # 95 %, bootstrap over problems
+    won: int  # problems on which B is better
+    lost: int
+    p_value: float  # exact two-sided sign test on won against lost
+    length_a: float | None
+    length_b: float | None
+    only_a: int  # problems that the other does not have: not compared
+    only_b: int
+
+
+def sign_test(won: int, lost: int) -> float:
+    """P of a split at least this uneven if wins and losses are equally likely (two-sided, exact); 1 for none."""
+    assert won >= 0 and lost >= 0
+    total = won + lost
+    tail = sum(math.comb(total, k) for k in range(min(won, lost) + 1))
+    return min(1.0, 2 * tail / 2**total)
+
+
+def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: int = 0) -> Paired | None:
+    """The comparison over the problems of both; None if there is no such problem."""
+    both = [name for name in a if name in b]
+    if not both:
+        return None
+    score_a = np.array([a[name].score for name in both])
+    score_b = np.array([b[name].score for name in both])
+    difference_P = score_b - score_a
+    return Paired(
+        n=len(both),
+        score_a=float(score_a.mean()),
+        score_b=float(score_b.mean()),
+        difference=float(difference_P.mean()),
+        interval=bootstrap_interval(difference_P, seed=seed),
+        won=int((difference_P > 0).sum()),
+        lost=int((difference_P < 0).sum()),
+        p_value=sign_test(int((difference_P > 0).sum()), int((difference_P < 0).sum())),
+        length_a=_mean_length([a[name] for name in both]),
+        length_b=_mean_length([b[name] for name in both]),
+        only_a=len(a) - len(both),
+        only_b=len(b) - len(both),
+    )
+
+
+def by_category(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: int = 0) -> dict[str, Paired]:
+    """The comparison within each of A's categories."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for name, problem in a.items():
+        if name in b:
+            members[problem.category].append(name)
+    found = {}
+    for category, names in sorted(members.items()):
+        compared = pair({name: a[name] for name in names}, {name: b[name] for name in names}, seed=seed)
+        assert compared is not None, "a category has at least one problem"
+        found[category] = compared
+    return found
+
+
+def problem_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, ProblemScore]:
+    """Records of an evaluation (id or problem_id, verdict, length, category) summed up per problem."""
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[str(row["problem_id"] if "problem_id" in row else row["id"])].append(row)
+    found = {}
+    for name, samples in groups.items():
+        lengths = [row["length"] for row in samples if row.get("length") is not None]
+        found[name] = ProblemScore(
+            score=sum(row["verdict"] == "correct" for row in samples) / len(samples),
+            length=sum(lengths) / len(lengths) if lengths else None,
+            category=samples[0].get("category") or "",
+        )
+    return found
+
+
+def _mean_length(problems: Sequence[ProblemScore]) -> float | None:
+    known = [problem.length for problem in problems if problem.length is not None]
+    return sum(known) / len(known) if known else None

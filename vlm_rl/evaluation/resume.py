@@ -1,0 +1,104 @@
+"""An evaluation into a run directory that goes on where a stopped one was: in training and in `vlm-rl eval`.
+
+Until its result is written, finished problems are in a journal beside the results (vlm_rl.evaluation.journal): one
+per set, step and rank, for one set of settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import barrier, rank, world_size
+from vlm_rl.evaluation.evaluate import evaluate
+from vlm_rl.evaluation.journal import Journal
+from vlm_rl.grading.grader import GRADER_VERSION
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.factory import vllm_version
+from vlm_rl.types import Problem
+
+Settings = dict[str, Any]  # everything that makes the answers what they are
+
+_LIBRARIES = ("vlm-rl", "torch", "transformers", "pillow", "math-verify")
+
+
+def answer_settings(
+    problems: Sequence[Problem],
+    *,
+    builder: PromptBuilder,
+    sampler: Sampler,
+    params: SamplingParams,
+    seed: int,
+    step: int,
+) -> Settings:
+    """What makes the answers to these problems what they are, but for the policy itself."""
+    return {
+        "data_sha256": data_digest(problems),
+        "num_ranks": world_size(),
+        "sampling": asdict(params),
+        "seed": seed,
+        "step": step,
+        "sampler": sampler.name,
+        "dtype": str(sampler.dtype).removeprefix("torch."),
+        "template": builder.template.name,
+        "template_system": builder.template.system,
+        "template_prefill": builder.template.prefill,
+        "min_pixels": builder.min_pixels,
+        "max_pixels": builder.max_pixels,
+        "grader_version": GRADER_VERSION,
+        "versions": _versions(sampler),
+    }
+
+
+def evaluate_into(
+    run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: Settings, step: int, **how: Any
+) -> dict[str, Any]:
+    """Answer the set, write eval/NAME/step-N and return its summary; `how` goes to `evaluate`.
+
+    All ranks call it. What a stopped call with these settings has answered is neither answered nor graded again.
+    """
+    with Journal.open(journal_path(run, name, step), settings) as journal:
+        evaluation = evaluate(problems, step=step, journal=journal, **how)
+        summary = {**evaluation.summary, **settings}
+        if rank() == 0:
+            run.write_eval(name, step, evaluation.records, summary)
+        barrier()  # nobody forgets what is not in the result yet
+        journal.remove()
+    return summary
+
+
+def changed_settings(summary: Mapping[str, Any], settings: Settings) -> list[str]:
+    """The settings in which a finished result is another than is asked for now."""
+    now = json.loads(json.dumps(settings))
+    return [key for key, value in now.items() if summary.get(key) != value]
+
+
+def journal_path(run: RunDirectory, name: str, step: int) -> Path:
+    """This rank's."""
+    return run.path / "eval" / f".{name}-{step:06d}-{rank()}.jsonl"
+
+
+def data_digest(problems: Sequence[Problem]) -> str:
+    """A hash of what is asked and of the golds, images included, whatever the order of the rows."""
+    texts = [json.dumps([p.id, p.question, p.answer, p.answer_type, *p.choices]).encode() for p in problems]
+    rows = [digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
+    return digest(*(row.encode() for row in sorted(rows)))
+
+
+def _versions(sampler: Sampler) -> dict[str, str]:
+    engine = {"vllm": vllm_version()} if sampler.name == "vllm" else {}
+    return {name: version(name) for name in _LIBRARIES} | engine
+
+
+def digest(*parts: bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()

@@ -1,0 +1,136 @@
+"""`vlm-rl grade`: one response on the terminal, or a file of them.
+
+{"id": "p1", "gold": "1/2", "response": "... \\\\boxed{0.5}"}           one JSON object per line in,
+{"id": "p1", ..., "verdict": "correct", "extracted": "0.5", "path": "number", "reason": "..."}       out
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import GRADER_VERSION, Grader, GradeTask
+from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.types import AnswerType, Grade, Verdict
+
+InferType = Callable[[str], AnswerType]
+ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
+
+
+def grade_one(row: Mapping[str, Any], *, template: str, infer_type: InferType) -> None:
+    """Print extraction, path, verdict and reason of one response. Raises UserError where one is missing."""
+    for key in ("gold", "response"):
+        if key not in row:
+            raise UserError(f"--{key} is missing; give --gold and --response, or --file and --out")
+    with Grader() as grader:
+        (grade,) = grader.grade_many([_task(row, "the arguments", _template(template), infer_type)])
+    print(f"extracted: {grade.extracted}\npath: {grade.path}\nverdict: {grade.verdict}\nreason: {grade.reason}")
+
+
+def grade_file(source: Path, out: Path, *, template: str, infer_type: InferType) -> None:
+    """Grade every line of `source` into the same line of `out`, and print a summary.
+
+    Raises UserError naming the file and the line for anything that is not as `_task` wants it; nothing is
+    written then.
+    """
+    rows = _read(source)
+    chosen = _template(template)
+    tasks = [_task(row, f"{source} line {number}", chosen, infer_type) for number, row in rows]
+    with Grader() as grader:
+        grades = grader.grade_many(tasks)
+    lines = [json.dumps(dict(row) | _result(grade)) + "\n" for (_, row), grade in zip(rows, grades, strict=True)]
+    work = out.with_name(f".{out.name}.part")
+    try:
+        work.write_text("".join(lines), encoding="utf-8")
+        work.replace(out)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}; choose another path") from None
+    print(summary(grades))
+
+
+def summary(grades: Sequence[Grade]) -> str:
+    """The verdicts counted, the share right, and how many needed no symbolic comparison."""
+    verdicts = Counter(grade.verdict for grade in grades)
+    exact = sum(grade.path not in ("math_verify", "rounded") for grade in grades)
+    total = len(grades)
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in get_args(Verdict))
+    shares = f"accuracy {verdicts['correct'] / total:.3f}, {exact / total:.1%} by exact rules; " if total else ""
+    return f"{total} responses: {counts}; {shares}grader version {GRADER_VERSION}"
+
+
+def _result(grade: Grade) -> dict[str, Any]:
+    return {"verdict": grade.verdict, "extracted": grade.extracted, "path": grade.path, "reason": grade.reason}
+
+
+def _template(name: str) -> Template:
+    if name not in TEMPLATES:
+        raise UserError(f"--template is {name!r}; known: {', '.join(TEMPLATES)}")
+    return TEMPLATES[name]
+
+
+def _read(source: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    try:
+        text = source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--file {source}: {error.strerror}; give a file of JSON Lines") from None
+    except UnicodeDecodeError as error:
+        line = source.read_bytes()[: error.start].count(b"\n") + 1
+        raise UserError(f"{source} line {line}: not UTF-8; save the file in that encoding") from None
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{source} line {number}: not JSON ({error}); write one object a line") from None
+        rows.append((number, row))
+    return rows
+
+
+def _task(row: Any, where: str, template: Template, infer_type: InferType) -> GradeTask:
+    """A line as a task. Raises UserError naming the line, the key, the value and what is wanted."""
+    if not isinstance(row, Mapping):
+        raise UserError(f"{where}: is {_shown(row)}; write an object with gold and response")
+    missing = [key for key in ("gold", "response") if key not in row]
+    if missing:
+        raise UserError(f"{where}: has no {missing[0]!r}; every line needs gold and response")
+    if not isinstance(row["response"], str):
+        raise UserError(f"{where}: response is {_shown(row['response'])}; give a text")
+    gold = row["gold"]
+    golds = tuple(_text(value, where, "gold") for value in (gold if isinstance(gold, list) else [gold]))
+    if not golds:
+        raise UserError(f"{where}: gold is []; give at least one")
+    choices = row.get("choices") or []
+    if not isinstance(choices, list):
+        raise UserError(f"{where}: choices is {_shown(choices)}; give a list of the options' texts")
+    options = tuple(_text(value, where, "choices") for value in choices)
+    kind = row.get("answer_type")
+    if kind is None:
+        kind = "choice" if options else infer_type(golds[0])
+    if kind not in ANSWER_TYPES:
+        raise UserError(f"{where}: answer_type is {_shown(kind)}; known: {', '.join(ANSWER_TYPES)}")
+    tolerance = row.get("tolerance")
+    if tolerance is None:
+        return GradeTask(row["response"], golds, kind, template, options)
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
+        raise UserError(f"{where}: tolerance is {_shown(tolerance)}; give a number, 0 or more")
+    return GradeTask(row["response"], golds, kind, template, options, {"tolerance": tolerance})
+
+
+def _text(value: Any, where: str, key: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{where}: {key} holds {_shown(value)}; give texts or numbers")
+    text = str(value)
+    if not text.strip():
+        raise UserError(f"{where}: {key} is empty; give the text that is right")
+    return text
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

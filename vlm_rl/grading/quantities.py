@@ -1,0 +1,204 @@
+r"""Percent signs, degrees, money and units: an answer taken apart into its value's text and the rest.
+
+Exponents are kept and nothing is converted: another unit is another answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from vlm_rl.grading.number_words import COUNTING, parse_words
+from vlm_rl.grading.rational import NUMBER, parse_rational
+
+_UNIT_NAMES = {
+    "m": "m meter metre", "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre",
+    "dm": "dm decimeter decimetre", "km": "km kilometer kilometre", "nm": "nm nanometer nanometre",
+    "um": "um micrometer micrometre micron", "ha": "ha hectare", "acre": "acre", "light year": "ly",
+    "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
+    "g": "g gram gramme", "kg": "kg kilogram kilo", "mg": "mg milligram", "lb": "lb lbs pound", "oz": "oz ounce",
+    "t": "tonne ton", "s": "s sec second", "min": "min minute", "h": "h hr hour", "ms": "ms millisecond",
+    "day": "day", "week": "week", "month": "month", "year": "year yr",
+    "L": "L liter litre", "mL": "mL ml milliliter millilitre", "cc": "cc", "gal": "gal gallon",
+    "N": "N newton", "J": "J joule", "W": "W watt", "V": "V volt", "A": "A amp ampere", "K": "K kelvin",
+    "C": "C coulomb", "F": "F farad", "T": "T tesla", "H": "H henry", "Wb": "Wb weber", "nF": "nF", "pF": "pF",
+    "mH": "mH", "kV": "kV", "mW": "mW", "dB": "dB decibel", "hp": "hp", "AU": "AU", "rpm": "rpm", "kB": "kB",
+    "MB": "MB", "GB": "GB", "Hz": "Hz hertz", "kHz": "kHz", "MHz": "MHz", "GHz": "GHz",
+    "Pa": "Pa pascal", "kPa": "kPa", "MPa": "MPa", "atm": "atm", "kJ": "kJ", "kW": "kW", "MW": "MW", "kWh": "kWh",
+    "kN": "kN", "mV": "mV", "mA": "mA", "eV": "eV", "cal": "cal calorie", "kcal": "kcal", "mol": "mol mole",
+    "degree": "degree deg", "rad": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro eur",
+    "ohm": "ohm Ohm", "bit": "bit", "byte": "byte",
+}  # fmt: skip
+_UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
+_COMPOUND = {"kph": "km/h", "kmph": "km/h", "mph": "mi/h", "mps": "m/s"}
+# Words that change the number in front of them, or say that it is not the answer.
+_MODIFIERS = """
+    or and not no if is was are be more less than least most about approx approximately dozen score gross lakh
+    crore quadrillion pi half halves quarter quarters fold doubled tripled halved times over plus minus below
+    above under off short fewer higher lower smaller greater larger bigger longer shorter unless except
+    excluding without exclusive never nothing unlikely impossible power exponent inverse reciprocal percentile
+    wrong incorrect mod modulo sqrt root sin cos tan log ln
+    exp to by of the remainder factorial choose base option choice undefined infinite infinity
+    negative positive true false yes with where for all any some maybe perhaps nor but either else
+    possibly probably versus vs ish so something oder und oppure sqr rounded around roughly near between even odd
+"""
+_NOT_UNITS = frozenset(_MODIFIERS.split()) | COUNTING
+_NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever it is measured in
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_WORD = r"[A-Za-z]+(?:\^\{-?[0-9]\})?"
+_UNIT_TAIL = re.compile(rf"(?P<space> ?)(?<![\\A-Za-z])(?P<unit>{_WORD}(?:(?: ?/ ?| ?\\cdot ?| ){_WORD}){{0,4}})$")
+_FRACTION_TAIL = re.compile(rf"(?<=[0-9.)}}]) ?\\frac\{{ ?({_WORD}) ?\}}\{{ ?({_WORD}) ?\}}$")
+_DEGREE_TAIL = re.compile(
+    r" ?(?:\^\\circ|(?<![A-Za-z])(?i:degrees?|deg)(?![A-Za-z])) ?(?P<scale>C|F|(?i:celsius|fahrenheit))?$"
+)
+_ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
+_PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes, or feet: not the bare number
+_PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
+_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
+_MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
+_MEASURE = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
+_PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
+_BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
+# Chinese: a unit or what is counted, but no word that changes the number or doubts it.
+_CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
+_CHINESE_TAIL = re.compile(
+    r"(?<=[0-9)}]) ?("
+    rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
+    rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
+)
+_CHINESE_UNITS = {
+    "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
+    "公斤": "kg", "吨": "t", "秒": "s", "分": "min", "分钟": "min", "时": "h", "小时": "h", "天": "day",
+    "周": "week", "月": "month", "年": "year", "升": "L", "毫升": "mL", "度": "degree", "元": "yuan",
+    "角": "jiao", "千瓦": "kW", "公顷": "ha",
+}  # fmt: skip
+_CHINESE_POWERS = {"平方": 2, "立方": 3}
+_OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
+_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent"}
+_COINS |= {"USD": "dollar", "EUR": "euro", "GBP": "pound sterling"}
+
+Unit = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """An answer taken apart: the value's text, its unit (name to exponent, None if bare), percent sign."""
+
+    body: str
+    unit: Unit | None = None
+    percent: bool = False
+
+
+def quantity(text: str) -> Quantity:
+    """Take percent sign or unit off `clean` text; without either the body is the text."""
+    text = _MICRO.sub(" u", _OHM.sub(r" \1ohm", text))
+    if match := _PERCENT_TAIL.search(text):
+        return Quantity(text[: match.start()].strip(), percent=True)
+    if match := _DEGREE_TAIL.search(text):
+        scale = (match.group("scale") or "")[:1].upper()
+        return Quantity(text[: match.start()].strip(), {f"degree {scale}".strip(): 1})
+    if match := _ORDINAL_TAIL.search(text):
+        return Quantity(text[: match.start()], {"ordinal": 1})
+    if match := _PRIME_TAIL.search(text):
+        return Quantity(text[: match.start()].strip(), {match.group("primes"): 1})
+    if match := _MONEY_HEAD.search(text):
+        return Quantity(match.group("sign") + text[match.end() :].strip(), {_COINS[match.group("coin")]: 1})
+    if match := _MONEY_TAIL.search(text):
+        return Quantity(text[: match.start()].strip(), {_COINS[match.group("coin")]: 1})
+    if match := _BRACKETS.search(text):
+        unit = parse_unit(match[1] or match[2], number_before=False)
+        return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
+    if match := _CHINESE_TAIL.search(text):
+        return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
+    if match := _FRACTION_TAIL.search(text):
+        unit = parse_unit(f"{match.group(1)}/{match.group(2)}", number_before=False)
+        return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
+    match = _UNIT_TAIL.search(text)
+    if match is None:
+        return Quantity(text)
+    body = text[: match.start()].strip()
+    known = body.endswith(("}", ")", "\\pi")) or body[-1:].isdigit() or body[-1:] == "."
+    if not body:
+        return _counted_in_words(text)
+    unit = parse_unit(match.group("unit"), number_before=known)
+    # `5m` may well be a product: a one-letter unit needs a space, which \text{m} and \mathrm{m} leave.
+    if unit is None or not known or (len(match.group("unit")) == 1 and not match.group("space")):
+        return Quantity(text)
+    return Quantity(body, unit or None)
+
+
+def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
+    """`square meters`, `m^{2}`, `km/h` or up to three plain words as exponents by unit; None if neither.
+
+    {} is the unit of "units". Plain words count only behind a number.
+    """
+    exponents: dict[str, int] = {}
+    power, side, words, last = 1, 1, 0, ""
+    text = " ".join(_COMPOUND.get(word, word) for word in text.replace("\\cdot", " ").split())
+    for token in re.findall(rf"{_WORD}|/", text):
+        name, _, exponent = token.partition("^{")
+        if token in ("/", "per"):
+            side = -1
+        elif token in ("squared", "cubed"):
+            if not last:
+                return None
+            exponents[last] *= _POWERS[token]
+        elif token in _POWERS:
+            power = _POWERS[token]
+        elif name in _NO_UNIT:
+            power = 1
+        else:
+            unit = _known_unit(name)
+            if unit is None:
+                words += 1
+                if not number_before or len(name) < 3 or name.lower() in _NOT_UNITS or words > 3:
+                    return None
+                unit = name.lower().removesuffix("s")
+            exponents[unit] = exponents.get(unit, 0) + side * power * int(exponent.removesuffix("}") or 1)
+            power, last = 1, unit
+    return (
+        None
+        if power != 1 or (not exponents and not _NO_UNIT & {word.partition("^{")[0] for word in text.split()})
+        else exponents
+    )
+
+
+def measures(text: str) -> list[tuple[Fraction | None, str]] | None:
+    """(value, unit) of each part of `6 ft 2 in` or `35^\\circ 20'`; None unless there are two or more."""
+    parts: list[tuple[Fraction | None, str]] = []
+    position = 0
+    while match := _MEASURE.match(text, position):
+        of_a_degree = bool(parts) and parts[0][1] == "degree"
+        unit = _PART_OF_A_DEGREE.get(match[2]) if of_a_degree else None
+        unit = unit or ("degree" if match[2] == "^\\circ" else _known_unit(match[2]))
+        if unit is None:
+            return None
+        parts.append((parse_rational(match[1]), unit))
+        position = match.end()
+    return parts if len(parts) > 1 and position == len(text) else None
+
+
+def _counted_in_words(text: str) -> Quantity:
+    """`two hours`: a number in words, then a unit."""
+    words = text.split() if parse_words(text) is None else []
+    for size in range(len(words) - 1, 0, -1):
+        number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
+        if unit and parse_words(number) is not None:
+            return Quantity(number, unit)
+    return Quantity(text)
+
+
+def _chinese_unit(name: str) -> Unit:
+    exponents: dict[str, int] = {}
+    for side, part in zip((1, -1), re.split("[/每]", name, maxsplit=1), strict=False):
+        power = _CHINESE_POWERS.get(part[:2], 1)
+        part = part[2:] if power > 1 else part
+        exponents[_CHINESE_UNITS.get(part, part)] = side * power
+    return exponents
+
+
+def _known_unit(name: str) -> str | None:
+    lower = name.lower() if len(name) > 1 else name
+    return _UNITS.get(name) or _UNITS.get(lower) or _UNITS.get(lower.removesuffix("s"))

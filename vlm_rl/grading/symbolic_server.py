@@ -1,0 +1,266 @@
+r"""The symbolic comparison server: a separate program that reads questions and prints verdicts.
+
+    python -P symbolic_worker.py '{"workers": 2, "cpu_seconds": 5.0, "path": [...], ...}'
+
+It is started by `vlm_rl.grading.symbolic_client` with a clean environment and knows neither torch nor the rest of
+the package. Each line of stdin is a JSON list of jobs, answered by one line on stdout, a list of
+[outcome, value] in the same order. The jobs run in killable pebble workers with CPU-time and memory
+limits. CPU time decides (outcome "timeout"); the wall clock is only a backstop (outcome "error"), so
+a busy machine gives the same verdicts as an idle one.
+
+Model text reaches only math-verify's LaTeX grammar, never its expression extraction (parse_expr).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+import re
+import resource
+import select
+import signal
+import sys
+from concurrent.futures import TimeoutError as WallClockError
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Outcome = tuple[str, Any]  # ("ok", bool or str or None) | ("timeout" | "error", sentence)
+
+_DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])|(?<![0-9.])([0-9]+)\.(?![0-9.])")
+# The grammar reads \sin x \cdot y as the sine of the product.
+_ARGUMENT = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log)(?:\^\{[0-9]\})?) ?([A-Za-z]|\\(?:theta|alpha|beta|phi))"
+    r"(?= ?\\(?:cdot|times))"
+)
+_PRIMES = (17, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83)
+_WARM_UP = (
+    r"\frac{x+1}{2}", r"2\sqrt{3}", r"\frac{5}{10}x^{2}y", r"(1,2)", r"[0, \infty)", r"\{1,2\}", "y=2x+3",
+    r"e^{-2t} \sin(2 \pi t)", r"x \le 3", r"(x-1)^{2}+(y-3)^{2}=36", r"a_{1} \cdot 3!", "f(x)=x", r"n(n-1)/2",
+)  # fmt: skip
+_DIGITS = 60  # significant digits of numeric comparison: a decimal approximation is another number
+_TOLERANCE = 1e-40
+
+
+def serve(options: dict[str, Any], answers: BinaryIO) -> None:
+    """Answer one batch per line of stdin until it closes or the parent is gone."""
+    from pebble import ProcessPool
+
+    _load_grammar()
+    parent = os.getppid()
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPool(
+        max_workers=options["workers"],
+        max_tasks=options["jobs_per_worker"],
+        initializer=limit_worker,
+        initargs=(options["memory_bytes"], os.getpid()),
+        context=context,
+    )
+    with pool:
+        _write(answers, "ready")
+        while (line := _next_line(parent)) is not None:
+            _write(answers, _run(pool, json.loads(line), options))
+        pool.stop()
+
+
+def _next_line(parent: int) -> bytes | None:
+    while not select.select([sys.stdin.buffer], [], [], 2.0)[0]:
+        if os.getppid() != parent:
+            return None
+    return sys.stdin.buffer.readline() or None
+
+
+def _write(stream: BinaryIO, value: Any) -> None:
+    stream.write(json.dumps(value).encode() + b"\n")
+    stream.flush()
+
+
+def _run(pool: Any, jobs: list[list[str]], options: dict[str, Any]) -> list[Outcome]:
+    futures = [
+        pool.schedule(work, args=(job, options["cpu_seconds"]), timeout=options["wall_seconds"]) for job in jobs
+    ]
+    return [_outcome(future, options) for future in futures]
+
+
+def _outcome(future: Any, options: dict[str, Any]) -> Outcome:
+    from pebble import ProcessExpired
+
+    try:
+        return "ok", future.result()
+    except WallClockError:
+        return "error", f"no verdict within {options['wall_seconds']:g} s of wall-clock time"
+    except ProcessExpired as died:
+        if died.exitcode == -signal.SIGPROF:
+            return "timeout", f"more than {options['cpu_seconds']:g} s of CPU time"
+        return "error", f"the worker died with exit code {died.exitcode}"
+    except MemoryError:
+        return "error", f"more than {options['memory_bytes'] >> 20} MiB of memory"
+    except Exception as error:
+        return "error", f"{type(error).__name__} while comparing"
+
+
+def limit_worker(memory_bytes: int, server: int) -> None:
+    """Run once in each worker: no files, bounded memory, dies with the server, CPU clock kills.
+
+    A comparison may take `memory_bytes` of its own.
+    """
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if sys.platform == "linux":
+        # On top of what a fresh worker has reserved, which is more in a replaced one: the server has threads.
+        limit = memory_bytes + _address_space()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != server:
+            os._exit(1)
+
+
+def _address_space() -> int:
+    """The bytes of virtual memory of this process (Linux)."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
+def work(job: list[str], cpu_seconds: float) -> bool | str | None:
+    """One job in a worker; the kernel kills the process when its CPU time is used up."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    try:
+        kind, *texts = job
+        return equal(*texts) if kind == "equal" else value(*texts)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _load_grammar() -> None:
+    """Import everything heavy before the fork, so that a killed worker is replaced in milliseconds.
+
+    The grammar's parser learns from what it reads; what it learns here the workers inherit.
+    """
+    import math_verify.grader  # noqa: F401
+
+    logging.disable(logging.CRITICAL)  # math-verify would log model text
+    for text in _WARM_UP:
+        equal(text, "x+1")
+
+
+def equal(gold: str, answer: str) -> bool:
+    """True if two LaTeX texts mean the same; a text the grammar cannot read equals nothing.
+
+    An i may be any letter or the imaginary unit: equality in either reading counts.
+    """
+    import sympy
+    from math_verify.grader import should_treat_as_complex
+
+    is_real = not (should_treat_as_complex(gold) or should_treat_as_complex(answer))
+    parsed = [_parse(text, is_real=is_real) for text in (gold, answer)]
+    if parsed[0] is None or parsed[1] is None:
+        return False
+    if _equal(*parsed):
+        return True
+    letters = {name for side in parsed for name in getattr(side, "free_symbols", ()) if name.name == "i"}
+    unit = dict.fromkeys(letters, sympy.I)
+    return (
+        bool(letters)
+        and all(isinstance(side, sympy.Expr) for side in parsed)
+        and _equal(*(side.subs(unit) for side in parsed))
+    )
+
+
+def _equal(*parsed: Any) -> bool:
+    import math_verify
+    import sympy
+
+    differ = _differ_at_a_point(*parsed)  # much cheaper than simplifying a wrong answer's difference
+    if differ:
+        return False
+    if math_verify.verify(parsed[0], parsed[1], numeric_precision=_DIGITS, timeout_seconds=None):
+        return True
+    # math-verify compares a lone symbol by its text, and leaves some functions unevaluated.
+    return differ is False and bool(sympy.simplify((parsed[0] - parsed[1]).doit()) == 0)
+
+
+def value(text: str) -> str | None:
+    """A real number as a decimal of 30 digits, or None if the text is not one."""
+    import sympy
+
+    parsed = _parse(text, is_real=True)
+    if not isinstance(parsed, sympy.Expr) or parsed.free_symbols:
+        return None
+    number = parsed.doit().evalf(30)
+    return str(number) if number.is_Float and number.is_finite else str(number) if number.is_Integer else None
+
+
+def _parse(text: str, *, is_real: bool) -> Any:
+    """The sympy object of a LaTeX text, decimals as exact fractions; None if it cannot be read."""
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    config = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+    try:
+        return latex2sympy(
+            _DECIMAL.sub(_as_fraction, _ARGUMENT.sub(r"\1(\2)", text)),
+            is_real=is_real,
+            convert_degrees=False,
+            normalization_config=config,
+            conversion_config=ConversionConfig(lowercase_symbols=False),  # n and N are two variables
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        return None
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    whole, decimals = match.group(1) or match.group(3) or "", match.group(2) or ""
+    return rf"\frac{{{int(whole + decimals or '0')}}}{{{10 ** len(decimals)}}}"
+
+
+def _differ_at_a_point(gold: Any, answer: Any) -> bool | None:
+    """Whether two expressions differ at one rational point; None if that cannot be told.
+
+    math-verify takes 1/2^98 for 1/2^99 (both are nearly 0), so the comparison is relative.
+    """
+    import sympy
+
+    if not all(isinstance(side, sympy.Expr) for side in (gold, answer)):
+        return None
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if len(symbols) > len(_PRIMES) or any(len(symbol.name) > 1 and symbol.name.isalpha() for symbol in symbols):
+        return None  # words: math-verify reads them as products of letters or as one symbol
+    point = {symbol: sympy.Rational(prime, 13) for symbol, prime in zip(symbols, _PRIMES, strict=False)}
+    try:
+        left, right = (complex_parts(side.subs(point).doit().evalf(_DIGITS)) for side in (gold, answer))
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        return None
+    if left is None or right is None:
+        return None
+    scale = max(abs(part) for part in (*left, *right))
+    return any(abs(a - b) > _TOLERANCE * scale for a, b in zip(left, right, strict=True))
+
+
+def complex_parts(number: Any) -> tuple[Any, Any] | None:
+    """Real and imaginary part of a finite sympy number, else None."""
+    parts = number.as_real_imag()
+    return parts if all(part.is_Number and part.is_finite for part in parts) else None
+
+
+def main() -> None:
+    # Libraries may print: keep the answers' channel for ourselves.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    options = json.loads(sys.argv[1])
+    sys.path[:] = options["path"]
+    try:
+        serve(options, answers)
+    except ImportError as error:
+        _write(answers, f"cannot import {error.name}")
+
+
+if __name__ == "__main__":
+    main()

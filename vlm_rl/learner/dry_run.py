@@ -1,0 +1,343 @@
+"""What a run will need, before anything is loaded: parameters, memory per rank, tokens per step.
+
+    plan = dry_run(load_config("configs/virl39k_luspo_7b.yaml"), num_ranks=8)
+    print_dry_run(plan)
+
+The named model is built on the meta device, which holds shapes and no numbers, from the local folder's
+config.json or else from the copy of it that we ship for a few published models. Bytes per parameter
+follow the ZeRO paper (arXiv 1910.02054, section 3) for DeepSpeed's optimizers; activations are counted
+from what a decoder layer keeps for its backward pass. Allocator overhead and communication buffers are
+not in it: leave a tenth of the card free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+from vlm_rl.algorithms import resolve_algorithm
+from vlm_rl.config import Config
+from vlm_rl.errors import UserError
+from vlm_rl.learner.learner import deepspeed_block
+from vlm_rl.learner.policy import MAX_LOGITS
+from vlm_rl.run.terminal import make_console
+
+SHIPPED = Path(__file__).parents[1] / "assets" / "models"
+_GIB = 2**30
+_LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+_RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one rank's device."""
+
+    weights: int
+    gradients: int  # with the float32 copy of this rank's part that the optimizer step makes
+    optimizer: int  # moments and float32 master weights
+    activations: int  # of one full packed row, images and output head included
+    engine_weights: int  # the rollout engine's own copy
+    kv_cache: int  # of all responses side by side, each at its longest
+
+    @property
+    def update(self) -> int:
+        """While the learner trains and the engine sleeps."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
+    def rollout(self) -> int:
+        """While the engine samples, before its first key-value block."""
+        return self.weights + self.optimizer + self.engine_weights
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The answer for one configuration and number of ranks."""
+
+    config: Config
+    num_ranks: int
+    model_source: str
+    dtype: torch.dtype
+    num_parameters: int
+    num_trainable: int
+    num_vision: int  # parameters of the vision tower and its merger
+    memory: Memory
+    memory_by_ranks: Mapping[int, Memory]
+    responses_side_by_side: int  # on one rank
+    kv_bytes_per_token: int
+    responses_per_step: int
+    max_prompt_tokens_per_step: int
+    max_response_tokens_per_step: int
+    updates_per_step: int
+    optimizer_steps: int
+    deepspeed: Mapping[str, Any]
+
+
+def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
+    """Work it out. `num_ranks`: None is torchrun's WORLD_SIZE, or 1.
+
+    Raises UserError for an unknown algorithm, a model that is neither local nor shipped, and for
+    combinations that training would refuse.
+    """
+    resolve_algorithm(config.algorithm)
+    ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
+    if ranks < 1:
+        raise UserError(f"--ranks is {ranks}; it must be at least 1")
+    source, raw = _model_configuration(config.model.path)
+    model = _build(raw, source)
+    _check_context(config, model)
+    dtype = _dtype(config, is_shipped=source.startswith(str(SHIPPED)))
+    if dtype == torch.bfloat16 and config.train.zero_stage == 0:
+        raise UserError("train.zero_stage is 0 with bfloat16 weights: only stages 1 to 3 keep float32 master weights")
+    r, t = config.rollout, config.train
+    updates = -(-r.prompts_per_step // t.mini_batch_prompts)
+    vision = sum(p.numel() for p in model.model.visual.parameters()) if _is_vision(model) else 0
+    total = sum(p.numel() for p in model.parameters())
+    return DryRun(
+        config=config,
+        num_ranks=ranks,
+        model_source=source,
+        dtype=dtype,
+        num_parameters=total,
+        num_trainable=total - (vision if config.model.freeze_vision else 0),
+        num_vision=vision,
+        memory=_memory(config, model, dtype, ranks),
+        memory_by_ranks={n: _memory(config, model, dtype, n) for n in sorted({*_RANKS_SHOWN, ranks})},
+        responses_side_by_side=_side_by_side(config, ranks),
+        kv_bytes_per_token=_kv_bytes_per_token(model, dtype),
+        responses_per_step=r.prompts_per_step * r.responses_per_prompt,
+        max_prompt_tokens_per_step=r.prompts_per_step * config.data.max_prompt_tokens,
+        max_response_tokens_per_step=r.prompts_per_step * r.responses_per_prompt * r.max_tokens,
+        updates_per_step=updates,
+        optimizer_steps=updates * t.steps,
+        deepspeed=deepspeed_block(t, dtype),
+    )
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+def _model_configuration(path: str) -> tuple[str, dict[str, Any]]:
+    """Where the configuration was found, and its content: the local folder's, else our copy of it."""
+    local, shipped = Path(path) / "config.json", SHIPPED / f"{Path(path).name}.json"
+    for file in (local, shipped):
+        if file.is_file():
+            try:
+                return str(file), json.loads(file.read_text(encoding="utf-8"))
+            except (ValueError, OSError) as error:
+                raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
+    names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json")))
+    raise UserError(
+        f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
+        f"({names}): download the model there first, or mend the path"
+    )
+
+
+def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
+    """The model on the meta device."""
+    if "auto_map" in raw:
+        raise UserError(f"model.path: {source} has an auto_map, which asks to run code that comes with the model")
+    try:
+        config = AutoConfig.for_model(**raw)
+        auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        with torch.device("meta"):
+            return auto.from_config(config, trust_remote_code=False)
+    except (ValueError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"model.path: no model can be built from {source}: {reason:.300}") from None
+
+
+def _is_vision(model: PreTrainedModel) -> bool:
+    return hasattr(model.config, "vision_config")
+
+
+def _check_context(config: Config, model: PreTrainedModel) -> None:
+    context = model.config.get_text_config().max_position_embeddings
+    wanted = config.data.max_prompt_tokens + config.rollout.max_tokens
+    if wanted > context:
+        raise UserError(
+            f"data.max_prompt_tokens + rollout.max_tokens is {wanted}, above the model's context of {context}: "
+            "lower one of them"
+        )
+
+
+def _dtype(config: Config, *, is_shipped: bool) -> torch.dtype:
+    """`auto` for a model that is not on this machine: the accelerator it will be trained on is assumed."""
+    name = config.model.dtype
+    if name == "auto":
+        name = "bfloat16" if is_shipped or torch.cuda.is_available() else "float32"
+    return getattr(torch, name)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int) -> Memory:
+    stage = config.train.zero_stage
+    total = sum(p.numel() for p in model.parameters())
+    frozen = sum(p.numel() for p in model.model.visual.parameters()) if config.model.freeze_vision else 0
+    trainable = total - frozen
+    part = -(-trainable // ranks)  # of one rank, where something is divided
+    moments = 8 if config.train.optimizer == "adamw" else 0
+    if stage == 0:
+        optimizer = moments * trainable
+        gradients = dtype.itemsize * trainable
+    else:
+        optimizer = (moments + 4) * part
+        gradients = dtype.itemsize * (part if stage >= 2 else trainable)
+        gradients += 4 * part if dtype != torch.float32 else 0
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    return Memory(
+        weights=dtype.itemsize * (-(-total // ranks) if stage == 3 else total),
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=_activations(config, model, dtype),
+        engine_weights=dtype.itemsize * total,
+        kv_cache=_side_by_side(config, ranks) * longest * _kv_bytes_per_token(model, dtype),
+    )
+
+
+def _side_by_side(config: Config, ranks: int) -> int:
+    r = config.rollout
+    return min(r.batch_size, -(-r.prompts_per_step // ranks) * r.responses_per_prompt)
+
+
+def _kv_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> int:
+    text = model.config.get_text_config()
+    head = text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * text.num_key_value_heads * head * dtype.itemsize
+
+
+def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head."""
+    text = model.config.get_text_config()
+    tokens = max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.rollout.max_tokens)
+    kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
+    checkpointed = config.model.gradient_checkpointing
+    size = tokens * stack_bytes_per_token(
+        text.hidden_size,
+        kv,
+        text.intermediate_size,
+        text.num_hidden_layers,
+        dtype,
+        checkpointed=checkpointed,
+        offloaded=config.model.offload_activations,
+    )
+    if _is_vision(model):
+        vision = model.config.vision_config
+        patches = config.data.max_pixels // vision.patch_size**2
+        trained = vision.depth if not config.model.freeze_vision else 0
+        size += patches * stack_bytes_per_token(
+            vision.hidden_size,
+            vision.hidden_size,
+            vision.intermediate_size,
+            trained,
+            dtype,
+            checkpointed=checkpointed,
+            offloaded=config.model.offload_activations,
+        )
+    return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
+
+
+def stack_bytes_per_token(
+    hidden: int, kv: int, mlp: int, layers: int, dtype: torch.dtype, *, checkpointed: bool, offloaded: bool = False
+) -> int:
+    """Bytes per token kept by a stack of decoder layers (RMS norms, grouped attention, gated MLP).
+
+    A layer keeps, in units of `hidden`: for each of its two norms the input and the output; the rotated
+    query, the attention's output and the input of its projection, which on a CPU are one; keys and values;
+    and three times the MLP's width (vlm_rl.learner.lean_layers). With checkpointing every layer keeps its input only,
+    which may be offloaded to the host, and one layer is whole at a time.
+    """
+    layer = (7 * hidden + 2 * kv + 3 * mlp) * dtype.itemsize
+    if not layers:
+        return 0
+    if not checkpointed:
+        return layers * layer
+    return layer if offloaded else layers * hidden * dtype.itemsize + layer
+
+
+# -- printing -------------------------------------------------------------------------------------
+
+
+def print_dry_run(plan: DryRun) -> None:
+    """Show it as tables, and the DeepSpeed block as JSON."""
+    console = make_console()
+    config, t, r = plan.config, plan.config.train, plan.config.rollout
+    dtype = str(plan.dtype).removeprefix("torch.")
+    console.print(f"model      {Path(config.model.path).name}, {_billions(plan.num_parameters)} parameters, {dtype}")
+    if plan.num_vision:
+        frozen = "frozen" if config.model.freeze_vision else "trained"
+        console.print(f"           of which vision tower and merger {_billions(plan.num_vision)} ({frozen})")
+    console.print(f"           built on the meta device from {plan.model_source}")
+    batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
+    console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
+    console.print(_memory_table(plan))
+    totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
+    console.print(f"update phase by number of ranks, GiB: {totals}")
+    console.print(_tokens_table(plan))
+    console.print(
+        f"optimizer  {plan.updates_per_step} steps per rollout step, {plan.optimizer_steps:,} in all "
+        f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
+    )
+    console.print("DeepSpeed block:")
+    console.print(json.dumps(plan.deepspeed, indent=2))
+
+
+def _memory_table(plan: DryRun) -> Table:
+    m, stage, checkpointing = plan.memory, plan.config.train.zero_stage, plan.config.model.gradient_checkpointing
+    many = "rank" if plan.num_ranks == 1 else "ranks"
+    table = Table(title=f"memory per rank, ZeRO {stage} on {plan.num_ranks} {many}", title_justify="left")
+    table.add_column("part")
+    table.add_column("GiB", justify="right")
+    table.add_column("what it is")
+    row = max(
+        plan.config.train.micro_batch_tokens, plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    )
+    table.add_row("weights", _gib(m.weights), "divided" if stage == 3 else "whole on every rank")
+    table.add_row("gradients", _gib(m.gradients), "divided" if stage >= 2 else "whole on every rank")
+    table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
+    table.add_row(
+        "activations",
+        _gib(m.activations),
+        f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing",
+    )
+    table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
+    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own copy, asleep in host memory")
+    table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")
+    table.add_row(
+        "key-value cache",
+        _gib(m.kv_cache),
+        f"at most, on top: {plan.responses_side_by_side} responses side by side at full length, "
+        f"{plan.kv_bytes_per_token / 1024:g} KiB a token; with less, some of them wait",
+    )
+    return table
+
+
+def _tokens_table(plan: DryRun) -> Table:
+    table = Table(title="tokens per rollout step, at most", title_justify="left")
+    table.add_column("part")
+    table.add_column("tokens", justify="right")
+    table.add_column("what it is")
+    c, r = plan.config, plan.config.rollout
+    prompts, responses = plan.max_prompt_tokens_per_step, plan.max_response_tokens_per_step
+    table.add_row("prompts", f"{prompts:,}", f"{r.prompts_per_step} x {c.data.max_prompt_tokens:,}, once per group")
+    table.add_row("responses", f"{responses:,}", f"{plan.responses_per_step:,} x {r.max_tokens:,}")
+    table.add_row("per rank", f"{(prompts + responses) // plan.num_ranks:,}", f"of {plan.num_ranks}")
+    return table
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f}" if size >= 0.01 * _GIB or size == 0 else f"{size / _GIB:.1g}"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"

@@ -1,0 +1,230 @@
+"""The policy: the model, and log-probs and entropies of a packed row's response tokens.
+
+The learner must describe the distribution that the sampler drew from, so the ban on placeholder
+ids and the temperature apply here too: log_softmax((logits with banned ids at -inf) / temperature).
+
+The logits are never held for a whole row: hidden states pass through the output head in chunks,
+and again in the backward pass, so that memory is flat in the row's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.import_utils import is_flash_attn_2_available
+from transformers.utils.logging import disable_progress_bar
+
+from vlm_rl.learner import lean_layers, vision_attention
+from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.packing import PackedRow
+
+_LOWEST = torch.finfo(torch.float32).min
+MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
+
+
+def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NAME) -> PreTrainedModel:
+    """Weights of a Hugging Face folder as a vision-language or a text-only causal model."""
+    disable_progress_bar()  # a bar for every load would bury what the run says
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    is_vision = hasattr(config, "vision_config")
+    auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
+    vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
+    implementation = {"text_config": attn, "vision_config": vision} if is_vision else attn
+    return auto.from_pretrained(
+        path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
+    )
+
+
+class Policy(nn.Module):
+    """A causal model that maps a packed row to log-probs and entropies of its response tokens."""
+
+    def __init__(self, model: PreTrainedModel, *, banned_ids: Sequence[int], temperature: float) -> None:
+        super().__init__()
+        self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
+        self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
+        self.is_vision = hasattr(model.config, "vision_config")
+        self.offloads = False
+        self.use_flex = True  # on a GPU; False: blocks of equal prompts, which compile nothing
+        model.config.use_cache = False
+        lean_layers.keep_less(model)
+        if self.is_vision:
+            _allow_unused_image(model)
+            vision_attention.speed_up(model.model.visual)
+
+    def freeze_vision(self) -> None:
+        """Keep the vision tower and its merger as they are. A text-only model has none: nothing happens."""
+        if self.is_vision:
+            self.model.model.visual.requires_grad_(False)
+
+    @property
+    def has_frozen_vision(self) -> bool:
+        return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
+
+    def enable_checkpointing(self, *, offload: bool = False) -> None:
+        """Keep the layers' inputs alone; with ``offload`` they wait for the backward pass in host memory."""
+        self.offloads = offload
+        # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
+        # non-reentrant variant takes for a change of shape.
+        self.model.gradient_checkpointing_enable({"use_reentrant": True})
+
+    def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
+        """Log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
+
+        ``only_features``: what the vision tower makes of the row's images instead, [visual tokens, H]. A row
+        whose `vision` is {"image_features": that} gets past the tower.
+        """
+        if only_features:
+            return self._image_features(row)
+        hidden_TH = self.hidden_states(row)
+        return self.head(hidden_TH.index_select(0, row.predictor_K), row.target_K)
+
+    def hidden_states(self, row: PackedRow) -> Tensor:
+        """The last layer's outputs [T, H]."""
+        positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
+        # Known here: asking the ids would wait for the device.
+        self.model.model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
+        vision: Mapping[str, Any] = row.vision
+        if "image_features" in vision:
+            features: Any = (vision["image_features"],)  # one tensor per image, it may be; annotated as one tensor
+            done = BaseModelOutputWithPooling(pooler_output=features)
+            vision = {"mm_encoder_outputs": {"image": done}}
+        elif self.is_vision and not vision:
+            vision = self._unused_image(row.ids_T.device)
+        with save_on_cpu(pin_memory=row.ids_T.is_cuda) if self.offloads else nullcontext():
+            output = self.model.model(
+                input_ids=row.ids_T[None],
+                position_ids=positions,
+                use_cache=False,
+                layout=row.layout,
+                block_mask=attention.flex_mask(row.layout) if self.use_flex and row.ids_T.is_cuda else None,
+                **vision,
+            )
+        return output.last_hidden_state[0]
+
+    def _image_features(self, row: PackedRow) -> Tensor:
+        vision = row.vision or self._unused_image(row.ids_T.device)
+        output = self.model.model.get_image_features(vision["pixel_values"], vision["image_grid_thw"])
+        features_FH = torch.cat(output.pooler_output)
+        return features_FH if row.vision else features_FH[:0]
+
+    def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
+        """The smallest image, for rows without any: its features go nowhere, its gradients are zero.
+
+        Under ZeRO every rank must reach the same parameters in the same order in each micro-batch, or
+        the collectives that gather and reduce them wait for ever. So a row of text takes the very way
+        of a row with images.
+        """
+        vision = self.model.config.vision_config
+        side = vision.spatial_merge_size
+        size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        return {
+            "pixel_values": torch.zeros(side**2, size, device=device),
+            "image_grid_thw": torch.tensor([[1, side, side]], device=device),
+        }
+
+
+class Head(nn.Module):
+    """The model's output head and all behind it, as one module.
+
+    Under ZeRO 3 a module's weight is gathered at every call, on all ranks together; rows of unequal
+    length have unequal numbers of chunks, so the chunks are inside the call.
+    """
+
+    def __init__(self, head: nn.Module | None, *, banned_ids: Sequence[int], temperature: float) -> None:
+        super().__init__()
+        assert isinstance(head, nn.Linear) and head.bias is None, "a causal model has a linear output head"
+        self.weight = head.weight  # the very parameter of the model's own head
+        self.temperature = temperature
+        self.banned: Tensor
+        self.register_buffer("banned", torch.tensor(sorted(banned_ids), dtype=torch.int64), persistent=False)
+
+    def forward(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
+        chunk = max(1, MAX_LOGITS // len(self.weight))
+        return _ChunkedScore.apply(hidden_KH, self.weight, target_K, self.banned, self.temperature, chunk)
+
+
+class _ChunkedScore(torch.autograd.Function):
+    """Log-probs and entropies of targets, never holding more than `chunk` rows of logits.
+
+    The backward pass computes the logits again. With g the gradient of a log-prob and e that of an
+    entropy H, that of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature, p the
+    softmax. The weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient when it
+    arrives and counts on one arrival.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_KH: Tensor,
+        weight_VH: Tensor,
+        target_K: Tensor,
+        banned: Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)  # no gradient for entropies is None, and costs nothing
+        logps, entropies = [], []
+        for hidden_CH, target_C in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True):
+            logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature)
+            logps.append(logp_CV.gather(1, target_C[:, None])[:, 0])
+            entropies.append(_entropy(logp_CV))
+        return torch.cat(logps), torch.cat(entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_KH, weight_VH, target_K, banned = ctx.saved_tensors
+        grad_hidden_KH = torch.empty_like(hidden_KH)
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for start in range(0, len(target_K), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            hidden_CH = hidden_KH[part]
+            logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature)
+            grad_CV = logp_CV.exp()  # p, then the gradient, in place: each pass over [chunk, V] counts
+            of_entropy_CV = None
+            if gradients[1] is not None:
+                logp_CV.clamp_(min=_LOWEST)
+                entropy_C1 = -(grad_CV * logp_CV).sum(-1, keepdim=True)
+                of_entropy_CV = logp_CV.add_(entropy_C1).mul_(grad_CV).mul_(gradients[1][part, None])
+            grad_CV.mul_(0.0 if gradients[0] is None else -gradients[0][part, None])
+            if gradients[0] is not None:
+                grad_CV.scatter_add_(1, target_K[part, None], gradients[0][part, None])
+            if of_entropy_CV is not None:
+                grad_CV.sub_(of_entropy_CV)
+            grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
+            grad_hidden_KH[part] = grad_CV @ weight_VH
+            grad_weight_VH += grad_CV.T @ hidden_CH
+        return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+
+
+def _entropy(logp_CV: Tensor) -> Tensor:
+    """-sum p log p; p log p is 0 at p = 0, where the product of 0 and -inf would be NaN."""
+    return -(logp_CV.exp() * logp_CV.clamp(min=_LOWEST)).sum(-1)
+
+
+def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:
+    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)  # in place: it is ours alone
+    return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
+
+
+def _allow_unused_image(model: PreTrainedModel) -> None:
+    """Let a row without image tokens come with an image, where transformers would raise."""
+    inner = model.model
+    find = inner.get_placeholder_mask
+
+    def get_placeholder_mask(input_ids: Tensor, inputs_embeds: Tensor, **features: Tensor) -> tuple[Tensor, Tensor]:
+        if inner.row_has_images:
+            return find(input_ids, inputs_embeds=inputs_embeds, **features)
+        nowhere = torch.zeros_like(inputs_embeds, dtype=torch.bool)
+        return nowhere, nowhere
+
+    inner.get_placeholder_mask = get_placeholder_mask

@@ -1,0 +1,128 @@
+"""What a run's files say over time, as arrays: the numbers behind the report and the README picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from vlm_rl.config import Config
+from vlm_rl.run.directory import EvalResult, RunDirectory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutCurves:
+    """Per stored step, over all its responses; float64 [steps], NaN where there is no such response."""
+
+    steps: np.ndarray
+    mean: np.ndarray  # tokens
+    p10: np.ndarray
+    p90: np.ndarray
+    mean_correct: np.ndarray
+    mean_wrong: np.ndarray  # everything that was not judged correct
+    truncated: np.ndarray  # share that met the token limit
+    accuracy: np.ndarray  # share judged correct
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One evaluation in numbers; `low` and `high` are NaN where no interval was stored."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+    mean_length: float  # tokens
+    truncated: float
+    num_problems: int
+
+
+class RunCurves:
+    """One run, read once; `name` is how pages call it."""
+
+    def __init__(self, run: RunDirectory, name: str = "") -> None:
+        self.run = run
+        self.name = name or run.name
+        self.metrics = run.metrics()
+        self.evals: dict[str, list[EvalResult]] = {}
+        for result in run.evals():
+            self.evals.setdefault(result.benchmark, []).append(result)
+
+    @cached_property
+    def config(self) -> Config:
+        return self.run.config()
+
+    @cached_property
+    def rollouts(self) -> RolloutCurves:
+        return _rollout_curves(self.run)
+
+    @cached_property
+    def scores(self) -> dict[str, list[Score]]:
+        """Per benchmark, by step."""
+        return {name: [score_of(result) for result in results] for name, results in self.evals.items()}
+
+    def metric(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, values) of a logged metric, NaN where a step lacks it; empty if no step has it."""
+        if not any(name in record for record in self.metrics):
+            return np.array([]), np.array([])
+        steps = np.array([record["step"] for record in self.metrics], dtype=np.float64)
+        return steps, np.array([record.get(name, math.nan) for record in self.metrics], dtype=np.float64)
+
+    def metric_names(self, prefix: str) -> list[str]:
+        """The logged names that start with `prefix`, in the order in which they first appear."""
+        return list(dict.fromkeys(key for record in self.metrics for key in record if key.startswith(prefix)))
+
+    def last(self, name: str) -> float:
+        """The metric's last finite value, NaN if there is none."""
+        values = self.metric(name)[1]
+        finite = values[np.isfinite(values)]
+        return float(finite[-1]) if len(finite) else math.nan
+
+
+def score_of(result: EvalResult) -> Score:
+    """Read an evaluation's summary; what it lacks is counted from the records, except the interval."""
+    rows = result.rows(["problem_id", "verdict", "length", "stop_reason"])
+    correct = rows["verdict"].to_numpy() == "correct"
+    low, high = _interval(result.summary)
+    return Score(
+        step=result.step,
+        accuracy=float(result.summary.get("accuracy", correct.mean() if len(correct) else math.nan)),
+        low=low,
+        high=high,
+        mean_length=_mean(rows["length"].to_numpy()),
+        truncated=_mean(rows["stop_reason"].to_numpy() == "length"),
+        num_problems=len(rows["problem_id"].unique()),
+    )
+
+
+def _interval(summary: Mapping[str, object]) -> tuple[float, float]:
+    ends = summary.get("interval")
+    if isinstance(ends, Sequence) and len(ends) == 2:
+        return float(ends[0]), float(ends[1])
+    return math.nan, math.nan
+
+
+def _rollout_curves(run: RunDirectory) -> RolloutCurves:
+    steps = run.rollout_steps()
+    rows = [_step_row(run, step) for step in steps]
+    table = np.array(rows, dtype=np.float64).reshape(len(steps), 7)
+    return RolloutCurves(np.array(steps, dtype=np.float64), *table.T)
+
+
+def _step_row(run: RunDirectory, step: int) -> list[float]:
+    table = run.rollouts(step, ["length", "verdict", "stop_reason"])
+    length = table["length"].to_numpy().astype(np.float64)
+    correct = table["verdict"].to_numpy() == "correct"
+    cut = table["stop_reason"].to_numpy() == "length"
+    if not len(length):
+        return [math.nan] * 7
+    p10, p90 = np.quantile(length, [0.1, 0.9])
+    parts = [_mean(length[correct]), _mean(length[~correct]), _mean(cut), _mean(correct)]
+    return [_mean(length), float(p10), float(p90), *parts]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

@@ -1,0 +1,431 @@
+"""Read and write a run directory: the contract between training, report and demo.
+
+    config.yaml                          the resolved configuration
+    metrics.jsonl                        one object per line: step, attempt, then metrics; only appended to
+    rollouts/step-000012.parquet         one row per response (ROLLOUT_SCHEMA)
+    eval/<benchmark>/step-000060.parquet one row per sample (EVAL_SCHEMA)
+    eval/<benchmark>/step-000060.json    its summary, written last
+    checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
+    controls.json                        optional: the accuracies that say what the curve means
+    CONTAMINATED.json                    only where the run was trained on rows of a benchmark
+
+After a resume some steps are trained again under a higher attempt; readers take the last one.
+Whole files are written beside their place and moved there, so that no reader sees half a file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_rl.config import Config, check_benchmark_name, load_config, save_config
+from vlm_rl.errors import UserError
+from vlm_rl.types import Group
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("attempt", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("response_index", pa.int32()),
+        ("text", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("reward", pa.float64()),
+        ("reward_accuracy", pa.float64()),
+        ("reward_format", pa.float64()),
+        ("reward_overlong", pa.float64()),
+        ("advantage", pa.float64()),
+        ("verdict", pa.string()),
+        ("extracted", pa.string()),
+        ("path", pa.string()),
+        ("reason", pa.string()),
+        ("length", pa.int32()),
+        ("stop_reason", pa.string()),
+        ("policy_version", pa.int64()),
+    ]
+)
+
+EVAL_SCHEMA = pa.schema(
+    [
+        ("problem_id", pa.string()),
+        ("sample_index", pa.int32()),
+        ("prompt_text", pa.string()),
+        ("response", pa.string()),
+        ("length", pa.int32()),
+        ("stop_reason", pa.string()),
+        ("extracted", pa.string()),
+        ("gold", pa.string()),
+        ("verdict", pa.string()),
+        ("path", pa.string()),
+        ("reason", pa.string()),
+        ("has_box", pa.bool_()),
+        ("category", pa.string()),
+        ("image_sha256", pa.list_(pa.string())),
+        ("image", pa.list_(pa.binary())),
+        ("question", pa.string()),
+        ("image_sizes", pa.list_(pa.string())),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RolloutRow:
+    """One training response as it is stored; the fields are ROLLOUT_SCHEMA's columns."""
+
+    step: int
+    attempt: int
+    prompt_id: str
+    response_index: int
+    text: str  # decoded response, without the prompt's prefill
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]  # the sampler's
+    reward: float
+    reward_accuracy: float
+    reward_format: float
+    reward_overlong: float
+    advantage: float
+    verdict: str
+    extracted: str | None
+    path: str
+    reason: str
+    length: int  # generated tokens, the end-of-sequence token included
+    stop_reason: str
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EvalRow:
+    """One evaluated sample as it is stored; the fields are EVAL_SCHEMA's columns."""
+
+    problem_id: str
+    sample_index: int
+    prompt_text: str
+    response: str  # prefill included: the text that was graded
+    length: int
+    stop_reason: str
+    extracted: str | None
+    gold: str
+    verdict: str
+    path: str
+    reason: str
+    has_box: bool
+    category: str
+    image_sha256: Sequence[str]
+    image: Sequence[bytes] | None  # encoded images, None where the set is too large to keep them
+    question: str
+    image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """One finished evaluation of one policy on one benchmark."""
+
+    benchmark: str
+    step: int
+    path: Path
+    summary: Mapping[str, Any]
+
+    def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The per-sample records, EVAL_SCHEMA's columns or the named ones."""
+        return pq.read_table(self.path, columns=None if columns is None else list(columns))
+
+
+def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[RolloutRow]:
+    """The stored form of a rollout batch, in the order of the groups."""
+    return [
+        RolloutRow(
+            step=step,
+            attempt=attempt,
+            prompt_id=group.problem.id,
+            response_index=rollout.index,
+            text=rollout.text,
+            token_ids=rollout.ids,  # type: ignore[arg-type]  # numpy arrays are taken as they are
+            logprobs=rollout.logprobs,  # type: ignore[arg-type]
+            reward=reward.total,
+            reward_accuracy=float(reward.parts.get("accuracy", 0.0)),
+            reward_format=float(reward.parts.get("format", 0.0)),
+            reward_overlong=float(reward.parts.get("overlong", 0.0)),
+            advantage=float(advantage),
+            verdict=reward.grade.verdict,
+            extracted=reward.grade.extracted,
+            path=reward.grade.path,
+            reason=reward.grade.reason,
+            length=len(rollout.ids),
+            stop_reason=rollout.stop_reason,
+            policy_version=rollout.policy_version,
+        )
+        for group in groups
+        for rollout, reward, advantage in zip(group.rollouts, group.rewards, group.advantages_G, strict=True)
+    ]
+
+
+class RunDirectory:
+    """A run's folder. `create` makes a new one, `open` takes an existing one; all else needs either."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    # -- beginning ------------------------------------------------------------------------------
+
+    def create(self, config: Config) -> RunDirectory:
+        """Make the folder with its config.yaml, whole or not at all.
+
+        Raises UserError where something lies there already or nothing can be written.
+        """
+        self.refuse_existing()
+        made = [p for p in self.path.absolute().parents if not p.exists()]  # innermost first
+        work: Path | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
+            work.chmod(0o755)
+            save_config(config, work / "config.yaml")
+            work.rename(self.path)  # an empty folder in its place is replaced, a filled one is not
+        except OSError as error:
+            if work is not None:
+                shutil.rmtree(work, ignore_errors=True)
+            for parent in made:
+                with suppress(OSError):
+                    parent.rmdir()
+            raise UserError(
+                f"cannot write the run directory {self.path}: {error.strerror or error}; "
+                "choose another place with out=FOLDER"
+            ) from None
+        return self
+
+    def refuse_existing(self) -> None:
+        """Raise UserError where `create` could not make this folder because something lies there."""
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            return
+        if (self.path / "config.yaml").exists():
+            raise UserError(f"there is a run in {self.path} already; continue it with --resume or choose another out")
+        if self.path.exists() or self.path.is_symlink():
+            raise UserError(f"{self.path} exists and is not an empty folder; choose another out")
+
+    def open(self) -> RunDirectory:
+        """Check that this is a run. Raises UserError otherwise."""
+        if not self.path.is_dir():
+            raise UserError(f"no run directory at {self.path}; `vlm-rl train` or `vlm-rl quickstart` makes one")
+        if not (self.path / "config.yaml").is_file():
+            raise UserError(f"{self.path} is not a run directory: it has no config.yaml")
+        return self
+
+    def remove_leftovers(self) -> None:
+        """Delete what a killed writer left half-written. Not while another process writes this run."""
+        for path in self.path.rglob(".*.tmp"):
+            path.unlink()
+
+    def config(self) -> Config:
+        """The resolved configuration. Raises UserError where it does not parse."""
+        return load_config(self.path / "config.yaml")
+
+    def config_text(self) -> str:
+        """The resolved configuration as it is on disk."""
+        return (self.path / "config.yaml").read_text(encoding="utf-8")
+
+    # -- metrics --------------------------------------------------------------------------------
+
+    def append_metrics(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
+        """Append one line and flush it. Nothing is ever truncated, so a resume keeps what was logged.
+
+        A value that is not finite is stored as null and read back as NaN.
+        """
+        record = {"step": int(step), "attempt": int(attempt)}
+        record |= {key: _finite(value) for key, value in values.items() if key not in record}
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        with (self.path / "metrics.jsonl").open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a kill cut the last line: leave it alone on its own line
+                    line = b"\n" + line
+            file.write(line)
+            file.flush()
+
+    def metrics(self) -> list[dict[str, float]]:
+        """One dict per step, sorted by step: the last attempt's, later lines of it winning key by key."""
+        merged: dict[int, dict[str, float]] = {}
+        for record in self._metric_records():
+            step, attempt = record["step"], record["attempt"]
+            known = merged.get(step)
+            if known is None or attempt > known["attempt"]:
+                merged[step] = record
+            elif attempt == known["attempt"]:
+                known.update(record)
+        return [merged[step] for step in sorted(merged)]
+
+    def _metric_records(self) -> Iterator[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    raw = json.loads(line)
+                    record = {key: math.nan if value is None else value for key, value in raw.items()}
+                    record["step"], record["attempt"] = int(raw["step"]), int(raw["attempt"])
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    continue  # cut by a kill; a prefix of an object never parses
+                yield record
+
+    # -- rollouts -------------------------------------------------------------------------------
+
+    def write_rollouts(self, step: int, attempt: int, rows: Sequence[RolloutRow]) -> Path:
+        """Write one step's responses; a later attempt at the step replaces the earlier file."""
+        assert all(row.step == step and row.attempt == attempt for row in rows)
+        path = self._rollout_path(step)
+        write_atomically(path, partial(pq.write_table, _table(rows, ROLLOUT_SCHEMA), compression="zstd"))
+        return path
+
+    def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One step's responses, ROLLOUT_SCHEMA's columns or the named ones. UserError if there are none."""
+        path = self._rollout_path(step)
+        if not path.exists():
+            raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+
+    def rollout_steps(self) -> list[int]:
+        """The steps whose rollouts are stored, ascending."""
+        return sorted(_step_files(self.path / "rollouts", ".parquet"))
+
+    def _rollout_path(self, step: int) -> Path:
+        return self.path / "rollouts" / f"step-{step:06d}.parquet"
+
+    # -- evaluations ----------------------------------------------------------------------------
+
+    def write_eval(
+        self,
+        benchmark: str,
+        step: int,
+        rows: Sequence[EvalRow] | Sequence[Mapping[str, Any]],
+        summary: Mapping[str, Any],
+    ) -> Path:
+        """Write one evaluation: the records first, then the summary that makes it count."""
+        check_benchmark_name(benchmark)
+        path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
+        path.with_suffix(".json").unlink(missing_ok=True)
+        write_atomically(path, partial(pq.write_table, _table(rows, EVAL_SCHEMA), compression="zstd"))
+        _write_json(path.with_suffix(".json"), summary)
+        return path
+
+    def evals(self, benchmark: str | None = None) -> list[EvalResult]:
+        """The finished evaluations (of one benchmark, or all), by benchmark and then step."""
+        root = self.path / "eval"
+        folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+        return [
+            EvalResult(folder.name, step, path, json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+            for folder in folders
+            if benchmark in (None, folder.name)
+            for step, path in sorted(_step_files(folder, ".parquet").items())
+            if path.with_suffix(".json").exists()
+        ]
+
+    # -- the rest -------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(step, folder) of the checkpoints that have a manifest, ascending; unverified."""
+        folders = _step_files(self.path / "checkpoints", "")
+        return [(step, path) for step, path in sorted(folders.items()) if (path / "MANIFEST.json").exists()]
+
+    def write_controls(self, controls: Mapping[str, Any]) -> None:
+        """Store the control measurements; vlm_rl.report.run_report documents the keys that it explains."""
+        _write_json(self.path / "controls.json", controls)
+
+    def controls(self) -> dict[str, Any]:
+        """The control measurements, empty where there are none."""
+        path = self.path / "controls.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def stamp_contaminated(self, sets: Sequence[str]) -> None:
+        """Mark the run as trained on rows of these benchmarks; stamps add up and never go away."""
+        known = sorted({*self.contaminated(), *sets})
+        _write_json(self.path / "CONTAMINATED.json", {"trained_on_test_rows_of": known})
+
+    def contaminated(self) -> tuple[str, ...]:
+        """The benchmarks whose rows were trained on; empty for a clean run."""
+        path = self.path / "CONTAMINATED.json"
+        if not path.exists():
+            return ()
+        return tuple(json.loads(path.read_text(encoding="utf-8"))["trained_on_test_rows_of"])
+
+
+def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:
+    """A name for each run: the end of its path, with as many folders as it takes to tell them apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max((len(p) for p in parts), default=0)):
+        names = ["/".join(p[-depth:]) for p in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(run.path) for run in runs]
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a file beside `path`, then move it there; a failure leaves `path` as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _temporary_beside(path) as work:
+        write(work)
+        with work.open("rb") as file:
+            os.fsync(file.fileno())
+        work.replace(path)
+
+
+def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    text = json.dumps(dict(tree), indent=1, default=float) + "\n"
+    write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
+
+
+@contextmanager
+def _temporary_beside(path: Path) -> Iterator[Path]:
+    work = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a dot: readers look for step-*
+    try:
+        yield work
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """Rows (dataclasses or mappings, every column present) as one table of exactly this schema."""
+    records = [row if isinstance(row, Mapping) else _as_dict(row) for row in rows]
+    columns = {name: [record[name] for record in records] for name in schema.names}
+    return pa.table(columns, schema=schema)
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(row)}  # asdict would copy every token
+
+
+def _finite(value: float) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _step_files(folder: Path, suffix: str) -> dict[int, Path]:
+    if not folder.is_dir():
+        return {}
+    pattern = re.compile(r"step-(\d+)" + re.escape(suffix))
+    found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in found if match}
+
+
+def _span(steps: Sequence[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if steps else "none at all"

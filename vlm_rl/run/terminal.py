@@ -1,0 +1,240 @@
+"""What a run shows in the terminal: a line per step, a table of samples, progress bars.
+
+On a terminal the current phase is shown live; elsewhere (a log file, a pipe) only plain finished
+lines are written. Only rank 0 prints. Model text is hostile here too: control characters, which
+could move the cursor or retitle the window, are made visible, and markup is never interpreted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from vlm_rl.run.directory import RolloutRow
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}
+_SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
+# label, metric, how to write it: what tells within a second whether the run is well
+_NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", "reward", lambda v: f"{v:6.3f}"),
+    ("acc", "rewards/accuracy/mean", lambda v: f"{v:4.2f}"),
+    ("len", "completions/mean_length", lambda v: f"{v:6.1f}"),
+    ("ent", "entropy", lambda v: f"{v:5.3f}"),
+    ("gap", "rollout/logprob_gap", lambda v: f"{v:7.1e}"),
+    ("gnorm", "grad_norm", lambda v: f"{v:8.2e}"),
+)
+
+
+class Advance(Protocol):
+    """Moves a progress bar on by `amount`; `note` is a few words beside it."""
+
+    def __call__(self, amount: int = 1, *, note: str = "") -> None: ...
+
+
+def is_main() -> bool:
+    """True on the one process that may print."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def make_console() -> Console:
+    """The console of this process: standard output on rank 0, silent elsewhere."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+    return Console(quiet=not is_main(), highlight=False, markup=False, width=width)
+
+
+def resume_command(out: str | Path) -> str:
+    """What to type to go on with the run in this folder, on as many ranks as this process is one of."""
+    ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    start = "vlm-rl"
+    if ranks != "1":
+        nodes = f"--nproc-per-node {here}" if here == ranks else "..."  # with several nodes, as it was started
+        start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl.cli"
+    return f"{start} train {shlex.quote(str(out))} --resume"
+
+
+class StepLine:
+    """One line per training step, live while the step runs.
+
+    with StepLine(total=60) as line:
+        line.phase(1, "rollout")
+        line.done(1, metrics)
+    """
+
+    def __init__(self, *, total: int, start: int = 0, console: Console | None = None) -> None:
+        self._total = total
+        self._console = console or make_console()
+        self._status: Status | None = None
+        self._last_step = start
+        self._last_time = time.monotonic()
+        self._pace: list[float] = []  # seconds of each step since the start, saves and evaluations included
+
+    def __enter__(self) -> StepLine:
+        self._last_time = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the live line away; call it whatever happens, or the terminal keeps a hidden cursor."""
+        self._stop()
+
+    def phase(self, step: int, name: str) -> None:
+        """Show what the current step is doing; nothing is left of it in a log file."""
+        if not self._console.is_terminal:
+            return
+        text = Text(f"step {step}/{self._total}  {name} …", style="dim")
+        if self._status is None:
+            self._status = self._console.status(text, spinner="dots")
+            self._status.start()
+        self._status.update(text)
+
+    def done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the step's line. A metric that is absent or not a number shows as a dash."""
+        self._stop()
+        now = time.monotonic()
+        seconds = metrics.get("step_time", now - self._last_time)
+        self._pace.append((now - self._last_time) / max(1, step - self._last_step))
+        self._last_time, self._last_step = now, step
+        # The time to the first line holds costs that do not come again: caches, a first evaluation.
+        pace = self._pace[1:][-20:] or [seconds]
+        left = (self._total - step) * sum(pace) / len(pace)
+        line = Text(f"step {step:>{len(str(self._total))}}/{self._total}", style="bold")
+        for label, name, write in _NUMBERS:
+            line.append(f"  {label} ", style="dim not bold")
+            line.append(_number(metrics, name, write), style="not bold")
+        skipped = metrics.get("steps/skipped", 0.0)
+        if math.isfinite(skipped) and skipped > 0:
+            line.append(f"  skipped {skipped:.0f}", style="not bold yellow")
+        line.append(f"  {seconds:.1f} s", style="not bold")
+        line.append(f"  ETA {clock(left)}", style="dim not bold")
+        self._console.print(line, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a line between the steps' lines: an evaluation's result, a checkpoint's place."""
+        self._stop()
+        self._console.print(Text(visible(text)), soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def _number(metrics: Mapping[str, float], name: str, write: Callable[[float], str]) -> str:
+    value = metrics.get(name, math.nan)
+    width = len(write(1.0))
+    return write(value) if math.isfinite(value) else "–".rjust(width)
+
+
+def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, console: Console | None = None) -> None:
+    """Print some of a step's responses: the best and the worst rewarded of as many prompts as fit."""
+    console = console or make_console()
+    table = Table(title=f"step {step}: samples", box=SIMPLE_HEAD, title_justify="left", expand=True)
+    table.add_column("prompt", ratio=2, overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("answer", ratio=1, overflow="fold")
+    table.add_column("response", ratio=6, overflow="fold")
+    for row in _contrasts(rows, limit):
+        table.add_row(
+            Text(visible(row.prompt_id)),
+            Text(row.verdict, style=_VERDICT_STYLES.get(row.verdict, "yellow")),
+            Text(f"{row.reward:.2f}"),
+            Text(f"{row.length}{' (cut)' if row.stop_reason == 'length' else ''}"),
+            Text(visible(row.extracted or "–")),
+            Text(_shortened(visible(row.text), 300)),
+        )
+    console.print(table)
+
+
+def _contrasts(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
+    """Per prompt its best and its worst response, the prompts with the widest gap first."""
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        groups.setdefault(row.prompt_id, []).append(row)
+    pairs = [sorted(group, key=lambda row: row.reward) for group in groups.values()]
+    pairs.sort(key=lambda group: group[0].reward - group[-1].reward)
+    chosen = [row for group in pairs for row in ((group[-1], group[0]) if len(group) > 1 else group)]
+    return chosen[:limit]
+
+
+def visible(text: str) -> str:
+    """The text on one line, safe to print: line ends as ⏎, other control characters as their code."""
+    return _CONTROL.sub(lambda found: "⏎" if found[0] == "\n" else f"<{ord(found[0]):02x}>", text)
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit * 2 // 3]} … {text[-limit // 3 :]}"
+
+
+@contextmanager
+def progress(description: str, *, total: int, console: Console | None = None) -> Iterator[Advance]:
+    """A progress bar; on something that is no terminal a plain line now and then.
+
+    with progress("evaluating toy-test", total=256) as advance:
+        advance(8, note="accuracy 0.41")
+    """
+    console = console or make_console()
+    if not console.is_terminal:
+        yield _plain_progress(description, total, console)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", style="dim", markup=False),
+    )
+    with Progress(*columns, console=console, transient=False) as bar:
+        task = bar.add_task(description, total=total, note="")
+
+        def advance(amount: int = 1, *, note: str = "") -> None:
+            bar.update(task, advance=amount, note=note) if note else bar.update(task, advance=amount)
+
+        yield advance
+
+
+def _plain_progress(description: str, total: int, console: Console) -> Advance:
+    begun = last = time.monotonic()
+    done = 0
+
+    def advance(amount: int = 1, *, note: str = "") -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        if done >= total or now - last >= _SECONDS_BETWEEN_PLAIN_LINES:
+            last = now
+            tail = f", {note}" if note else ""
+            line = f"{description}: {done}/{total} in {now - begun:.1f} s{tail}"
+            console.print(Text(visible(line)), soft_wrap=True)
+
+    return advance
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:42, 12:07 or 3:05:00."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,145 @@
+"""What a study says about the account that the BA paper gives, in sentences that its intervals carry.
+
+BA (arXiv 2605.04077) says that two quantities govern whether token or sequence aggregation does better:
+how much lengths vary inside a group (length/group_cv), because sequence aggregation weighs down the tokens
+of long responses, and the gap between the mean lengths of positive and negative responses
+(length/sign_gap), because token aggregation lets the longer sign weigh more. Both are measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vlm_rl.stats import Estimate, estimate
+from vlm_rl.study.results import Comparison, difference, measure_title, stretch_means
+
+_MAX_PAIRS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """A metric over the first and the last tenth of the steps; one value per seed, its rules averaged."""
+
+    early: Estimate
+    late: Estimate
+    change: Estimate
+    num_runs: int
+
+
+def movement(comparison: Comparison, name: str) -> Movement | None:
+    """How a metric moved; None where no run has it at both ends."""
+    pairs = {}
+    for run in comparison.runs:
+        if name in run.curves:
+            ends = stretch_means(run.curves[name], comparison.num_steps)
+            if all(map(math.isfinite, ends)):
+                pairs.setdefault(run.seed, []).append(ends)
+    if not pairs:
+        return None
+    seeds = [[sum(end) / len(end) for end in zip(*found, strict=True)] for found in pairs.values()]
+    return Movement(
+        early=estimate([early for early, _ in seeds]),
+        late=estimate([late for _, late in seeds]),
+        change=estimate([late - early for early, late in seeds]),
+        num_runs=sum(map(len, pairs.values())),
+    )
+
+
+def words(comparison: Comparison) -> list[str]:
+    """The sentences; one that says what is missing where the two quantities were not logged."""
+    variation, gap = (movement(comparison, name) for name in ("length/group_cv", "length/sign_gap"))
+    if variation is None or gap is None:
+        return [
+            "The runs have not logged length/group_cv and length/sign_gap, the two quantities that, according to "
+            "the BA paper (arXiv 2605.04077), decide between token and sequence aggregation."
+        ]
+    return [
+        _variation_sentence(variation),
+        _gap_sentence(gap),
+        _account_sentence(gap),
+        *_outcome_sentences(comparison),
+    ]
+
+
+def _variation_sentence(variation: Movement) -> str:
+    return (
+        f"Inside a group, the coefficient of variation of response length was {variation.early.mean:.3f} over the "
+        f"first tenth of the steps and {variation.late.mean:.3f} over the last (mean of {variation.num_runs} "
+        f"run{'' if variation.num_runs == 1 else 's'}){_settled(variation.change, lambda v: f'{v:+.3f}')}"
+    )
+
+
+def _gap_sentence(gap: Movement) -> str:
+    early, late = (_longer(one.mean) for one in (gap.early, gap.late))
+    return (
+        f"Responses with a positive advantage were on average {early} than those with a negative one at first and "
+        f"{late} at the end{_settled(gap.change, lambda v: f'{v:+.1f} tokens')}"
+    )
+
+
+def _longer(tokens: float) -> str:
+    return f"{abs(tokens):.1f} tokens {'longer' if tokens >= 0 else 'shorter'}"
+
+
+def _settled(change: Estimate, show: Callable[[float], str]) -> str:
+    if not change.has_interval:
+        return "; with one seed there is no interval, so neither number is more than that seed's."
+    interval = f"95 % interval over {change.num} seeds {show(change.low)} to {show(change.high)}"
+    if change.excludes_zero:
+        return f": a change of {show(change.mean)} ({interval})."
+    return f"; the change of {show(change.mean)} is not settled ({interval})."
+
+
+def _account_sentence(gap: Movement) -> str:
+    account = (
+        "By the BA paper's account (arXiv 2605.04077), variation speaks against sequence aggregation, which weighs "
+        "down the tokens of long responses, and a gap against token aggregation, which lets the longer sign weigh "
+        "more"
+    )
+    late = gap.late
+    if late.excludes_zero:
+        sign, interval = "positive" if late.mean > 0 else "negative", f"{late.low:+.1f} to {late.high:+.1f} tokens"
+        return f"{account}: here, at the end, the {sign} responses (95 % interval of the gap {interval})."
+    if late.has_interval:
+        interval = f"{late.low:+.1f} to {late.high:+.1f} tokens"
+        return f"{account}; which sign that is at the end is not settled here (95 % interval of the gap {interval})."
+    return f"{account}; one seed does not settle which sign that is."
+
+
+def _outcome_sentences(comparison: Comparison) -> list[str]:
+    """One sentence per pair of a token and a sequence rule; pairs that differ in nothing else go first."""
+    algorithms = {run.rule: run.algorithm for run in comparison.runs}
+    rules = [rule for rule in comparison.rules if rule in algorithms]
+    token, sequence = (
+        [rule for rule in rules if algorithms[rule].aggregation == name] for name in ("token", "sequence")
+    )
+    if not (token and sequence):
+        return ["The study does not hold a rule of each, so it does not test which of the two does better."]
+    measures = [measure for measure in comparison.measures if "accuracy" in measure]
+    if not measures:
+        return ["No accuracy was recorded, so the study does not test which of the two does better."]
+    pairs = [(one, other) for one in token for other in sequence]
+    alike = [p for p in pairs if replace(algorithms[p[0]], aggregation="sequence") == algorithms[p[1]]]
+    more = "" if alike else " (which differ in more than the aggregation)"
+    return [
+        f"Final {measure_title(measures[0])} of {one} (token) minus {other} (sequence){more}: "
+        f"{_verdict(difference(comparison, one, other, measures[0]))}"
+        for one, other in (alike or pairs)[:_MAX_PAIRS]
+    ]
+
+
+def _verdict(found: Estimate) -> str:
+    if not found.num:
+        return "no seed has both."
+    mean = f"{100 * found.mean:+.1f} points"
+    if not found.has_interval:
+        return f"{mean} with one seed; there is no interval, so nothing follows."
+    interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    if found.excludes_zero:
+        return f"{mean} ({interval}); the interval excludes 0."
+    return (
+        f"{mean} ({interval}); it includes 0, so {found.num} seeds do not tell them apart. They would detect "
+        f"{100 * found.detectable:.1f} points."
+    )

@@ -1,0 +1,349 @@
+"""The numbers of a study: curves with the seeds' band, final values, differences in pairs.
+
+Reading is `collect`; everything below it is arithmetic on what it read. Only runs that went to their
+last step count; the others are named in `Comparison.missing`. A run is one independent value: seeds are
+averaged and compared, never steps, and a difference is taken between runs of the same seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.algorithms import Algorithm, resolve_algorithm
+from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.stats import Estimate, estimate, running_mean
+from vlm_rl.study.plan import Planned, Study
+
+NUM_END_DECILES = 3  # tenths of the responses that count as the shortest and as the longest
+
+# Curves read from metrics.jsonl as they are.
+_LOGGED = (
+    "reward",
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "entropy",
+    "grad_norm",
+    "length/group_cv",
+    "length/sign_gap",
+    "length_pull/total",
+    "step_time",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Values over training steps, float64; NaN where a step has none."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunNumbers:
+    """What the comparison knows about one finished run."""
+
+    rule: str
+    seed: int
+    start: str
+    algorithm: Algorithm
+    curves: Mapping[str, Curve]  # only those with a finite value
+    finals: Mapping[str, float]  # measure -> value
+    contaminated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A planned run that has not come to its end."""
+
+    rule: str
+    seed: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """The finished runs of a study."""
+
+    rules: tuple[str, ...]  # the baseline first
+    seeds: tuple[int, ...]
+    num_steps: int
+    runs: tuple[RunNumbers, ...]
+    missing: tuple[Missing, ...]
+
+    @property
+    def baseline(self) -> str:
+        return self.rules[0]
+
+    def of(self, rule: str) -> list[RunNumbers]:
+        """The rule's finished runs, by the order of the seeds."""
+        return sorted((run for run in self.runs if run.rule == rule), key=lambda run: self.seeds.index(run.seed))
+
+    @property
+    def measures(self) -> list[str]:
+        """The final values that at least one run has, held-out ones first."""
+        found = list(dict.fromkeys(measure for run in self.runs for measure in run.finals))
+        return sorted(found, key=lambda measure: (measure.startswith("train"), "length" in measure))
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """The evaluated sets, by name."""
+        prefix = "heldout_accuracy/"
+        found = dict.fromkeys(name for run in self.runs for name in run.curves if name.startswith(prefix))
+        return [name.removeprefix(prefix) for name in found]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Band:
+    """A rule's curve: the mean over its seeds, and their smallest and largest value."""
+
+    steps: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def collect(study: Study, planned: Sequence[Planned]) -> Comparison:
+    """Read every finished run of a study's plan."""
+    reasons = [(one, missing_reason(one)) for one in planned]
+    return Comparison(
+        rules=tuple(study.rule_names),
+        seeds=tuple(study.seeds),
+        num_steps=planned[0].config.train.steps,
+        runs=tuple(read_run(one) for one, reason in reasons if not reason),
+        missing=tuple(Missing(one.rule, one.seed, reason) for one, reason in reasons if reason),
+    )
+
+
+def missing_reason(planned: Planned) -> str:
+    """Why a run's recorded numbers are not all there; empty where they are."""
+    run, config = RunDirectory(planned.out), planned.config
+    if not (planned.out / "config.yaml").is_file():
+        return "not started"
+    metrics = run.metrics()
+    step = metrics[-1]["step"] if metrics else 0
+    if step < config.train.steps:
+        return f"at step {step} of {config.train.steps}"
+    evaluated = {result.benchmark for result in run.evals() if result.step == config.train.steps}
+    lacking = [name for path in config.data.eval if (name := Path(path).resolve().name) not in evaluated]
+    if config.eval.every and lacking:
+        return f"not evaluated on {', '.join(lacking)} after its last step"
+    return ""
+
+
+def read_run(planned: Planned) -> RunNumbers:
+    """The numbers of one finished run."""
+    one = RunCurves(RunDirectory(planned.out))
+    curves = {name: curve for name, curve in _curves(one, planned).items() if np.isfinite(curve.values).any()}
+    finals = {
+        measure: stretch_mean(curves[name], planned.config.train.steps, early=False)
+        for measure, name in (("train_accuracy", "accuracy"), ("train_length", "completions/mean_length"))
+        if name in curves
+    }
+    if "completions/mean_length" in curves:
+        early, late = stretch_means(curves["completions/mean_length"], planned.config.train.steps)
+        finals["train_length_change"] = late - early
+    finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
+    algorithm = resolve_algorithm(planned.config.algorithm)
+    return RunNumbers(
+        planned.rule, planned.seed, planned.start, algorithm, curves, finals, tuple(one.run.contaminated())
+    )
+
+
+def _curves(one: RunCurves, planned: Planned) -> dict[str, Curve]:
+    curves = {name: Curve(*one.metric(name)) for name in _LOGGED}
+    steps, part = one.metric("rewards/accuracy/mean")
+    weight = planned.config.reward.accuracy
+    scaled = part / weight if weight else part * math.nan
+    curves["accuracy"] = _either(Curve(steps, scaled), lambda: one.rollouts.accuracy, one)
+    for name, stored in (
+        ("completions/mean_length", lambda: one.rollouts.mean),
+        ("length/correct_mean", lambda: one.rollouts.mean_correct),
+        ("length/wrong_mean", lambda: one.rollouts.mean_wrong),
+    ):
+        curves[name] = _either(Curve(*one.metric(name)), stored, one)
+    for sign in ("positive", "negative"):
+        for name, tenths in (
+            ("shortest", range(1, 1 + NUM_END_DECILES)),
+            ("longest", range(11 - NUM_END_DECILES, 11)),
+        ):
+            deciles = [one.metric(f"gradient_mass/{sign}/decile_{decile}") for decile in tenths]
+            curves[f"gradient_mass/{sign}/{name}"] = Curve(deciles[0][0], np.sum([v for _, v in deciles], axis=0))
+    for benchmark, scores in one.scores.items():
+        at = np.array([score.step for score in scores], dtype=np.float64)
+        curves[f"heldout_accuracy/{benchmark}"] = Curve(at, np.array([score.accuracy for score in scores]))
+        curves[f"heldout_length/{benchmark}"] = Curve(at, np.array([score.mean_length for score in scores]))
+    return curves
+
+
+def _either(logged: Curve, stored: Callable[[], np.ndarray], one: RunCurves) -> Curve:
+    """The logged curve, or the one counted from the stored responses where nothing was logged."""
+    return logged if np.isfinite(logged.values).any() else Curve(one.rollouts.steps, stored())
+
+
+# -- curves --------------------------------------------------------------------------------------
+
+
+def band(runs: Sequence[RunNumbers], name: str) -> Band | None:
+    """Mean, smallest and largest of the runs' smoothed curves, step by step; None where no run has it.
+
+    Evaluations are not smoothed: there are few, and each is of many problems.
+    """
+    found = [run.curves[name] for run in runs if name in run.curves]
+    if not found:
+        return None
+    steps = np.unique(np.concatenate([curve.steps for curve in found]))
+    table = np.full((len(found), len(steps)), math.nan)
+    for row, curve in zip(table, found, strict=True):
+        values = curve.values if name.startswith("heldout_") else smoothed(curve.values)
+        row[np.searchsorted(steps, curve.steps)] = values
+    known = np.isfinite(table).any(axis=0)
+    steps, table = steps[known], table[:, known]
+    return Band(steps, np.nanmean(table, axis=0), np.nanmin(table, axis=0), np.nanmax(table, axis=0))
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The running mean over about a twentieth of the steps."""
+    return running_mean(values, len(values) // 20 | 1)
+
+
+def stretch_width(num_steps: int) -> int:
+    """How many steps the first and the last tenth of a run have; at least one."""
+    return max(1, num_steps // 10)
+
+
+def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
+    """Mean over the first or the last tenth of the run's steps; NaN where none of them has a value."""
+    width = stretch_width(num_steps)
+    inside = curve.steps <= width if early else curve.steps > num_steps - width
+    values = curve.values[inside & np.isfinite(curve.values)]
+    return float(values.mean()) if len(values) else math.nan
+
+
+def stretch_means(curve: Curve, num_steps: int) -> tuple[float, float]:
+    """Means over the first and over the last tenth of the run's steps."""
+    return stretch_mean(curve, num_steps, early=True), stretch_mean(curve, num_steps, early=False)
+
+
+def curve_ends(curve: Curve, name: str, num_steps: int) -> tuple[float, float]:
+    """Where a curve begins and ends: means over a tenth of the steps, but evaluations as they are."""
+    if name.startswith("heldout_"):
+        return float(curve.values[0]), float(curve.values[-1])
+    return stretch_means(curve, num_steps)
+
+
+# -- final values --------------------------------------------------------------------------------
+
+
+def measure_title(measure: str) -> str:
+    """What a measure is called on the page."""
+    kind, _, benchmark = measure.partition("/")
+    if kind == "train_length_change":
+        return "change of training length"
+    what = "accuracy" if "accuracy" in kind else "length"
+    return f"{what} on {benchmark}" if benchmark else f"training {what}"
+
+
+def is_share(measure: str) -> bool:
+    """Whether a measure is in [0, 1] and shown in percent; the others are tokens."""
+    return "accuracy" in measure
+
+
+def final_values(comparison: Comparison, rule: str, measure: str) -> dict[int, float]:
+    """seed -> final value of the rule's runs that have one."""
+    values = {run.seed: run.finals.get(measure, math.nan) for run in comparison.of(rule)}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def final_estimate(comparison: Comparison, rule: str, measure: str) -> Estimate:
+    """The rule's mean over its seeds with its 95 % t interval."""
+    return estimate(list(final_values(comparison, rule, measure).values()))
+
+
+def difference(comparison: Comparison, rule: str, other: str, measure: str) -> Estimate:
+    """Mean of rule minus other over the seeds that both have finished, with its 95 % t interval."""
+    ours, theirs = (final_values(comparison, name, measure) for name in (rule, other))
+    return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+
+# -- what is published ---------------------------------------------------------------------------
+
+
+def as_json(comparison: Comparison, words: Sequence[str]) -> dict[str, Any]:
+    """Every number of the page's tables; null where a number does not exist. No paths."""
+    rules = comparison.rules
+    return {
+        "baseline": comparison.baseline,
+        "rules": list(rules),
+        "seeds": list(comparison.seeds),
+        "steps": comparison.num_steps,
+        "missing": [{"rule": one.rule, "seed": one.seed, "reason": one.reason} for one in comparison.missing],
+        "runs": [
+            {
+                "rule": run.rule,
+                "seed": run.seed,
+                "start": run.start,
+                "final": _plain(run.finals),
+                "first_and_last": {
+                    name: [
+                        float(f"{end:.4g}") if math.isfinite(end) else None
+                        for end in curve_ends(curve, name, comparison.num_steps)
+                    ]
+                    for name, curve in run.curves.items()
+                },
+            }
+            for run in comparison.runs
+        ],
+        "final": {
+            measure: {rule: _estimate_json(final_estimate(comparison, rule, measure)) for rule in rules}
+            for measure in comparison.measures
+        },
+        "difference_to_baseline": {
+            measure: {
+                rule: _estimate_json(difference(comparison, rule, comparison.baseline, measure)) for rule in rules[1:]
+            }
+            for measure in comparison.measures
+        },
+        "words": list(words),
+    }
+
+
+def as_csv(comparison: Comparison) -> str:
+    """The unsmoothed curves of every finished run as rule, seed, step, metric, value; gaps are left out."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["rule", "seed", "step", "metric", "value"])
+    for run in comparison.runs:
+        for name, curve in run.curves.items():
+            for step, value in zip(curve.steps, curve.values, strict=True):
+                if math.isfinite(value):
+                    writer.writerow([run.rule, run.seed, int(step), name, f"{value:.6g}"])
+    return text.getvalue()
+
+
+def _estimate_json(one: Estimate) -> dict[str, float | int | None]:
+    return _plain(
+        {
+            "num_seeds": one.num,
+            "mean": one.mean,
+            "std": one.std,
+            "low": one.low,
+            "high": one.high,
+            "detectable": one.detectable,
+        }
+    )
+
+
+def _plain(values: Mapping[str, float | int]) -> dict[str, float | int | None]:
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}

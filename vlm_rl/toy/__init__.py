@@ -1,0 +1,7 @@
+"""The quickstart: a real Qwen2.5-VL of 0.9 million parameters learns to look before it answers, on a CPU.
+
+quickstart   the run
+tiny_model   the model
+"""
+
+__all__ = ["quickstart", "tiny_model"]

@@ -1,0 +1,174 @@
+"""The quickstart: a tiny real Qwen2.5-VL learns to look before it answers, in minutes on a CPU.
+
+    toy images -> tiny model -> warm start on traces -> reinforcement -> evaluation, controls, report
+
+The warm start shows the model several ways to answer, half of them guesses; reinforcement moves it to
+the careful scan, because that is what is rewarded. What it cannot do is teach seeing: the accuracy
+that forcing the scan's first words gives before any reinforcement stands beside the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_rl.config import Config, TrainConfig, parse_config
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import load_set
+from vlm_rl.evaluation.evaluate import ImageMode, evaluate
+from vlm_rl.grading.grader import Grader
+from vlm_rl.learner.sft import Example, warm_start
+from vlm_rl.report.run_report import write_report
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.terminal import make_console
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.tiny_model import build_tiny_model
+from vlm_rl.train import train
+from vlm_rl.types import Problem
+
+TEMPLATE = TEMPLATES["think_answer"]
+MAX_PROMPT_TOKENS, MAX_TOKENS = 160, 72
+WEIGHT_STD = 0.08  # about 1 / sqrt(128), the model's width
+WARM_BATCH = 8
+WARM_START = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
+RL_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ToyData:
+    """What data preparation made for the quickstart."""
+
+    folder: Path  # everything of this quickstart but the run lies here
+    train: Path  # prepared sets
+    heldout: Path
+    warm_examples: Sequence[Example]
+    tokenizer_texts: Sequence[str]
+    forced_scan: str  # the careful trace's first words
+
+
+def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: str) -> dict[str, Any]:
+    """Run it all; returns the controls with the accuracies before and after. The run lies in ``out``."""
+    console, begun = make_console(), time.monotonic()
+    model = build_tiny_model(
+        toy.folder / "tiny-model", seed=seed, tokenizer_texts=toy.tokenizer_texts, weight_std=WEIGHT_STD
+    )
+    builder = PromptBuilder(model, template=TEMPLATE)
+    warm = warm_start(
+        toy.warm_examples,
+        toy.folder / "warm-model",
+        model_path=model,
+        builder=builder,
+        config=WARM_START,
+        batch_size=WARM_BATCH,
+    )
+    train(quickstart_config(toy, warm, out, seed=seed, sampler=sampler, algorithm=algorithm))
+    run = RunDirectory(out)
+    controls = measure_controls(toy, warm=warm, trained=run.checkpoints()[-1][1], seed=seed)
+    run.write_controls(controls)
+    report = write_report([run], out / "report.html")
+    console.print(f"held-out accuracy {controls['untrained']:.3f} before, {controls['trained']:.3f} after")
+    console.print(f"forced to scan before any reinforcement: {controls['forced_scan']:.3f}")
+    console.print(
+        f"after, on blank images {controls['blank_images']:.3f}, on shuffled ones {controls['shuffled_images']:.3f}; "
+        f"the best constant guess gets {controls['best_constant']:.3f}"
+    )
+    console.print(
+        "What this shows: reinforcement moved the policy from guessing to the scan that it could do already; "
+        "it did not teach it to see."
+    )
+    console.print(f"report: {report}   ({time.monotonic() - begun:.0f} s)")
+    return controls
+
+
+def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sampler: str, algorithm: str) -> Config:
+    """The training run of the quickstart, as a configuration file would say it."""
+    return parse_config(
+        {
+            "seed": seed,
+            "out": str(out),
+            "model": {"path": str(model)},
+            "data": {
+                "train": [str(toy.train)],
+                "eval": [str(toy.heldout)],
+                "max_prompt_tokens": MAX_PROMPT_TOKENS,
+            },
+            "algorithm": {"name": algorithm},
+            "reward": {"overlong_buffer": 36},
+            "rollout": {"sampler": sampler, "prompts_per_step": 16, "max_tokens": MAX_TOKENS},
+            "train": {"steps": RL_STEPS, "mini_batch_prompts": 8, "lr": 1e-4, "zero_stage": 2},
+            "eval": {"every": 10},
+            "checkpoint": {"every": 20},
+            "log": {"samples_every": 20},
+        },
+        where="quickstart",
+    )
+
+
+def measure_controls(toy: ToyData, *, warm: Path, trained: Path, seed: int) -> dict[str, float]:
+    """Greedy held-out accuracies that say what the learning curve means, on the transformers sampler."""
+    problems = load_set(toy.heldout)
+
+    def accuracy(model: Path, images: ImageMode = "real", prefill: str = "") -> float:
+        builder = PromptBuilder(model, template=replace(TEMPLATE, prefill=prefill))
+        engine = make_sampler(
+            "transformers",
+            model_path=str(model),
+            builder=builder,
+            max_model_len=MAX_PROMPT_TOKENS + MAX_TOKENS,
+            batch_size=256,
+            dtype=torch.float32,
+        )
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, responses=1)
+        with Grader() as grader:
+            result = evaluate(
+                problems,
+                sampler=engine,
+                builder=builder,
+                grader=grader,
+                params=params,
+                seed=seed,
+                step=0,
+                images=images,
+            )
+        engine.close()
+        return result.summary["accuracy"]
+
+    return {
+        "untrained": accuracy(warm),
+        "forced_scan": accuracy(warm, prefill=toy.forced_scan),
+        "trained": accuracy(trained),
+        "blank_images": accuracy(trained, "blank"),
+        "shuffled_images": accuracy(trained, "shuffled"),
+        "best_constant": best_constant(problems),
+    }
+
+
+def best_constant(problems: Sequence[Problem]) -> float:
+    """The accuracy of always giving the commonest answer."""
+    return Counter(problem.answer for problem in problems).most_common(1)[0][1] / len(problems)
+
+
+def print_seeds(results: dict[int, dict[str, float]]) -> None:
+    """One line per seed: held-out accuracies, the controls, and the gain in points."""
+    console = make_console()
+    columns = {
+        "before": "untrained",
+        "after": "trained",
+        "forced scan before": "forced_scan",
+        "after, blank": "blank_images",
+        "after, shuffled": "shuffled_images",
+        "best constant": "best_constant",
+    }
+    console.print("seed  " + "  ".join(columns) + "    gain")
+    for seed, values in results.items():
+        gain = 100 * (values["trained"] - values["untrained"])
+        numbers = "  ".join(f"{values[name]:>{len(title)}.3f}" for title, name in columns.items())
+        console.print(f"{seed:>4}  {numbers}  {gain:>+6.1f}")
