@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # What holds the rooms together lies above them, and is theirs to be imported by, not to import.
-ABOVE = {"train", "session", "recorder", "cli", "__main__"}
+ABOVE = {"train", "session", "recorder", "validation", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
 
 # library -> the one file (or folder) of the package that may import it
