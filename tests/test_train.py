@@ -616,7 +616,7 @@ def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
         2, {"arguments": ["train", str(config)], "faults": {"terminate_in": {"phase": "update", "step": 2}}}
     )
     command = (
-        f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl.cli train {toys.run(f'double-{stage}').path}"
+        f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl train {toys.run(f'double-{stage}').path}"
     )
     assert f"stopped by SIGTERM after step 2; resume with: {command} --resume\n" in stopped.stdout
     resumed = start_ranks(2, {"arguments": ["train", str(config), "--resume"]})
