@@ -28,7 +28,7 @@ Curves = dict[str, list[float]]
 
 
 def train_curves(toys: Toys, rule: str) -> Curves:
-    """Train the untrained tiny model for four steps of two mini-batches; its own reward gives every group a signal."""
+    """Train the untrained tiny model for four steps. The reward, a share of letters, gives every group a signal."""
     run = toys.train_run(
         f"curve-{rule}",
         model={"path": str(toys.random_model)},

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from tests.helpers.graded_groups import RIGHT, WRONG, make_group
 from tests.helpers.toy_runs import (
     WORKER,
     Toys,
@@ -24,7 +25,6 @@ from tests.helpers.toy_runs import (
     metrics_of,
     rollouts_of,
 )
-from tests.test_metrics import RIGHT, WRONG, make_group
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.config import Config, parse_config

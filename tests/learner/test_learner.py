@@ -29,8 +29,8 @@ from tests.helpers.learner_worker import (
     perturb,
     weigh,
 )
+from tests.helpers.paper_sums import paper_sum
 from tests.helpers.toy_runs import clean_environment
-from tests.test_losses import equations
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import from_main
@@ -345,7 +345,7 @@ def papers_loss(rule: Algorithm, groups: list[TrainGroup], logps: list[list[Tens
                 values = -torch.minimum(ratio * float(advantage), bounded * float(advantage))
             terms[-1].append(list(values))
     advantages_PG = np.stack([group.advantages_G for group in groups])
-    return equations(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
+    return paper_sum(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
 
 
 def check_gradients(found: dict[str, Any], paper: Paper) -> None:

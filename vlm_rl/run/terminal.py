@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -27,8 +26,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vlm_rl.run.directory import RolloutRow
+from vlm_rl.visible_text import replace_invisible
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -181,8 +180,8 @@ def _contrasts(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
 
 
 def visible(text: str) -> str:
-    """The text on one line, safe to print: line ends as ⏎, other control characters as their code."""
-    return _CONTROL.sub(lambda found: "⏎" if found[0] == "\n" else f"<{ord(found[0]):02x}>", text)
+    """Return the text on one line, safe to print: line ends as ⏎, other invisible characters as their code."""
+    return replace_invisible(text, lambda character: "⏎" if character == "\n" else f"<{ord(character):02x}>")
 
 
 def _shortened(text: str, limit: int) -> str:
