@@ -4,11 +4,11 @@ The curves are in recorded_curves.json. After a change that is meant to alter th
 
     OMP_NUM_THREADS=1 python -m tests.test_recorded_curves tests/recorded_curves.json
 
-Another processor sums float32 in another order. Trained with SSE4.2 kernels in place of AVX-512 ones
-(ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41), losses of 5e-4 to 1 move by at
-most 2.7e-7, gradient norms of 1 to 30 by at most 5e-7 of themselves, and no reward moves. The tolerance is twenty times
-that. A reward moves only if rounding changes which token is drawn: with 896 tokens and probabilities off by 1e-6, that
-happens about once in a thousand processors.
+Another processor sums float32 in a different order. With SSE4.2 kernels in place of AVX-512 ones
+(ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41) losses of 5e-4 to 1 move by at
+most 2.7e-7, gradient norms of 1 to 30 by at most 5e-7 of themselves, and rewards not at all. The tolerance is twenty
+times that. A reward moves only where rounding changes which token is drawn: with at most 896 tokens a run, and
+probabilities that are off by 1e-6, about once in a thousand processors.
 """
 
 from __future__ import annotations
