@@ -1,7 +1,7 @@
 """A run on disk and on the terminal.
 
 directory    read and write a run directory: the contract between training, report and demo
-checkpoint   checkpoints that are whole or not there
+checkpoint   checkpoints that are complete or absent
 trackers     TensorBoard, trackio and wandb behind one interface
 terminal     lines, progress bars and tables
 """
