@@ -35,7 +35,7 @@ from vlm_rl.hadw import Belief
 from vlm_rl.recorder import Timings
 from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import ROLLOUT_SCHEMA, RunDirectory
-from vlm_rl.samplers.base import StaleWeightsError
+from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.train import collect, weigh, with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other

@@ -254,8 +254,8 @@ LEARNER = table(
     Break(
         "packing: a chunk's first weight for all",
         "learner/packing.py",
-        "groups[c.group].weights_G[i]",
-        "groups[c.group].weights_G[0]",
+        "weights_PG[c.group, i]",
+        "weights_PG[c.group, 0]",
     ),
 )
 
