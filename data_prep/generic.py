@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
@@ -43,7 +43,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem
 
 
-class Columns(Section):
+class Columns(ConfigSection):
     """The table's name for each of our columns; "" where it has none."""
 
     question: str
@@ -55,7 +55,7 @@ class Columns(Section):
     id: str = ""
 
 
-class GenericSet(Section):
+class GenericSet(ConfigSection):
     """The contents of the YAML file."""
 
     path: str

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data_prep.partial_set import PartialSet
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, read_set_manifest, schema, write_manifest
 from vlm_rl.data_prep.report import write_report
@@ -32,7 +32,7 @@ from vlm_rl.errors import UserError
 _SAME = ("format", "min_pixels", "max_pixels", "patch_size")  # what the sets of a mix must have in common
 
 
-class MixedSet(Section):
+class MixedSet(ConfigSection):
     """A prepared set of the mix."""
 
     path: str
@@ -40,7 +40,7 @@ class MixedSet(Section):
     quota: PositiveInt | None = None
 
 
-class MixPlan(Section):
+class MixPlan(ConfigSection):
     """The contents of the YAML file."""
 
     sets: list[MixedSet] = Field(min_length=1)
