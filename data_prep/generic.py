@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
 from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
@@ -33,7 +33,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem
 
 
-class Columns(Section):
+class Columns(ConfigSection):
     """Our names to theirs; "" where the table has none."""
 
     question: str
@@ -45,7 +45,7 @@ class Columns(Section):
     id: str = ""
 
 
-class GenericSet(Section):
+class GenericSet(ConfigSection):
     """One YAML file."""
 
     path: str
