@@ -16,7 +16,8 @@ from torch import Tensor
 from tests.helpers.paper_sums import paper_sum
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.losses import AGGREGATIONS, LossInputs, correction_weights, kl_estimate, policy_loss, token_weights
+from vlm_rl.losses import AGGREGATIONS, correction_weights, kl_estimate, policy_loss, token_weights
+from vlm_rl.types import LossInputs
 
 L_MAX = 50
 

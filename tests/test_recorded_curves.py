@@ -55,12 +55,12 @@ def test_a_short_training_repeats_its_recorded_curve(toys: Toys, rule: str) -> N
 
 def record_curves(out: Path) -> None:
     """Train every rule from the untrained tiny model and write the curves."""
-    from vlm_rl.data_prep.toy import tokenizer_texts
+    from vlm_rl.data_prep.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     with tempfile.TemporaryDirectory() as name, Runner(Path(name)) as runner:
         folder = Path(name)
-        model = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=tokenizer_texts())
+        model = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
         train = toy_set(folder / "train", count=12, split="train")
         toys = Toys(folder, train, train, model, model, runner)
         curves = {rule: train_curves(toys, rule) for rule in RULES}

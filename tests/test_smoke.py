@@ -19,7 +19,7 @@ from tests.conftest import shared_data
 from tests.helpers.sample_rows import write_samples
 from vlm_rl.config import load_config
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.smoke import BENCHMARKS, MAX_PIXELS, ROWS, prepare_smoke
+from vlm_rl.data_prep.smoke_data import BENCHMARKS, MAX_PIXELS, ROWS, make_smoke_data
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.directory import RunDirectory
@@ -27,7 +27,7 @@ from vlm_rl.toy.quickstart import ToyData, quickstart_config
 from vlm_rl.types import IMAGE_MARKER
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-SETS = (*BENCHMARKS, "text", "text_blank", "dressed")
+SETS = (*BENCHMARKS, "text", "text_blank", "formats")
 CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
 
 
@@ -51,7 +51,7 @@ def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def prepared(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder whose runs/smoke-data is prepared from the samples."""
     folder = tmp_path_factory.mktemp("smoke")
-    prepare_smoke(samples, folder / "runs" / "smoke-data")
+    make_smoke_data(samples, folder / "runs" / "smoke-data")
     return folder
 
 
@@ -76,8 +76,8 @@ def test_the_configuration_names_what_is_prepared(prepared: Path) -> None:
 def test_the_rows_are_in_the_sets_whole(prepared: Path) -> None:
     for name in SETS:
         problems = load_set(prepared / "runs" / "smoke-data" / name)
-        assert len(problems) == (6 if name == "dressed" else ROWS)
-        assert all(problem.test_only for problem in problems) == (name != "dressed")
+        assert len(problems) == (6 if name == "formats" else ROWS)
+        assert all(problem.test_only for problem in problems) == (name != "formats")
         for problem in problems:
             assert problem.question.count(IMAGE_MARKER) == len(problem.images)
             for data in problem.images:
@@ -99,9 +99,9 @@ def test_preparing_refuses_a_folder_that_exists_and_samples_that_do_not(
     samples: Path, prepared: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="already exists"):
-        prepare_smoke(samples, prepared / "runs" / "smoke-data")
+        make_smoke_data(samples, prepared / "runs" / "smoke-data")
     with pytest.raises(UserError, match="no folder 'mathvision'") as caught:
-        prepare_smoke(tmp_path, tmp_path / "new")
+        make_smoke_data(tmp_path, tmp_path / "new")
     assert all(f"\n  {name}/ " in str(caught.value) for name in (*BENCHMARKS, "dapo_math"))
     assert list(tmp_path.iterdir()) == []
 
@@ -177,18 +177,18 @@ def test_a_contaminated_set_among_clean_ones_is_refused_before_anything_runs(
 
     elsewhere = shutil.copytree(trained.checkpoints()[-1][1], tmp_path / "copied")  # the manifest travels along
     data = prepared / "runs" / "smoke-data"
-    sets = [str(data / "dressed"), str(data / "wemath")]
+    sets = [str(data / "formats"), str(data / "wemath")]
     assert cli.main(["eval", "--model", str(elsewhere), "--data", *sets, "--out", str(tmp_path / "scores")]) == 2
     assert "wemath" in capsys.readouterr().err and not (tmp_path / "scores").exists()
 
 
 def test_on_another_set_the_score_carries_the_stamp(prepared: Path, trained: RunDirectory) -> None:
-    model, data = trained.checkpoints()[-1][1], prepared / "runs" / "smoke-data" / "dressed"
+    model, data = trained.checkpoints()[-1][1], prepared / "runs" / "smoke-data" / "formats"
     arguments = ["--model", model, "--data", data, "--out", "other-scores", "--max-tokens", 8]
     done = vlm_rl(prepared, "eval", *arguments, "--sampler", "transformers")
     assert done.returncode == 0, done.stderr[-3000:]
     results = RunDirectory(prepared / "other-scores").open()
-    assert [(result.benchmark, result.step) for result in results.evals()] == [("dressed", 6)]
+    assert [(result.benchmark, result.step) for result in results.evals()] == [("formats", 6)]
     assert list(results.contaminated()) == CONTAMINATED
     assert results.config().algorithm.name == "luspo", "the training run's own configuration"
 

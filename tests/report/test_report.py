@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from vlm_rl.report.html import data_uri, escape, split_response
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import control_sentences, write_hero, write_report
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.stats import running_mean
 
 HOSTILE = (
     "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
@@ -211,13 +209,6 @@ def test_a_score_is_read_from_the_summary(run):
     assert (score.accuracy, [score.low, score.high]) == (result.summary["accuracy"], result.summary["interval"])
     assert score.mean_length == np.mean(result.rows()["length"].to_numpy())
     assert score.num_problems == 24 and score.truncated == 0.0
-
-
-def test_the_running_mean_by_hand():
-    # window 3: (1+2)/2, (1+2+6)/3, (2+6+7)/3, (6+7)/2
-    np.testing.assert_allclose(running_mean(np.array([1.0, 2, 6, 7]), 3), [1.5, 3, 5, 6.5])
-    gap = np.array([1.0, np.nan, 3, 5])  # (1)/1, NaN, (3+5)/2, (3+5)/2
-    np.testing.assert_allclose(running_mean(gap, 3), [1, np.nan, 4, 4])
 
 
 def test_a_chart_needs_a_finite_value():
