@@ -200,9 +200,9 @@ def test_sigterm_saves_and_resumes(toys, changes, whole, phase, number) -> None:
     result = toys.runner("train", str(config), faults=fault)
     assert result.code == EXIT_STOPPED, result.output[-3000:]
     assert f"resume with: vlm-rl train {toys.run(name).path} --resume\n" in result.output
-    found = newest_verified(toys.run(name).path / "checkpoints")
-    assert found is not None
-    assert found[1].step == PHASES[phase, number]
+    newest = newest_verified(toys.run(name).path / "checkpoints")
+    assert newest is not None
+    assert newest[1].step == PHASES[phase, number]
     assert_sound(toys.run(name))
     finish(toys, name, config)
     assert_equal_runs(toys.run(name), whole[0])

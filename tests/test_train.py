@@ -166,9 +166,9 @@ def test_the_ledger_closes(run: RunDirectory) -> None:
         assert record["data/drawn"] == record["data/trained"] == 4 * step
         assert record["data/skipped"] == 0
         assert record["epoch"] == pytest.approx(4 * step / 12)
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    ledger = found[1].info["ledger"]
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    ledger = newest[1].info["ledger"]
     assert ledger == {"drawn": 16, "trained": 16, "skipped": {}, "failed": 0}
 
 
@@ -233,10 +233,10 @@ def test_dynamic_sampling_goes_on_when_nothing_is_left(toys: Toys) -> None:
     run = toys.run("dapo-nothing")
     assert [record["data/skipped"] for record in run.metrics()] == [8.0, 16.0]  # 4 prompts, 2 rounds
     assert run.metrics()[-1]["data/trained"] == 0
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    assert found[1].info["ledger"]["skipped"] == {"all_wrong": 16}
-    assert found[1].info["learner"]["num_updates"] == 0
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    assert newest[1].info["ledger"]["skipped"] == {"all_wrong": 16}
+    assert newest[1].info["learner"]["num_updates"] == 0
 
 
 def test_dynamic_sampling_keeps_mixed_groups_only(toys: Toys) -> None:
@@ -586,9 +586,9 @@ def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
 
     run = toys.train_run("contaminated", data=data, train={"steps": 1})
     assert run.contaminated() == ("MathVision",)
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    assert found[1].info["contaminated"] == ["MathVision"]
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    assert newest[1].info["contaminated"] == ["MathVision"]
 
 
 # -- several ranks -----------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def save(root: Path, step: int, **info: object) -> Path:
 
 
 def newest_step(root: Path) -> int | None:
-    found = newest_verified(root)
-    return found[1].step if found else None
+    verified = newest_verified(root)
+    return verified[1].step if verified else None
 
 
 # -- a save ---------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def test_whoever_goes_on_mends_what_a_killed_save_left(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-000001\n")
     (tmp_path / ".tmp-latest").write_text("step-0")
     (tmp_path / ".tmp-step-000003-ab").mkdir()
-    found = recover(tmp_path)
-    assert found is not None and found[0] == newest
+    verified = recover(tmp_path)
+    assert verified is not None and verified[0] == newest
     assert (tmp_path / "latest").read_text() == "step-000002\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001", "step-000002"]
     assert recover(tmp_path / "never") is None and not (tmp_path / "never").exists()
@@ -364,10 +364,10 @@ def test_a_kill_at_any_call_of_a_save_or_prune_leaves_the_last_safe_checkpoint(
         died = run_saver(root, kill_at, same_step=same_step, turns=2)
         assert died.returncode == -signal.SIGKILL, (kill_at, died.stderr)
         safe = [tuple(map(int, line.split())) for line in died.stdout.splitlines()]
-        found = newest_verified(root)
+        verified = newest_verified(root)
         if safe:
-            assert found is not None, kill_at
-            assert (found[1].step, found[1].info["turn"]) >= safe[-1], kill_at
+            assert verified is not None, kill_at
+            assert (verified[1].step, verified[1].info["turn"]) >= safe[-1], kill_at
         assert capsys.readouterr().err == "", kill_at
         for path in root.glob("step-*"):
             verify(path)  # nothing half-written or half-deleted goes by a checkpoint's name
