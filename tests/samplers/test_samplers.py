@@ -232,7 +232,7 @@ def test_more_prompt_tokens_than_one_engine_step_takes(sampler: Sampler, builder
 
 
 def test_every_response_has_its_own_noise(sampler: Sampler, prompts: list[Prompt]) -> None:
-    """Twins of one prompt, another step, another seed: no two sequences are alike."""
+    """Responses to the same prompt at two steps and two seeds: no two sequences are alike."""
     groups = [
         *sampler.generate([prompts[1]], SAMPLED, seed=0, step=0),
         *sampler.generate([prompts[1]], SAMPLED, seed=0, step=1),
