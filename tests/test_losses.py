@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers.paper_sums import aggregate
+from tests.helpers.paper_sums import paper_sum
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.losses import AGGREGATIONS, correction_weights, kl_estimate, policy_loss, token_weights
@@ -48,7 +48,7 @@ def test_weights_equal_the_papers_sums(name: str, batch: tuple[np.ndarray, np.nd
     per_token = np.repeat(weights.ravel(), lengths.ravel())
     weighted = float((torch.from_numpy(per_token) * values).sum())
     assert weighted == pytest.approx(
-        float(aggregate(name, terms, advantages, max_tokens=L_MAX)), rel=1e-12, abs=1e-14
+        float(paper_sum(name, terms, advantages, max_tokens=L_MAX)), rel=1e-12, abs=1e-14
     )
     assert not weights[lengths == 0].any()
 

@@ -1,4 +1,4 @@
-"""The aggregations of the losses as sums over tokens, one by one."""
+"""The aggregations as the papers write them: nested sums over groups, responses and tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 
-def aggregate(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray, *, max_tokens: int) -> Tensor:
-    """Return the aggregation of terms[group][response][token], written as the papers write it."""
+def paper_sum(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray, *, max_tokens: int) -> Tensor:
+    """Return the aggregation of terms[group][response][token] by the paper's own formula."""
     flat = [response for group in terms for response in group]
     num = len(flat)
     zero = torch.zeros((), dtype=torch.float64)

@@ -29,7 +29,7 @@ from tests.helpers.learner_worker import (
     perturb,
     weigh,
 )
-from tests.helpers.paper_sums import aggregate
+from tests.helpers.paper_sums import paper_sum
 from tests.helpers.toy_runs import clean_environment
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
@@ -341,7 +341,7 @@ def papers_loss(rule: Algorithm, groups: list[WeighedGroup], logps: list[list[Te
                 values = -torch.minimum(ratio * float(advantage), bounded * float(advantage))
             terms[-1].append(list(values))
     advantages_PG = np.stack([group.advantages_G for group in groups])
-    return aggregate(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
+    return paper_sum(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
 
 
 def check_gradients(results: dict[str, Any], paper: Paper) -> None:
