@@ -152,7 +152,6 @@ def _add_eval_compare(actions: Commands) -> None:
     compare = actions.add_parser("compare", help="compare evaluations problem by problem")
     compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
     compare.add_argument("--json", type=Path, help="also write the comparison to this file")
-    compare.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     compare.set_defaults(command=_eval_compare)
 
 
