@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # rule: (what makes the answer correct, what makes it wrong)
-_BY_RULE = {
+PHRASES = {
     "text": ("the same text", "different texts"),
     "outcome": ("the same outcome", "different outcomes, such as no solution and a value"),
     "family": ("the same family of solutions", "different families of solutions"),
@@ -45,7 +45,7 @@ def explain(answer: str, gold: str, rule: str, *, equal: bool) -> str:
         rule: The rule that decided.
         equal: Whether the answer is correct.
     """
-    correct, wrong = _BY_RULE.get(rule, ("equal", "not equal"))
+    correct, wrong = PHRASES.get(rule, ("equal", "not equal"))
     return f"the last box holds {shorten(answer)}; the gold is {shorten(gold)}; {correct if equal else wrong}"
 
 
