@@ -7,9 +7,9 @@ or a run wrote is escaped; images become data: addresses after our own decoder h
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -20,10 +20,10 @@ from PIL import Image
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
+from vlm_rl.templates import END_THINK, THINK
+from vlm_rl.visible_text import replace_invisible
 
 VERDICT_MARKS = {"correct": "✓ correct", "wrong": "✗ wrong", "no_answer": "– no answer"}
-_END_THINK = "</think>"
-_INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -59,7 +59,7 @@ def environment(package: str) -> Environment:
 
 def visible(text: str) -> str:
     """Replace control characters and invisible or direction-changing ones by U+FFFD."""
-    return _INVISIBLE.sub("\ufffd", text)
+    return replace_invisible(text, lambda _: "\ufffd", keep="\t\n\r")
 
 
 def escape(text: str) -> str:
@@ -69,11 +69,11 @@ def escape(text: str) -> str:
 
 def split_response(response: str) -> tuple[str | None, str]:
     """(reasoning, the rest): the text up to the last </think>; an open block is all reasoning."""
-    before, closed, after = response.rpartition(_END_THINK)
+    before, closed, after = response.rpartition(END_THINK)
     if closed:
-        return before.strip().removeprefix("<think>").strip(), after.strip()
-    if response.lstrip().startswith("<think>"):
-        return response.strip().removeprefix("<think>").strip(), ""
+        return before.strip().removeprefix(THINK).strip(), after.strip()
+    if response.lstrip().startswith(THINK):
+        return response.strip().removeprefix(THINK).strip(), ""
     return None, response.strip()
 
 
@@ -98,12 +98,32 @@ def name_images(question: str, num_images: int) -> str:
     return question
 
 
+def asset(name: str) -> str:
+    """Return the text of vlm_rl/assets/<name>: a style sheet or a script."""
+    return resources.files("vlm_rl").joinpath("assets", name).read_text(encoding="utf-8")
+
+
 def stylesheet(name: str) -> str:
-    """One of our own style sheets, vlm_rl/assets/<name>.css."""
-    return resources.files("vlm_rl").joinpath("assets", f"{name}.css").read_text(encoding="utf-8")
+    """Return one of our own style sheets, vlm_rl/assets/<name>.css."""
+    return asset(f"{name}.css")
 
 
-def page_html(*, title: str, header: str, sections: Sequence[Section], footer: str, key: str = "") -> str:
+def content_policy(scripts: Sequence[str] = ()) -> str:
+    """Return the Content-Security-Policy of a page that runs these inline scripts and loads nothing from outside."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = "".join(f" 'sha256-{digest}'" for digest in digests)
+    return f"{_POLICY}; script-src{allowed}" if scripts else _POLICY
+
+
+def page_html(
+    *,
+    title: str,
+    header: str,
+    sections: Sequence[Section],
+    footer: str,
+    key: str = "",
+    scripts: Sequence[str] = (),
+) -> str:
     """A whole page; `title` and `footer` are plain text, `header` and the `key` of the charts are HTML."""
     links = "".join(f"<a href='#{s.anchor}'>{escape(s.title)}</a>" for s in sections)
     bodies = "".join(
@@ -112,11 +132,13 @@ def page_html(*, title: str, header: str, sections: Sequence[Section], footer: s
     )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts)}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}</title>"
         f"<style>{stylesheet('cards')}{stylesheet('report')}</style></head><body>"
         f"<header>{header}<nav>{links}</nav></header>{key}"
         f"<main>{bodies}</main><footer>{escape(footer)} Colours follow the "
-        "system's light or dark setting.</footer></body></html>"
+        "system's light or dark setting.</footer>"
+        + "".join(f"<script type='module'>{script}</script>" for script in scripts)
+        + "</body></html>"
     )
