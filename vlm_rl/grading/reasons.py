@@ -1,4 +1,4 @@
-"""Say in one sentence why an answer is correct or wrong, by the rule that decided."""
+"""Say in a sentence why an answer is correct or wrong, by the rule that decided."""
 
 from __future__ import annotations
 
