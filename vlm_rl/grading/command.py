@@ -58,7 +58,7 @@ def grade_file(source: Path, out: Path, *, template: str, infer_type: InferType)
         part.write_text("".join(lines), encoding="utf-8")
         part.replace(out)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}; choose another path") from None
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}; choose a different path") from None
     print(summary(grades))
 
 

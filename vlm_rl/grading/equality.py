@@ -72,14 +72,14 @@ _INTRODUCTION = re.compile(
     r"(?:answer|result|value|solution|ans\.?)(?: is|:| equals)[: ]*|答案[是为:]+ ?",
     re.IGNORECASE,
 )
-_MEMBERSHIP = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")
-_POINT_NAME = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")
+_MEMBERSHIP = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")  # x \in (1,2)
+_POINT_NAME = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")  # A(2,3)
 _SET_DESCRIPTION = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
 _CONNECTIVE_SIGN = re.compile(r"\\(?:land|wedge|lor|vee)(?![A-Za-z])")
 _CONNECTIVE = re.compile(rf"{_CONNECTIVE_SIGN.pattern}| (?:and|or) ")
-_BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")
+_BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")  # 5m
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
 
