@@ -342,12 +342,12 @@ def _quickstart(options: argparse.Namespace) -> None:
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose another --out (make quickstart OUT=...)")
 
-    from vlm_rl.data_prep.toy_sets import prepare_toy
+    from vlm_rl.data_prep.quickstart_data import make_quickstart_data
     from vlm_rl.toy.quickstart import print_seeds, quickstart
 
     results = {}
     for seed, out in outs.items():
-        toy = prepare_toy(out.with_name(f"{out.name}-data"), seed=seed)
+        toy = make_quickstart_data(out.with_name(f"{out.name}-data"), seed=seed)
         results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
     if options.seeds:
         print_seeds(results)

@@ -21,7 +21,7 @@ from tests.conftest import shared_data
 from vlm_rl.cli import main
 from vlm_rl.config import parse_config
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.records import Row
+from vlm_rl.data_prep.records import UsableRow
 from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.distributed import merge_shares
 from vlm_rl.errors import UserError
@@ -462,7 +462,7 @@ def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None
     patterns = ("trial*/dataset.json", f"{name}*.jsonl", "*.json", "*.jsonl")
     found = next(files for pattern in patterns if (files := sorted(folder.glob(pattern))))
     annotated = {q.id: q for q in read_questions(BENCHMARKS[name], found)}
-    rows = [row for row in SOURCES[name].read(folder) if isinstance(row, Row)]
+    rows = [row for row in SOURCES[name].read(folder) if isinstance(row, UsableRow)]
     assert len(rows) == len(annotated)
     for row in rows:
         ours = question_of(row.problem)

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,9 +25,9 @@ from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import write_atomically
 from vlm_rl.templates import END_THINK, THINK
+from vlm_rl.visible_text import replace_invisible
 
 VERDICT_MARKS = {"correct": "✓ correct", "wrong": "✗ wrong", "no_answer": "– no answer"}
-_INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -70,7 +69,7 @@ def macros(package: str, name: str) -> Any:
 
 def visible(text: str) -> str:
     """Replace control characters and invisible or direction-changing ones by U+FFFD."""
-    return _INVISIBLE.sub("\ufffd", text)
+    return replace_invisible(text, lambda _: "\ufffd", keep="\t\n\r")
 
 
 def escape(text: str) -> str:
