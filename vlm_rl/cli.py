@@ -244,10 +244,10 @@ def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _study(options: argparse.Namespace) -> None:
-    from vlm_rl.study.run import compare
+    from vlm_rl.study.run import run_study
 
     out = options.out or Path("runs") / options.study.stem
-    code = compare(options.study, out, jobs=options.jobs, report_only=options.report_only)
+    code = run_study(options.study, out, jobs=options.jobs, report_only=options.report_only)
     if code:
         sys.exit(code)
 
@@ -267,13 +267,14 @@ def _add_report(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from vlm_rl.report.run_report import write_hero, write_report
+    from vlm_rl.report.readme_figure import write_readme_figure
+    from vlm_rl.report.run_report import write_report
     from vlm_rl.run.directory import RunDirectory
 
     runs = [RunDirectory(path).open() for path in options.runs]
     print(write_report(runs, options.out))
     if options.figure:
-        print(write_hero(runs[0], options.figure))
+        print(write_readme_figure(runs[0], options.figure))
 
 
 def _add_demo(commands: Commands) -> None:
