@@ -47,13 +47,13 @@ quickstart-seeds: $(STAMP) ## the quickstart for seeds 0, 1 and 2, and their tab
 	$(BIN)/vlm-rl quickstart --seeds 0,1,2 --sampler $(SAMPLER) --out $(OUT)-seeds
 
 smoke: $(STAMP) ## a few steps on rows of public benchmarks in SAMPLES=folder, a run stamped CONTAMINATED
-	$(BIN)/python -m vlm_rl.data_prep.smoke $(SAMPLES) runs/smoke-data
+	$(BIN)/python -m vlm_rl.data_prep.smoke_data $(SAMPLES) runs/smoke-data
 	$(BIN)/vlm-rl train configs/smoke.yaml
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
 STUDIES := rules fixed_norm coin short
 study: $(STAMP) ## what each rule does to response length, 92 runs: over an hour on two cores, resumable (docs/study.md)
-	$(BIN)/python -m vlm_rl.data_prep.study runs/study-data
+	$(BIN)/python -m vlm_rl.data_prep.study_data runs/study-data
 	set -e; for name in $(STUDIES); do \
 		$(BIN)/vlm-rl study configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
 	$(BIN)/python perf/study.py --results runs/study
