@@ -52,7 +52,9 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with every diff of CONTRIBUTING.md applied."""
     copy = tmp_path_factory.mktemp("project")
     for name in ("vlm_rl", "data_prep", "demo", "tests"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "recorded"))
+        shutil.copytree(
+            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "recorded")
+        )
     diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(diffs) == 4
     for diff in diffs:
@@ -62,7 +64,9 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: Sequence[str], folder: Path, text: str = "") -> None:
     environment = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    done = subprocess.run(command, cwd=folder, env=environment, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, input=text, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
