@@ -1,8 +1,8 @@
 """Let the site show the files of the repository that the pages link to.
 
 On GitHub a link from docs/algorithms.md to ../vlm_rl/losses.py opens that file. The site holds nothing outside docs/,
-so each linked file becomes a page of its own, and the link points there. CONTRIBUTING.md and CHANGELOG.md become pages
-too. A link to a file that does not exist stays as it is, which stops a strict build.
+so each linked file becomes a page of its own, and the link points there. CONTRIBUTING.md and CHANGELOG.md become
+pages too. A link to a file that does not exist stays as it is, which stops a strict build.
 """
 
 from __future__ import annotations

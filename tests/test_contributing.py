@@ -63,10 +63,8 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str], folder: Path, text: str = "") -> None:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, input=text, capture_output=True, text=True, check=False
-    )
+    variables = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    done = subprocess.run(command, cwd=folder, env=variables, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

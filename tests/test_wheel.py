@@ -14,20 +14,20 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+UV = Path(sys.executable).with_name("uv")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build in a copy, since a build leaves files beside the sources; the wheel comes from the source distribution."""
+    """A wheel made from the source distribution; built in a copy, since a build leaves files beside the sources."""
     folder = tmp_path_factory.mktemp("build")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("vlm_rl", "data_prep", "demo", "tests"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    uv = Path(sys.executable).with_name("uv")
-    run([uv, "build", "--no-build-isolation", "--offline", "--python", sys.executable, "--out-dir", "dist"], folder)
+    run([UV, "build", "--no-build-isolation", "--offline", "--python", sys.executable, "--out-dir", "dist"], folder)
     assert len(list((folder / "dist").glob("*.tar.gz"))) == 1
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
@@ -37,21 +37,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel in a folder of its own; its dependencies are those of this environment."""
     folder = tmp_path_factory.mktemp("site")
-    run(
-        [Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--no-deps", "--target", folder, wheel], folder
-    )
+    run([UV, "pip", "install", "-q", "--no-deps", "--target", folder, wheel], folder)
     return folder
 
 
 def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words, variables = list(map(str, command)), {**os.environ, **environment}
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""A text model that transformers knows needs no code here: its packed rows give the log-probs of the unmodified model."""
+"""Text models that transformers knows need no code here: packed rows give the log-probs of the unmodified model."""
 
 from __future__ import annotations
 
