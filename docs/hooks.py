@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}  # file of the repository -> page
-LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+LINK = re.compile(r"(\]\()\s*(?![a-z]+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
