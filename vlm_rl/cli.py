@@ -82,9 +82,7 @@ def _add_train(commands: Commands) -> None:
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to continue")
     train.add_argument("overrides", nargs="*", metavar="key.path=value")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint that verifies")
-    train.add_argument(
-        "--dry-run", action="store_true", help="print memory and tokens per step, load nothing"
-    )
+    train.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, load nothing")
     train.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
     train.set_defaults(command=_train)
 
@@ -303,9 +301,7 @@ def _add_demo(commands: Commands) -> None:
         help="the environment variable that holds an endpoint's key",
     )
     demo.add_argument("--live-engine", choices=["auto", "vllm", "transformers"], default="transformers")
-    demo.add_argument(
-        "--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory"
-    )
+    demo.add_argument("--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory")
     demo.set_defaults(command=_demo)
 
 
@@ -324,9 +320,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _add_quickstart(commands: Commands) -> None:
-    quick = commands.add_parser(
-        "quickstart", help="train, evaluate and report a tiny policy on toy images"
-    )
+    quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
     quick.add_argument("--seed", type=int, default=0)
     quick.add_argument("--seeds", help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
