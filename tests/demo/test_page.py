@@ -120,7 +120,7 @@ def test_next_and_previous_by_button_and_key(visit):
         assert page.inner_text("#problem .id") != first
         page.keyboard.press("ArrowLeft")
         wait_for_position(page, 1)
-        page.keyboard.press("ArrowLeft")  # around to the last
+        page.keyboard.press("ArrowLeft")  # context to the last
         wait_for_position(page, 24)
         page.locator("#problem .strip i").nth(4).click()
         wait_for_position(page, 5)
@@ -159,7 +159,7 @@ def test_another_checkpoint_joins_in_its_own_colour(visit):
         page.get_by_label("Baseline").click()
         page.locator("#control-base").get_by_role("option", name="luspo · step 40").click()
         page.wait_for_function("document.querySelector('#problem h3').innerText === 'luspo · step 40'")
-        assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed places
+        assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed positions
 
 
 @pytest.mark.slow
