@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import re
-from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.csv
@@ -22,6 +19,7 @@ from vlm_rl.demo.summary_cards import count_html, summary_html
 from vlm_rl.demo.theme import stylesheet_of_page
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
+from vlm_rl.report.html import content_policy
 
 MAX_EXAMPLES = 20  # problems on the page
 _STORED = ["sample_index", "verdict", "length", "stop_reason", "extracted", "gold", "path", "reason", "question"]
@@ -115,7 +113,7 @@ def page_of(state: PageState) -> str:
     scripts = vega.scripts()
     return render(
         "exported_page",
-        policy=_policy(scripts),
+        policy=content_policy(scripts),
         labels=state.labels,
         styles=Markup(stylesheet_of_page()),
         header=header_html(state.library, interactive=False),
@@ -127,14 +125,4 @@ def page_of(state: PageState) -> str:
         num_problems=len(state.order),
         is_folded=bool(state.url.fold),
         scripts=[Markup(script) for script in scripts],
-    )
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """Return a content policy that allows exactly these inline scripts, inline styles and data: images."""
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
-        "form-action 'none'"
     )

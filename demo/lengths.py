@@ -29,7 +29,6 @@ class Summary:
     interval: tuple[float, float]  # 95 %, Wilson over problems
     median: float
     p90: float
-    mean: float
     cut: float  # share of responses
     tokens: Estimate  # change against the baseline, paired by problem
     score: Estimate  # change against the baseline, paired by problem
@@ -61,7 +60,6 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
         interval=wilson_interval(accuracy, len(score)) if len(score) else (math.nan, math.nan),
         median=quantile(length, 0.5),
         p90=quantile(length, 0.9),
-        mean=float(length.mean()) if len(length) else math.nan,
         cut=float(cut.mean()) if len(cut) else math.nan,
         tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P]),
         score=estimate(change),

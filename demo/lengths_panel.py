@@ -97,13 +97,18 @@ def _tokens_title(state: PageState) -> str:
 
 def _ecdf_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
     """A staircase for each checkpoint, with a dot at the length of the problem that is shown."""
-    curves = [
-        Series(label, *ecdf(length_R), color=color(slot))
-        for label, slot, length_R in zip(state.labels, state.colors, lengths, strict=True)
-    ]
-    if not state.url.part:
-        curves += [_shown_problem(state, index, length_R) for index, length_R in enumerate(lengths) if len(length_R)]
-    spec = charts.lines(curves, x_title=_tokens_title(state), percent=True, from_zero=True, stairs=True)
+    curves, dots = [], []
+    edges = bin_edges(lengths)
+    for index, length_R in enumerate(lengths):
+        if len(length_R):
+            x, y = ecdf(length_R)  # from the left border, where the share is 0, to the right one
+            x, y = np.r_[min(edges[0], x[0] - 1), x, edges[-1]], np.r_[0.0, y, 1.0]
+            curves.append(Series(state.labels[index], x, y, color=color(state.colors[index])))
+            dots.append(_shown_problem(state, index, length_R))
+    shown = curves if state.url.part else curves + dots
+    spec = charts.lines(shown, x_title=_tokens_title(state), percent=True, from_zero=True, stairs=True)
+    if spec is not None and not state.url.part:
+        del spec["usermeta"]["legend"][len(curves) :]  # a dot shares the entry of its curve
     title = "Share of responses with at most so many tokens"
     return chart_card("lengths-ecdf", title, spec, caption=_cut_text(state))
 
@@ -198,9 +203,10 @@ def _change_card(state: PageState) -> list[ChartCard]:
         change = estimate((state.table.length_CP[index] - state.table.length_CP[0])[state.keep_P])
         label, slot = state.labels[index], state.colors[index]
         intervals.append(Interval(label, change.mean, change.low, change.high, color=color(slot)))
-    means = charts.forest(intervals, x_title="mean change in tokens, with its 95 % interval")
+    means = charts.forest(intervals, x_title="mean change, 95 % interval")
     caption = (
-        "One point per problem: filled where its verdict became right, hollow where it became wrong, faint elsewhere."
+        "One point per problem: large and filled where its verdict became right, large and hollow where it became "
+        "wrong, small elsewhere."
     )
     return chart_card(
         "lengths-changes",

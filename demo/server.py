@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import threading
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -133,6 +134,7 @@ def _small(length: str | None, most: int) -> bool:
 def make_server(folders: Sequence[Path], *, open_wider: bool = False, live: LiveOptions | None = None) -> ASGIApp:
     """Return the page behind its guard, as an ASGI application. Raises UserError where there is nothing to show."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
+    warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data
     library = Library(folders)
     states = PageStates(library)
     live_panel = open_live(states, live)
@@ -189,7 +191,7 @@ def _add_charts(app: FastAPI) -> None:
 
     @app.get("/charts/{name}.js")
     def chart_script(name: str) -> Response:
-        script = dict(zip(("vega", "loader"), vega.scripts(), strict=True))[name]  # the guard lets no other name in
+        script = vega.scripts()[("vega", "loader").index(name)]  # the guard lets no other name in
         return Response(script, media_type="text/javascript", headers={"cache-control": "max-age=3600"})
 
 

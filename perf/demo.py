@@ -73,7 +73,7 @@ def main() -> None:
         imported = time.perf_counter()
         print(f"import gradio                         {imported - start:6.2f} s")
         from vlm_rl.demo.page_state import PageStates
-        from vlm_rl.demo.panels import problem_panel
+        from vlm_rl.demo.problem_panel import problem_panel
         from vlm_rl.demo.server import make_server
         from vlm_rl.demo.summary_cards import summary_html
         from vlm_rl.demo.url_state import UrlState

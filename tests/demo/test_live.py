@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,10 @@ from PIL import Image
 from tests.helpers.browser import open_page
 from tests.helpers.endpoint_server import WORDS, Server, endpoint_server
 from tests.helpers.example_run import build_run, square_image
-from tests.helpers.hostile import HOSTILE
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.toy import tokenizer_texts
-from vlm_rl.demo.ask_queue import Broadcast, AskQueue, Limits, AskState
+from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
 from vlm_rl.demo.backends import (
     AskableCheckpoint,
     CheckpointBackend,
@@ -46,9 +46,9 @@ from vlm_rl.demo.backends import (
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend, Timeouts, parse_endpoints
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.live import LiveOptions, build_live, open_live, read_examples
-from vlm_rl.demo.live_html import view_html
+from vlm_rl.demo.live_html import columns_html
 from vlm_rl.demo.page_state import PageStates
-from vlm_rl.demo.replies import IsCancelled, LiveQuestion, Replies, Reply, AskSettings, count_reasoning, split_growing
+from vlm_rl.demo.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply, count_reasoning, split_growing
 from vlm_rl.demo.server import guarded
 from vlm_rl.demo.token_counts import TokenCounter
 from vlm_rl.demo.uploads import MAX_BYTES, Uploads
@@ -80,14 +80,14 @@ def last(states: Replies) -> Reply:
 
 @pytest.fixture(scope="module")
 def loaded(tiny_model: Path) -> Iterator[LoadedModel]:
-    one = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
-    yield one
-    one.close()
+    model = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
+    yield model
+    model.close()
 
 
 @pytest.fixture
 def tiny(tiny_model: Path, loaded: LoadedModel) -> CheckpointBackend:
-    return CheckpointBackend(checkpoint(tiny_model), ModelCache(lambda _: loaded, most=1))
+    return CheckpointBackend(checkpoint(tiny_model), ModelCache(lambda _: loaded, max_loaded=1))
 
 
 @pytest.mark.parametrize("question", [QUESTION, LiveQuestion("2 + 2?")], ids=["picture", "text"])
@@ -109,9 +109,8 @@ def test_a_streamed_answer_is_the_samplers_own(tiny, loaded, tiny_model, questio
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 def test_vllm_streams_what_it_samples(tiny_model: Path):
-    backend = CheckpointBackend(
-        checkpoint(tiny_model), ModelCache(lambda one: load_checkpoint(one, engine="vllm", max_tokens=64), most=1)
-    )
+    cache = ModelCache(partial(load_checkpoint, engine="vllm", max_tokens=64), max_loaded=1)
+    backend = CheckpointBackend(checkpoint(tiny_model), cache)
     with backend._cache.borrow(checkpoint(tiny_model), is_cancelled=never) as engine:
         assert engine is not None
         prompt = engine.builder.build(problem_of(QUESTION))
@@ -167,9 +166,9 @@ class Model:
         self.log.append(f"drop {self.name}")
 
 
-def test_the_shelf_drops_what_was_not_used_for_longest(tmp_path):
+def test_the_cache_drops_the_least_recently_used(tmp_path):
     log: list[str] = []
-    cache = ModelCache(lambda one: LoadedModel(None, Model(log, one.name)), most=2)
+    cache = ModelCache(lambda wanted: LoadedModel(None, Model(log, wanted.name)), max_loaded=2)
     for name in "abacb":
         with cache.borrow(checkpoint(tmp_path / name, name), is_cancelled=never):
             assert cache.num_loaded <= 2
@@ -185,10 +184,10 @@ def test_the_shelf_drops_what_was_not_used_for_longest(tmp_path):
 
 
 def test_a_dropped_checkpoint_is_out_of_memory(tiny_model):
-    one = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
-    weight = weakref.ref(next(iter(one.sampler._model.parameters())))
+    model = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
+    weight = weakref.ref(next(iter(model.sampler._model.parameters())))
     assert weight() is not None
-    one.close()
+    model.close()
     assert weight() is None
 
 
@@ -196,7 +195,7 @@ def test_a_checkpoint_that_does_not_load_gives_its_place_back(tmp_path):
     def fail(_: AskableCheckpoint) -> LoadedModel:
         raise UserError("broken")
 
-    cache = ModelCache(fail, most=1)
+    cache = ModelCache(fail, max_loaded=1)
     for _ in range(2):
         with pytest.raises(UserError, match="broken"), cache.borrow(checkpoint(tmp_path), is_cancelled=never):
             pass
@@ -205,7 +204,7 @@ def test_a_checkpoint_that_does_not_load_gives_its_place_back(tmp_path):
 
 def test_another_model_put_in_its_place_is_loaded_anew(tmp_path):
     log: list[str] = []
-    cache = ModelCache(lambda one: LoadedModel(None, Model(log, one.name)), most=2)
+    cache = ModelCache(lambda wanted: LoadedModel(None, Model(log, wanted.name)), max_loaded=2)
     weights = tmp_path / "model.safetensors"
     for when in (1, 1, 2):
         weights.touch()
@@ -224,16 +223,16 @@ def test_the_models_of_a_run_are_its_base_and_its_checkpoints(tmp_path, tiny_mod
     folder.mkdir(parents=True)
     for name in ("config.json", "MANIFEST.json"):
         (folder / name).write_text("{}")
-    found = find_checkpoints(Library([run.path]))
-    assert [(one.name, one.key, one.path) for one in found] == [
+    checkpoints = find_checkpoints(Library([run.path]))
+    assert [(known.name, known.key, known.path) for known in checkpoints] == [
         ("step 0", "luspo@0", tiny_model),
         ("step 2", "luspo@2", folder),
     ]
-    assert (found[0].template, found[0].max_pixels) == ("think_answer", 1_003_520)
+    assert (checkpoints[0].template, checkpoints[0].max_pixels) == ("think_answer", 1_003_520)
     broken = build_run(tmp_path / "broken", steps=1, num_problems=1)
     (broken.path / "config.yaml").write_text("algorithm: [")
     both = Library([broken.path, run.path])
-    assert [one.name for one in find_checkpoints(both)] == ["luspo · step 0", "luspo · step 2"]
+    assert [known.name for known in find_checkpoints(both)] == ["luspo · step 0", "luspo · step 2"]
     assert list(both.labels("toy-test").values()) == ["luspo · step 0", "luspo · step 1", "luspo · step 2"]
     examples = read_examples([RunDirectory(tmp_path / "none"), run])
     assert (
@@ -351,7 +350,7 @@ def test_a_server_that_is_not_there_and_one_with_two_models(server):
         reply = last(EndpointBackend(Endpoint("far", url, "m"), system="").ask(QUESTION, SHORT, is_cancelled=never))
     assert reply.phase == "failed" and "connection failed" in reply.note
     reply = last(endpoint(server, "two", model="").ask(QUESTION, SHORT, is_cancelled=never))
-    assert "does not name one model (2 found)" in reply.note
+    assert "does not name one model (2 listed)" in reply.note
 
 
 @pytest.mark.parametrize("how", ["cancelled", "left", "whole"])
@@ -425,7 +424,7 @@ def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, tiny_model, tmp_p
             Endpoint("far", f"http://127.0.0.1:{port}/v1", ""), system=TEMPLATES["think_answer"].system
         )
         greedy = replace(SHORT, temperature=0.0)
-        ours, theirs = (last(one.ask(QUESTION, greedy, is_cancelled=never)) for one in (tiny, far))
+        ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
         assert theirs.phase == "ended" and theirs.note == "", theirs
         assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
         assert theirs.counted_by == "server"
@@ -550,13 +549,10 @@ def test_two_models_of_one_name_are_the_operators_mistake():
         AskQueue([Teller("a"), Teller("a")])
 
 
-def test_model_text_is_escaped_wherever_it_stands():
-    replies = [Reply("writing", f"<think>{HOSTILE}</think>{HOSTILE}", 3, 2), Reply("failed", note=HOSTILE)]
-    page = view_html(AskState(0, [HOSTILE, "b"], replies), SHORT, colors={HOSTILE: HOSTILE, "b": HOSTILE})
-    assert "<script" not in page and "<img" not in page and "<form" not in page and "&lt;script" in page
-    assert "seed 3 · temperature 1 · at most 24 tokens" in page
+def test_settings_and_estimates_are_told():
     estimated = Reply("writing", "x", 7, 2, "estimate", is_split_exact=False)
-    page = view_html(AskState(0, ["a"], [estimated]), SHORT, colors={"a": "red"})
+    page = columns_html(AskState(0, ["a"], [estimated]), SHORT, colors={"a": "red"})
+    assert "seed 3 · temperature 1 · at most 24 tokens" in page
     assert "≈ 7" in page and "reasoning ≈ 2 · answer ≈ 5" in page and "estimated" in page
 
 
@@ -625,7 +621,7 @@ class Page(Served):
         with gr.Blocks(title="live", analytics_enabled=False) as blocks, gr.Tab("Live"):
             build_live(live, gr.HTML("", visible=False))
         self.queue = live.queue
-        super().__init__(guarded(blocks, FastAPI(openapi_url=None, routes=list(live.pictures.routes()))))
+        super().__init__(guarded(blocks, FastAPI(openapi_url=None, routes=list(live.uploads.routes()))))
 
 
 @pytest.fixture(scope="module")
@@ -652,7 +648,7 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
 
 def choose(page, *names: str) -> None:
     """Ask exactly these."""
-    box = page.get_by_label("Ask up to six")
+    box = page.get_by_label("Models to ask")
     for _ in range(page.locator(".live-form .token").count()):
         box.press("Backspace")
     for name in names:
@@ -662,7 +658,7 @@ def choose(page, *names: str) -> None:
 
 
 def fill(page, *, tokens: int, temperature: float = 0.0, seed: int = 0) -> None:
-    page.get_by_label("Most tokens").fill(str(tokens))
+    page.get_by_label("Max tokens").fill(str(tokens))
     page.get_by_label("Temperature").fill(str(temperature))
     page.get_by_label("Seed").fill(str(seed))
 
@@ -680,7 +676,7 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:text-is('done')")
         assert tab.locator(".live-card .title").all_inner_texts() == ["step 0", "step 1", "step 2"]
-        phases = [one.get_attribute("class").split()[-1] for one in tab.locator("article.live-card").all()]
+        phases = [card.get_attribute("class").split()[-1] for card in tab.locator("article.live-card").all()]
         assert phases == ["ended", "ended", "failed"]
         assert "seed 5 · temperature 1 · at most 40 tokens" in tab.inner_text(".live-status")
         assert "step 2" not in tab.inner_text(".live-card.failed .live-note") and tab.inner_text(
@@ -688,11 +684,11 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         )
         counts = [int(text) for text in tab.locator(".live-card.ended .live-counts b").all_inner_texts()]
         assert len(counts) == 2 and all(0 < count <= 40 for count in counts)
-        texts = [one.inner_text() for one in tab.locator(".live-card.ended").all()]
+        texts = [card.inner_text() for card in tab.locator(".live-card.ended").all()]
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:not(:text-is('done'))")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert [one.inner_text() for one in tab.locator(".live-card.ended").all()] == texts, (
+        assert [card.inner_text() for card in tab.locator(".live-card.ended").all()] == texts, (
             "the same seed, the same text"
         )
         assert all(request.startswith(page.url) for request in visit.requests)
