@@ -13,8 +13,16 @@ from typing import Any
 
 from vlm_rl.data_prep.golds import gold_of, infer_answer_type, last_box, number_gold
 from vlm_rl.data_prep.image_files import ImageStore, image_ref
-from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
-from vlm_rl.data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.records import (
+    Converted,
+    DroppedRow,
+    Fields,
+    RowError,
+    UsableRow,
+    convert_rows,
+    text_of,
+)
+from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.types import AnswerType, Problem
 
 _QUESTION = ("problem", "question", "Problem")
@@ -30,7 +38,7 @@ class TextBenchmark:
     gold: Callable[[Fields], tuple[str, dict[str, Any]]]  # the gold, and what its meta says
     category: tuple[str, ...] = ("subject", "type", "subfield")
 
-    def __call__(self, path: Path, split: str = "") -> Iterator[Row | Dropped]:
+    def __call__(self, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
         tables = find_tables(path, self.patterns)
         store = ImageStore(tables[0].parent)
         return convert_rows(_counted(read_tables(tables)), lambda row: self._convert(row, store))

@@ -13,8 +13,17 @@ from typing import Any
 
 from vlm_rl.data_prep.golds import LETTERS, gold_of, infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.image_files import ImageRef, ImageStore, image_ref
-from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
-from vlm_rl.data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.records import (
+    Converted,
+    DroppedRow,
+    Fields,
+    RowError,
+    UsableRow,
+    convert_rows,
+    id_of,
+    text_of,
+)
+from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, AnswerType, Problem
 
@@ -58,7 +67,7 @@ def _problem(
 _MATHVISTA_FACETS = ("language", "source", "category", "context", "grade")  # its scores are reported by these too
 
 
-def read_mathvista(path: Path, split: str = "testmini") -> Iterator[Row | Dropped]:
+def read_mathvista(path: Path, split: str = "testmini") -> Iterator[UsableRow | DroppedRow]:
     """AI4Math/MathVista: testmini.json (an object of rows) beside images/, or the hub's Parquet.
 
     The gold of a multiple choice is the option's text; it becomes the option's letter. Options that
@@ -120,7 +129,7 @@ def _letter_of(gold: str, choices: Sequence[str]) -> tuple[str, AnswerType]:
 _NUMBERED_MARKER = re.compile(r"<image\d+>")
 
 
-def read_mathvision(path: Path, split: str = "testmini") -> Iterator[Row | Dropped]:
+def read_mathvision(path: Path, split: str = "testmini") -> Iterator[UsableRow | DroppedRow]:
     """MathLLMs/MathVision: testmini.jsonl or test.jsonl beside images/, or the hub's Parquet.
 
     One merged picture per problem even where the text names several: the first `<imageN>` becomes
@@ -158,7 +167,7 @@ def read_mathvision(path: Path, split: str = "testmini") -> Iterator[Row | Dropp
 VISION_ONLY = "Answer the question that is written in the image."
 
 
-def read_mathverse(path: Path, split: str = "testmini") -> Iterator[Row | Dropped]:
+def read_mathverse(path: Path, split: str = "testmini") -> Iterator[UsableRow | DroppedRow]:
     """AI4Math/MathVerse: testmini.json beside images/, or Parquet; five versions of each problem.
 
     Vision Only rows have an empty question: theirs becomes the picture and one sentence. Text Only rows
@@ -203,7 +212,7 @@ def read_mathverse(path: Path, split: str = "testmini") -> Iterator[Row | Droppe
 _LOGICVISTA_NO_GOLD = {"v1_382"}
 
 
-def read_logicvista(path: Path, split: str = "test") -> Iterator[Row | Dropped]:
+def read_logicvista(path: Path, split: str = "test") -> Iterator[UsableRow | DroppedRow]:
     """LogicVista: dataset.json beside images/, or the hub's Parquet. A gold may hold two letters ("A, C")."""
     tables = find_tables(path, ["dataset.json", "data/dataset.json", f"**/{split}-*.parquet", "dataset*.json"])
     root = tables[0].parent
@@ -244,7 +253,7 @@ def _keyed(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 # -- We-Math ---------------------------------------------------------------------------------------
 
 
-def read_wemath(path: Path, split: str = "testmini") -> Iterator[Row | Dropped]:
+def read_wemath(path: Path, split: str = "testmini") -> Iterator[UsableRow | DroppedRow]:
     """We-Math: testmini.json beside the folders 2steps and 3steps, or Parquet. A problem is several rows."""
     tables = find_tables(path, [f"{split}.json", f"data/{split}.json", f"**/{split}-*.parquet"])
     pictures = Pictures(ImageStore(tables[0].parent))
@@ -275,7 +284,7 @@ _DYNAMATH_TYPES: dict[str, AnswerType] = {"float": "float", "multiple choice": "
 _VARIANT = re.compile(r"(?:sample_variant|trial)_?(\d+)")
 
 
-def read_dynamath(path: Path, split: str = "") -> Iterator[Row | Dropped]:
+def read_dynamath(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
     """DynaMath: folders trial1, trial2, ... with a dataset.json each, or the hub's sample_variant*.parquet.
 
     A seed problem has one variant in each of them.

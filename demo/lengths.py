@@ -14,9 +14,8 @@ import numpy as np
 
 from vlm_rl.demo.library import OpenRun, ResponseLengths, response_lengths
 from vlm_rl.demo.problem_table import DIFFICULTIES, ProblemTable
-from vlm_rl.evaluation.paired import sign_test
 from vlm_rl.report.run_curves import RunCurves
-from vlm_rl.stats import Estimate, estimate, running_mean, wilson_interval
+from vlm_rl.stats import Estimate, estimate, score_interval, sign_test, smooth
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Summary:
     num_problems: int
     num_responses: int
     accuracy: float
-    interval: tuple[float, float]  # 95 %, Wilson over problems
+    interval: tuple[float, float]  # 95 %, over problems
     median: float
     p90: float
     cut: float  # share of responses
@@ -57,12 +56,12 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
         num_problems=len(score),
         num_responses=len(length),
         accuracy=accuracy,
-        interval=wilson_interval(accuracy, len(score)) if len(score) else (math.nan, math.nan),
+        interval=score_interval(score),
         median=quantile(length, 0.5),
         p90=quantile(length, 0.9),
         cut=float(cut.mean()) if len(cut) else math.nan,
         tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P]),
-        score=estimate(change),
+        score=estimate(change, limit=1),
         won=int((change > 0).sum()),
         lost=int((change < 0).sum()),
     )
@@ -84,7 +83,7 @@ def direct_comparisons(table: ProblemTable, keep_P: np.ndarray) -> list[DirectCo
     columns = sorted(last.values())
     length, score = table.length_CP[:, keep_P], table.score_CP[:, keep_P]
     return [
-        DirectComparison(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a]))
+        DirectComparison(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], limit=1))
         for place, b in enumerate(columns)
         for a in columns[:place]
     ]
@@ -249,9 +248,8 @@ def length_curve(runs: Sequence[OpenRun], benchmark: str) -> LengthCurve | None:
     if not rows:
         return None
     steps, *quantiles, cut = np.array(rows, dtype=np.float64).T
-    window = len(steps) // 20 * 2 + 1 if sampled else 1
-    p25, median, p75, p90 = (running_mean(quantile, window) for quantile in quantiles)
-    return LengthCurve(steps, p25, median, p75, p90, cut, sampled, window > 1)
+    p25, median, p75, p90 = (smooth(values) if sampled else values for values in quantiles)
+    return LengthCurve(steps, p25, median, p75, p90, cut, sampled, smoothed=median is not quantiles[1])
 
 
 def mass_over_training(runs: Sequence[RunCurves], *, columns: int = 30) -> tuple[np.ndarray, np.ndarray] | None:

@@ -1,0 +1,88 @@
+"""The folder in which a preparation keeps its finished shards until the whole set appears at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from vlm_rl.errors import UserError
+
+
+class HopelessError(UserError):
+    """The same call would fail again, so its finished shards are of no use."""
+
+
+class PartialSet:
+    """The folder `.NAME.partial` beside the set NAME; a context manager.
+
+    A call with the same plan continues in it; a call with a different plan empties it first. After an error it
+    stays if a shard was finished, so that the same call can resume, except after a HopelessError.
+    """
+
+    def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
+        """Name the set `out` and everything its shards depend on; nothing is written yet."""
+        self.out = out
+        self.folder = out.parent / f".{out.name}.partial"
+        self.build = self.folder / "set"
+        self._plan = json.dumps(plan, sort_keys=True, ensure_ascii=False)
+        self._lock: IO[str] | None = None
+        self._made: list[Path] = []  # parent folders that did not exist, innermost first
+
+    def stem(self, number: int) -> Path:
+        """Return the path of a shard's files without their suffix."""
+        return self.folder / f"shard-{number:06d}"
+
+    def publish(self) -> None:
+        """Move the finished set to its place."""
+        self.build.rename(self.out)
+
+    def __enter__(self) -> PartialSet:
+        if self.out.exists():
+            raise UserError(f"{self.out}: already exists; choose another folder or remove it")
+        self._made = [parent for parent in self.out.absolute().parents if not parent.exists()]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._open_plan()
+        except BlockingIOError:
+            raise UserError(f"{self.out}: another preparation is writing it; wait for it or stop it") from None
+        except OSError as error:
+            self._clean()
+            raise UserError(f"{self.out}: cannot be written: {error}") from None
+        return self
+
+    def _open_plan(self) -> None:
+        plan = self.folder / "plan.json"
+        if not plan.is_file() or plan.read_text(encoding="utf-8") != self._plan:
+            for item in self.folder.iterdir():
+                if item.is_file() and item.name != "lock":
+                    item.unlink()
+            plan.write_text(self._plan, encoding="utf-8")
+        shutil.rmtree(self.build, ignore_errors=True)
+        self.build.mkdir()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        done = kind is None or issubclass(kind, HopelessError)
+        if done or not any(self.folder.glob("shard-*.json")):
+            self._clean()
+        if self._lock is not None:
+            self._lock.close()
+        if isinstance(error, OSError):
+            hint = "; run the same command again to resume from the finished shards" if self.folder.exists() else ""
+            raise UserError(f"{self.out}: cannot be written: {error}{hint}") from None
+
+    def _clean(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.out.exists():
+            for parent in self._made:
+                with suppress(OSError):
+                    parent.rmdir()

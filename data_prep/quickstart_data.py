@@ -1,0 +1,65 @@
+"""Make the quickstart's data: its counting task in ViRL39K's layout, prepared like the real data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.counting_squares import FORCED_SCAN, SQUARES
+from vlm_rl.data_prep.options import Options
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.learner.sft import Example
+from vlm_rl.run.terminal import make_console
+from vlm_rl.toy.quickstart import ToyData
+
+DRAWN = Options(keep_duplicates=True)
+"""For drawn squares: they all look alike to a perceptual hash."""
+WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
+
+
+def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
+    """Make everything that the quickstart trains and measures on below the new folder `out`."""
+    make_console().print("drawing images and preparing them like ViRL39K's ...")
+    raw = SQUARES.write(
+        out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + WARM_MIXTURE
+    )
+    sets = {split: out / split for split in ("train", "heldout", "warm")}
+    for split, folder in sets.items():
+        prepare("virl39k", raw / split, folder, DRAWN)
+    return ToyData(
+        folder=out,
+        train=sets["train"],
+        heldout=sets["heldout"],
+        warm_examples=warm_examples(
+            raw / "warm", sets["warm"], seed=seed, passes=WARM_PASSES, sprinkled=WARM_SPRINKLED
+        ),
+        tokenizer_texts=SQUARES.tokenizer_texts(),
+        forced_scan=FORCED_SCAN,
+    )
+
+
+def warm_examples(raw: Path, prepared: Path, *, seed: int, passes: int, sprinkled: int) -> list[Example]:
+    """Return the examples of a warm start in order: the clean traces, then the mixture.
+
+    Args:
+        raw: the task's folder with traces.jsonl.
+        prepared: the prepared set of the same problems.
+        seed: of the order.
+        passes: how often each image comes with its clean scan.
+        sprinkled: mixed traces that are strewn among the clean ones; the rest follow alone. Without these, words
+            that only the other styles use would still be untrained when their turn comes, and every unused word
+            would rise with them.
+    """
+    problems = {problem.id: problem for problem in load_set(prepared)}
+    lines = [json.loads(line) for line in (raw / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
+    phases = {name: [line for line in lines if line["phase"] == name] for name in ("clean", "mixture")}
+    rng = np.random.default_rng([seed, len(problems)])
+    order = [index for _ in range(passes) for index in rng.permutation(len(problems))]
+    sequence = [phases["clean"][index] for index in order]
+    for line in phases["mixture"][:sprinkled]:
+        sequence.insert(int(rng.integers(len(sequence))), line)
+    sequence += phases["mixture"][sprinkled:]
+    return [Example(problems[line["id"]], line["response"]) for line in sequence]

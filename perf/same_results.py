@@ -1,0 +1,255 @@
+"""Compare what two commits compute: a move of code must change no number.
+
+    python perf/same_results.py 404d0e5                      # against the working tree's HEAD; about ten minutes
+    python perf/same_results.py 404d0e5 HEAD --only grader scores
+
+Each commit is checked out into a folder of its own and asked the same questions, by commands and functions that both
+have:
+
+    grader       verdict, extracted answer and path of every case of the corpus (`vlm-rl grade --file`)
+    scores       every benchmark's scores and verdicts, official and strict, for made-up answers to the sample
+                 annotations in --samples (`vlm-rl score`)
+    steps        loss and gradient norm of one optimizer step at some points of versus_trl.py
+    quickstart   every metric of the quickstart's training and every evaluation, seed 0
+
+The table gives the number of values and the largest relative difference. Any difference makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+POINTS = ("tiny 340 8 100", "tiny 1000 4 300")
+RULES = ("grpo", "gspo", "luspo", "ba", "dapo")
+TIMES = ("timing/", "step_time", "verifier/")  # these differ from run to run
+Results = dict[str, Any]  # name of a value -> the value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base")
+    parser.add_argument("other", nargs="?", default="HEAD")
+    parser.add_argument("--only", nargs="+", choices=PROBES, default=list(PROBES))
+    parser.add_argument("--samples", type=Path, default=ROOT.parent / "shared" / "data")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        trees = [checkout(commit, folder / f"{side}") for side, commit in enumerate((options.base, options.other))]
+        work = folder / "work"
+        work.mkdir()
+        (work / "corpus.jsonl").write_bytes(corpus(trees[0]).read_bytes())
+        different = 0
+        try:
+            print(f"| {options.base} against {options.other} | values | different | largest relative difference |")
+            print("|---|---|---|---|", flush=True)
+            for probe in options.only:
+                results = [PROBES[probe](tree, work, options.samples) for tree in trees]
+                changed = list(differences(*results))
+                different += len(changed)
+                largest = max((size for _, size in changed), default=0.0)
+                print(f"| {probe} | {len(results[0])} | {len(changed)} | {largest:.2g} |", flush=True)
+                for key, _ in changed[:5]:
+                    print(f"    {key}: {results[0].get(key)!r} -> {results[1].get(key)!r}", file=sys.stderr)
+        finally:
+            for tree in trees:
+                subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+    return int(different > 0)
+
+
+def checkout(commit: str, tree: Path) -> Path:
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True)
+    return tree
+
+
+def corpus(tree: Path) -> Path:
+    return next(tree.glob("tests/**/grading_cases.jsonl"))
+
+
+def run(tree: Path, *command: str) -> str:
+    """Return what Python prints with the tree's code. Raises SystemExit with the errors of a command that fails."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{tree.name}: {' '.join(command)} ended with {done.returncode}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf) of every value in nested JSON."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from flat(value, f"{path}/{key}")
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from flat(value, f"{path}/{index}")
+    else:
+        yield path, tree
+
+
+def differences(base: Results, other: Results) -> Iterator[tuple[str, float]]:
+    """Yield (name, relative difference) of the values that are not equal; infinite where one is no number."""
+    for key in {**base, **other}:
+        left, right = base.get(key), other.get(key)
+        if left == right or (left != left and right != right):  # NaN on both sides is equal too
+            continue
+        numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        yield key, abs(left - right) / max(abs(left), abs(right)) if numbers else math.inf
+
+
+# --- the probes -------------------------------------------------------------------------------------
+
+
+def probe_grader(tree: Path, work: Path, samples: Path) -> Results:
+    out = work / f"graded-{tree.name}.jsonl"
+    run(tree, "-m", "vlm_rl.cli", "grade", "--file", str(work / "corpus.jsonl"), "--out", str(out))
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return {f"{index}/{key}": row[key] for index, row in enumerate(rows) for key in ("verdict", "extracted", "path")}
+
+
+def probe_scores(tree: Path, work: Path, samples: Path) -> Results:
+    if not samples.is_dir():
+        raise SystemExit(f"{samples} is not there: name a folder of sample annotations with --samples")
+    results: Results = {}
+    for name, (files, answer_rows) in BENCHMARKS.items():
+        annotations = sorted(str(path) for path in samples.glob(files))
+        responses = work / f"{name}.json"
+        responses.write_text(json.dumps(answer_rows(annotations)), encoding="utf-8")
+        for mode in ("official", "strict"):
+            out = work / f"{name}-{mode}-{tree.name}.json"
+            where = ["--annotations", *annotations, "--responses", str(responses), "--json", str(out)]
+            run(tree, "-m", "vlm_rl.cli", "score", "--benchmark", name, "--mode", mode, *where)
+            scored = json.loads(out.read_text(encoding="utf-8"))
+            for row in scored.get("rows", ()):
+                row.pop("reason", None)
+            for key, value in flat(scored):
+                if not key.startswith("/responses") and "version" not in key:
+                    results[f"{name}/{mode}{key}"] = value
+    return results
+
+
+def probe_steps(tree: Path, work: Path, samples: Path) -> Results:
+    code = (
+        "import json, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from versus_trl import Point, build_models, our_step\n"
+        "folder = Path(sys.argv[2]); build_models(folder, {'tiny'})\n"
+        "for text in json.loads(sys.argv[3]):\n"
+        "    model, *numbers, rule = text.split()\n"
+        "    step = our_step(Point(model, *map(int, numbers), rule=rule), folder)\n"
+        "    print(json.dumps([text, *((r := step()).loss, r.grad_norm), *((r := step()).loss, r.grad_norm)]))\n"
+    )
+    scripts = next(path.parent for path in tree.glob("*/versus_trl.py"))
+    models = work / f"models-{tree.name}"
+    models.mkdir()
+    points = [f"{point} {rule}" for point in POINTS for rule in RULES]
+    printed = run(tree, "-c", code, str(scripts), str(models), json.dumps(points))
+    rows = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
+    return {f"{row[0]}/{index}": value for row in rows for index, value in enumerate(row[1:])}
+
+
+def probe_quickstart(tree: Path, work: Path, samples: Path) -> Results:
+    out = work / f"quickstart-{tree.name}"
+    run(tree, "-m", "vlm_rl.cli", "quickstart", "--seed", "0", "--out", str(out))
+    results: Results = {}
+    for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        results |= {f"{row['step']}/{k}": v for k, v in row.items() if not k.startswith(TIMES)}
+    for path in sorted(out.glob("eval/*/*.json")):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("accuracy", "mean_length", "n"):
+            results[f"{path.relative_to(out)}/{key}"] = summary.get(key)
+    return results
+
+
+PROBES: dict[str, Callable[[Path, Path, Path], Results]] = {
+    "grader": probe_grader,
+    "scores": probe_scores,
+    "steps": probe_steps,
+    "quickstart": probe_quickstart,
+}
+
+
+# --- made-up answers to the samples' questions --------------------------------------------------------
+
+
+def phrased(index: int, gold: Any, other: Any) -> str:
+    """Return one of six responses by its index: right or wrong, boxed, in words or bare."""
+    forms = (
+        f"<think>so</think> \\boxed{{{gold}}}",
+        f"The answer is {gold}.",
+        f"Answer: {gold}",
+        f"<think>no</think> \\boxed{{{other}}}",
+        f"It must be {other}",
+        json.dumps({"solution": "s", "short answer": gold}),
+    )
+    return forms[index % len(forms)]
+
+
+def load(paths: list[str]) -> list[Any]:
+    """Return the rows of JSON and JSON Lines files; objects by id become rows with that `id`."""
+    rows: list[Any] = []
+    for name in paths:
+        text = Path(name).read_text(encoding="utf-8")
+        if name.endswith(".jsonl"):
+            rows += [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            tree = json.loads(text)
+            rows += tree if isinstance(tree, list) else [{"id": key, **row} for key, row in tree.items()]
+    return rows
+
+
+def answers(id_key: str, gold_key: str, response_key: str = "response") -> Callable[[list[str]], list[Any]]:
+    def make(paths: list[str]) -> list[Any]:
+        rows = load(paths)
+        golds = [row.get(gold_key) for row in rows]
+        golds = [gold[0] if isinstance(gold, list) else gold for gold in golds]
+        return [
+            {id_key: row.get(id_key, index), response_key: phrased(index, golds[index], golds[index - 1])}
+            for index, row in enumerate(rows)
+        ]
+
+    return make
+
+
+def by_trial(paths: list[str]) -> list[Any]:
+    return [
+        {"id": row["id"], "trial": trial, "response": phrased(index + trial, row["answer"], "7")}
+        for trial, path in enumerate(sorted(paths, key=lambda p: int(Path(p).parent.name.removeprefix("trial"))), 1)
+        for index, row in enumerate(load([path]))
+    ]
+
+
+def by_step(paths: list[str]) -> list[Any]:
+    rows = load(paths)
+    return [
+        {"ID": row["ID"], "key": row["key"], "response": phrased(index, row["answer"], "B")}
+        for index, row in enumerate(rows)
+    ]
+
+
+BENCHMARKS: dict[str, tuple[str, Callable[[list[str]], list[Any]]]] = {
+    "mathvision": ("mathvision/testmini.jsonl", answers("id", "answer")),
+    "mathvista": ("mathvista/*.json", lambda paths: answers("pid", "answer")([*paths])),
+    "logicvista": ("logicvista/dataset_90.json", answers("id", "answer")),
+    "mathverse": ("mathverse/*.json", answers("sample_index", "answer")),
+    "wemath": ("wemath/testmini.json", by_step),
+    "dynamath": ("dynamath/trial*/dataset.json", by_trial),
+    "aime24": ("text_math/aime24.jsonl", answers("id", "answer")),
+    "amc23": ("text_math/amc23.jsonl", answers("id", "answer")),
+    "olympiadbench": ("text_math/olympiadbench_100.jsonl", answers("id", "final_answer")),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
