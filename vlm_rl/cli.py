@@ -308,13 +308,13 @@ def _add_demo(commands: Commands) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from vlm_rl.demo.endpoints import parse_endpoints
     from vlm_rl.demo.live import LiveOptions
-    from vlm_rl.demo.recorded import default_folders
+    from vlm_rl.demo.default_runs import default_folders
     from vlm_rl.demo.server import launch
 
     if options.live_models < 1:
         raise UserError(f"--live-models is {options.live_models}; it must be at least 1")
     endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
-    live = LiveOptions(endpoints, engine=options.live_engine, most_loaded=options.live_models)
+    live = LiveOptions(endpoints, engine=options.live_engine, max_loaded=options.live_models)
     folders = options.runs or default_folders()
     launch(folders, host=options.host, port=options.port, open_wider=options.open_wider, live=live)
 
