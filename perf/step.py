@@ -55,10 +55,10 @@ def print_phases(run: RunDirectory) -> None:
         f"{tokens:.0f} generated tokens a step, sampler {rollout.sampler}, ZeRO {config.train.zero_stage}"
     )
     for name, value in seconds.items():
-        print(f"  {name:<13}{value:>9.3f} s{100 * value / total:>7.1f} %")
+        print(f"  {name:<19}{value:>9.3f} s{100 * value / total:>7.1f} %")
     rest = sum(seconds[name] for name in BESIDE_THE_MODEL)
     print(f"  {'neither generation nor the model':<34}{100 * rest / total:>5.1f} %  ({', '.join(BESIDE_THE_MODEL)})")
-    print(f"  {'a step':<13}{total:>9.3f} s{tokens / total:>10.0f} generated tokens/s")
+    print(f"  {'a step':<19}{total:>9.3f} s{tokens / total:>10.0f} generated tokens/s")
 
 
 def toy_run(folder: Path, *, sampler: str) -> RunDirectory:
