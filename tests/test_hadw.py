@@ -126,13 +126,12 @@ def test_hard_variant_is_a_moving_average() -> None:
 
 
 @pytest.mark.parametrize("variant", ["adaptive", "hard"])
-def test_a_belief_read_back_from_json_goes_on_alike(variant: str) -> None:
+def test_a_belief_restored_from_json_continues_alike(variant: str) -> None:
     accuracies = np.random.default_rng(0).random(24)
     whole, halves = Belief(), Belief()
     for step, accuracy in enumerate(accuracies.tolist()):
         if step == 13:  # past the window: the history matters
-            stored = json.loads(json.dumps(asdict(halves)))
-            halves = Belief(**stored | {key: tuple(stored[key]) for key in ("history", "accuracies")})
+            halves = Belief.restored(json.loads(json.dumps(asdict(halves))))
         whole = update_belief(whole, accuracy, eta=5.0, window=10, variant=variant)
         halves = update_belief(halves, accuracy, eta=5.0, window=10, variant=variant)
     assert halves == whole

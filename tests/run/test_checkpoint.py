@@ -225,7 +225,7 @@ def test_latest_is_not_trusted(tmp_path: Path, latest: bytes | None) -> None:
     assert newest_step(tmp_path) == 20
 
 
-def test_whoever_goes_on_mends_what_a_killed_save_left(tmp_path: Path) -> None:
+def test_a_recovery_cleans_up_after_a_killed_save(tmp_path: Path) -> None:
     """Killed between the last checkpoint and `latest`, with no later save that would clear up."""
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
