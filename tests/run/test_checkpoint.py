@@ -81,6 +81,15 @@ def test_a_save_comes_back_as_it_was_given(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000060"]
 
 
+def test_the_code_version_covers_the_whole_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(checkpoint, "__file__", str(tmp_path / "run" / "checkpoint.py"))
+    (tmp_path / "losses.py").write_text("sign = 1")
+    before = checkpoint.code_version()
+    (tmp_path / "losses.py").write_text("sign = -1")
+    assert checkpoint.code_version() != before
+
+
 def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Path) -> None:
     def saved(step: int, tokenizer: str) -> str:
         with saving(tmp_path, step=step) as work:
