@@ -42,6 +42,18 @@ def load(*paths: str, **settings: object) -> list[Problem]:
     return load_training_sets(DataConfig(train=list(paths), **settings))
 
 
+LIGHT = """
+import sys
+import vlm_rl.data.images, vlm_rl.data.model_folder, vlm_rl.data.order, vlm_rl.data.sets
+print([name for name in ("torch", "transformers", "datasets") if name in sys.modules])
+"""
+
+
+def test_all_but_the_prompt_builder_import_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 # -- order ---------------------------------------------------------------------------------------
 
 
