@@ -1,7 +1,4 @@
-"""Bad pictures, rows and archives: every one is counted and named, and no good row notices it.
-
-Tests 17, 18 and 23 of the reliability contract, each in lenient and in strict mode.
-"""
+"""Give preparation bad images, rows and archives: each is counted and named, and good rows stay as they are."""
 
 from __future__ import annotations
 
@@ -299,10 +296,10 @@ def test_archives_that_attack_cost_their_rows_only(tmp_path, kind) -> None:
     assert report.dropped == {**outside, "image_unreadable": 1}
     assert files_below(tmp_path) - before == Counter(f"out{file}" for file in SET_FILES)
     for row in rows[1:]:
-        one = write_virl(tmp_path / f"one-{row['question'][7:11].strip('./')}", [{}, row], {})
-        (one / f"images.{kind}").hardlink_to(folder / f"images.{kind}")
+        folder_of_row = write_virl(tmp_path / f"one-{row['question'][7:11].strip('./')}", [{}, row], {})
+        (folder_of_row / f"images.{kind}").hardlink_to(folder / f"images.{kind}")
         with pytest.raises(UserError, match=r"^39Krelease\.parquet row 1: .*\(image_\w+\); fix the row"):
-            prepare("virl39k", one, tmp_path / "strict", Options(strict=True))
+            prepare("virl39k", folder_of_row, tmp_path / "strict", Options(strict=True))
     assert not (tmp_path / "strict").exists()
 
 

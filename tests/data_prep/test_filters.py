@@ -89,13 +89,13 @@ def test_benchmarks_keep_their_duplicates(tmp_path) -> None:
     assert (report.kept, report.dropped) == (2, {})
 
 
-def test_a_gold_is_judged_once_under_the_same_rules_and_anew_under_others() -> None:
+def test_a_gold_is_judged_once_under_each_rule() -> None:
     judged: list[tuple[str, object]] = []
     check = cached(lambda problem: bool(judged.append((problem.answer, problem.meta.get("precision"))) or True))
     problem = Problem(id="a", question="?", images=(), answer="2.5", answer_type="float")
     other = replace(problem, id="b", question="other words")
-    for one in (problem, other, replace(problem, meta={"precision": 1}), replace(problem, answer="3.5"), other):
-        assert check(one)
+    for row in (problem, other, replace(problem, meta={"precision": 1}), replace(problem, answer="3.5"), other):
+        assert check(row)
     assert judged == [("2.5", None), ("2.5", 1), ("3.5", None)]
 
 
@@ -117,13 +117,13 @@ def benchmark(tmp_path) -> Path:
         {"question": "<image>Nothing is drawn.", "image": ["images/white.png"]},
     ]
     pictures = {"b.png": smooth_noise(300, 300, seed=8), "white.png": Image.new("RGB", (200, 200), "white")}
-    encoded_ones = {name: encode_png(image) for name, image in pictures.items()}
-    source = write_virl(tmp_path / "bench-raw", rows, encoded_ones)
+    files = {name: encode_png(image) for name, image in pictures.items()}
+    source = write_virl(tmp_path / "bench-raw", rows, files)
     prepare("virl39k", source, tmp_path / "bench")
     return tmp_path / "bench"
 
 
-def test_overlap_with_a_benchmark_by_text_and_picture(tmp_path, benchmark) -> None:
+def test_rows_that_share_text_or_an_image_with_a_benchmark_go(tmp_path, benchmark) -> None:
     rows = [
         {"question": "Listen. " + LONG.format("blue") + "?"},  # 13 words in a row
         {"question": "A farmer walks nine kilometres every single morning."},  # fewer than 13
@@ -147,16 +147,16 @@ def test_overlap_with_a_benchmark_by_text_and_picture(tmp_path, benchmark) -> No
     assert (kept.kept, kept.notes["benchmark_overlap"]) == (6, 3)
 
 
-@pytest.mark.parametrize(("shared", "is_overlap"), [(12, False), (13, True)])
-def test_thirteen_words_in_a_row_are_an_overlap_and_twelve_are_none(shared, is_overlap) -> None:
+@pytest.mark.parametrize(("shared", "is_leak"), [(12, False), (13, True)])
+def test_thirteen_shared_words_in_a_row_are_a_leak_and_twelve_are_not(shared, is_leak) -> None:
     words = [f"w{number}" for number in range(30)]
     benchmarks = BenchmarkIndex()
     benchmarks.add("bench/1", " ".join(words), [])
     question = " ".join(["Other", *words[5 : 5 + shared], "and an end of its own"])
-    assert bool(benchmarks.by_text(question, [])) == is_overlap
+    assert bool(benchmarks.by_text(question, [])) == is_leak
 
 
-def test_phrases_of_the_trade_are_no_overlap(tmp_path, benchmark) -> None:
+def test_stock_phrases_are_not_a_leak(tmp_path, benchmark) -> None:
     # 21 training rows share the words: more than COMMON, so they prove nothing
     rows = [{"question": LONG.format(f"number {n}")} for n in range(21)]
     source = write_virl(tmp_path / "virl", rows, {})

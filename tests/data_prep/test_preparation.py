@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_preparation_goes_on_without_redoing_finished_shards(tmp_path, monkeypatch, workers) -> None:
+def test_a_killed_preparation_resumes_without_redoing_finished_shards(tmp_path, monkeypatch, workers) -> None:
     source, out = many(tmp_path / "virl"), tmp_path / "sets" / "out"
     (tmp_path / "run.py").write_text(SCRIPT)
     process = subprocess.Popen(
@@ -100,7 +100,7 @@ def interrupt(*_: object) -> None:
 
 
 @pytest.mark.parametrize("change", ["options", "source", "shard"])
-def test_shards_of_another_plan_or_broken_ones_are_made_again(tmp_path, monkeypatch, change) -> None:
+def test_shards_of_a_different_plan_and_broken_ones_are_made_again(tmp_path, monkeypatch, change) -> None:
     monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 8)
     source, out = many(tmp_path / "virl", 24), tmp_path / "out"
     with monkeypatch.context() as patch:

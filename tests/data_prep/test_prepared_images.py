@@ -24,7 +24,7 @@ def fitted(data: bytes, grid: Grid = GRID, *, test_only: bool = False):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_picture_on_the_grid_keeps_its_bytes(kind) -> None:
+def test_an_image_on_the_grid_keeps_its_bytes(kind) -> None:
     data = encoded(smooth_noise(84, 112), kind)
     picture = fitted(data)
     assert picture.data == data and picture.is_kept
@@ -32,7 +32,7 @@ def test_a_picture_on_the_grid_keeps_its_bytes(kind) -> None:
 
 
 @pytest.mark.parametrize(("kind", "stored"), [("JPEG", "JPEG"), ("PNG", "PNG"), ("WEBP", "PNG")])
-def test_a_picture_off_the_grid_is_encoded_anew_in_its_own_kind(kind, stored) -> None:
+def test_an_image_off_the_grid_is_encoded_again_in_its_own_format(kind, stored) -> None:
     data = encoded(smooth_noise(100, 120), kind)
     picture = fitted(data)
     image = Image.open(io.BytesIO(picture.data))
@@ -56,7 +56,7 @@ def test_other_modes_on_the_grid_become_rgb(mode) -> None:
     assert Image.open(io.BytesIO(picture.data)).mode == "RGB" and not picture.is_kept
 
 
-def test_exif_is_applied_and_leaves() -> None:
+def test_exif_is_applied_and_dropped() -> None:
     exif = Image.Exif()
     exif[274] = 6  # turn by 90 degrees
     picture = fitted(encoded(smooth_noise(84, 112), "JPEG", exif=exif))
@@ -64,12 +64,12 @@ def test_exif_is_applied_and_leaves() -> None:
     assert not Image.open(io.BytesIO(picture.data)).getexif()
 
 
-def test_a_model_with_other_patches_has_another_grid() -> None:
+def test_a_different_patch_size_gives_a_different_grid() -> None:
     picture = fitted(encoded(smooth_noise(100, 100), "PNG"), Grid(4096, 1_003_520, 32))
     assert (picture.width, picture.height) == (96, 96)
 
 
-def test_real_pictures_have_no_false_twins_and_know_their_copies() -> None:
+def test_real_images_differ_from_each_other_and_not_from_their_copies() -> None:
     files = [f for name in ("logicvista", "mathvision") for f in sorted((shared_data() / name / "images").iterdir())]
     chosen = {}
     for file in files[:: len(files) // 20]:
@@ -94,6 +94,6 @@ def test_the_perceptual_hash_survives_sizes_and_formats(size) -> None:
     assert near <= NEAR_BITS < far
 
 
-def test_a_missing_picture_is_not_another_rows_fault() -> None:
+def test_bytes_that_are_no_image_are_a_bad_row() -> None:
     with pytest.raises(RowError, match="not a PNG, JPEG or WEBP"):
         fitted(b"<svg/>")

@@ -1,4 +1,4 @@
-"""Readers of the public layouts, and the prepared set they end in."""
+"""Read the public layouts, and prepare what was read."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_lenient_counts_close(tmp_path):
     assert (manifest["rows_in"], manifest["kept"], manifest["dropped"]) == (7, 2, dict(report.dropped))
 
 
-@pytest.mark.parametrize("bad", [1, 2, 3, 4, 6])  # 5, a missing marker, is mended
+@pytest.mark.parametrize("bad", [1, 2, 3, 4, 6])  # 5, a missing marker, is fixed
 def test_strict_stops_with_file_and_row_and_leaves_nothing(bad, tmp_path):
     rows = [BAD_ROWS[0], BAD_ROWS[bad]]
     folder = write_virl(tmp_path / "virl", rows, BAD_IMAGES)

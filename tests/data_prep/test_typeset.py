@@ -14,7 +14,7 @@ from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.virl_layout import write_virl
 
 
-def test_text_problems_become_pictures_of_their_text(tmp_path) -> None:
+def test_text_problems_become_images_of_their_text(tmp_path) -> None:
     rows = [
         {"question": r"Find $\frac{1}{2} + x^2$ when $x=3$."},
         {"question": "求方程的解"},
@@ -31,7 +31,7 @@ def test_text_problems_become_pictures_of_their_text(tmp_path) -> None:
     assert json.loads(row["meta"])["typeset_text"] == rows[0]["question"]
 
 
-def test_a_longer_text_is_a_taller_picture_and_a_formula_is_no_source() -> None:
+def test_a_longer_text_is_a_taller_image_and_a_formula_is_set() -> None:
     from vlm_rl.data_prep.typeset import typeset
 
     short, long = typeset("Ten words.", max_pixels=10**6), typeset("Ten words. " * 30, max_pixels=10**6)
