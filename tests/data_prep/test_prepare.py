@@ -554,7 +554,7 @@ def test_every_real_sample_prepares(tmp_path, source) -> None:
     assert report.kept == kept and report.test_only
     assert set(report.dropped) <= {"duplicate"}
     page = (tmp_path / "out/report.html").read_text()
-    assert "BENCHMARK" in page and page.count("class='card'") == min(24, kept)
+    assert "BENCHMARK" in page and page.count('<div class="card">') == min(24, kept)
 
 
 def problems_of(folder: Path) -> list[Problem]:
