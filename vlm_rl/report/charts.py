@@ -36,7 +36,7 @@ _ZOOM: Spec = {
     "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
     "bind": "scales",
 }
-_CONFIG: Spec = {
+CONFIG: Spec = {
     "aria": False,  # the chart's element is labelled; a label per mark would double the page
     "background": None,
     "font": "system-ui, Liberation Sans, Arial, sans-serif",
@@ -231,7 +231,7 @@ def _spec(
     """
     return {
         "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE.partition('.')[0]}.json",
-        "config": _CONFIG,
+        "config": CONFIG,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
