@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vlm_rl.config import parse_config
-from vlm_rl.run.directory import EvalRow, RolloutRow, RunDirectory
+from vlm_rl.run.directory import EvalRow, RunDirectory
+from vlm_rl.run.rollout_row import RolloutRow
 
 COLORS = {"red": (206, 66, 60), "blue": (64, 104, 190), "green": (70, 150, 92), "yellow": (226, 184, 70)}
 CELLS = [f"{row}{column}" for row in "abc" for column in "123"]
