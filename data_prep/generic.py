@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlm_rl.config import Section, parse_tree, read_tree
-from vlm_rl.data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
+from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
+from vlm_rl.data_prep.golds import gold_of, number_gold
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
 from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
 from vlm_rl.data_prep.tables import find_tables, read_tables

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from tests.conftest import shared_data
+from vlm_rl.data.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.dapo import read_dapo
-from vlm_rl.data_prep.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.prepare import prepare, write_problems
 from vlm_rl.data_prep.prepared_set import to_row

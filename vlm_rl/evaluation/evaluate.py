@@ -26,9 +26,9 @@ from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, encode
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import gather_shares, share
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.items import Mode
-from vlm_rl.evaluation.benchmarks.prepared import benchmark_of, benchmark_scores, official_judgements, rule_of
-from vlm_rl.evaluation.benchmarks.published_prompts import PublishedPrompt
+from vlm_rl.evaluation.benchmarks.benchmark import JudgedResponse, Judgement, Mode, PublishedPrompt, Response
+from vlm_rl.evaluation.benchmarks.judging import benchmark_scores, rule_name
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.evaluation.pipeline import overlapped
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
