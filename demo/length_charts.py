@@ -74,7 +74,7 @@ def lengths_html(scene: Scene) -> str:
             f"Does length pay? By difficulty {scene.table.base_when}",
             difficulty_chart(scene),
             "lengths-difficulty",
-            f"Each point: the problems of one pass rate {scene.table.base_when}, "
+            f"Each point: the problems of one pass rate {escape(scene.table.base_when)}, "
             "from hardest (small) to easiest (large).",
         ),
         training_figure(scene),

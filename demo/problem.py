@@ -79,7 +79,7 @@ def problem_html(
     if record["category"]:
         facts.append(escape(str(record["category"])))
     if difficulty:
-        facts.append(f"{base_when}: {100 * base_rate:.0f} % right ({DIFFICULTIES[difficulty][1]})")
+        facts.append(f"{escape(base_when)}: {100 * base_rate:.0f} % right ({DIFFICULTIES[difficulty][1]})")
     side = f"<div class='pictures'>{pictures}</div>" if pictures else ""
     return (
         f"<div class='card problem'>{side}<div class='asked'>"

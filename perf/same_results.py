@@ -102,7 +102,7 @@ def differences(base: Results, other: Results) -> Iterator[tuple[str, float]]:
     """Yield (name, relative difference) of the values that are not equal; infinite where one is no number."""
     for key in {**base, **other}:
         left, right = base.get(key), other.get(key)
-        if left == right or (isinstance(left, float) and isinstance(right, float) and left != left and right != right):
+        if left == right or (left != left and right != right):  # NaN on both sides is equal too
             continue
         numbers = isinstance(left, int | float) and isinstance(right, int | float)
         yield key, abs(left - right) / max(abs(left), abs(right)) if numbers else math.inf
@@ -153,8 +153,8 @@ def probe_steps(tree: Path, work: Path, samples: Path) -> Results:
     models = work / f"models-{tree.name}"
     models.mkdir()
     points = [f"{point} {rule}" for point in POINTS for rule in RULES]
-    lines = [line for line in run(tree, "-c", code, str(scripts), str(models), json.dumps(points)).splitlines()]
-    rows = [json.loads(line) for line in lines if line.startswith("[")]
+    printed = run(tree, "-c", code, str(scripts), str(models), json.dumps(points))
+    rows = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
     return {f"{row[0]}/{index}": value for row in rows for index, value in enumerate(row[1:])}
 
 

@@ -149,7 +149,9 @@ def work_ours(point: Point, folder: Path, *, sampler: str) -> None:
             train_step(session)
             ended = now()
             metrics = session.run.metrics()[-1]
-            prompt = statistics.fmean(session.prompt_lengths.values())
+            asked = set(session.run.rollouts(session.step, ["prompt_id"])["prompt_id"].to_pylist())
+            prompts = [session.builder.build(problem) for problem in session.problems if problem.id in asked]
+            prompt = statistics.fmean(len(built.ids) for built in prompts)
             report(begun, ended, tokens=metrics["num_tokens"], prompt=prompt, memory=peak_mib() - before)
 
 

@@ -171,7 +171,7 @@ def test_a_finished_run_resumes_to_nothing(toys: Toys, whole: tuple[RunDirectory
     evaluated = whole[0].evals()[-1].path.stat().st_mtime_ns
     result = toys.runner("train", str(whole[0].path), "--resume")
     assert result.code == 0, result.output[-3000:]
-    assert f"{whole[0].path} is finished: step-000004" in result.output
+    assert f"{whole[0].path} is finished at step-000004" in result.output
     assert (whole[0].path / "metrics.jsonl").read_bytes() == before
     assert whole[0].evals()[-1].path.stat().st_mtime_ns == evaluated
 
@@ -199,7 +199,7 @@ def test_sigterm_saves_and_resumes(toys, changes, whole, phase, number) -> None:
     fault = {"terminate_in": {"phase": phase, "step": number}}
     result = toys.runner("train", str(config), faults=fault)
     assert result.code == EXIT_STOPPED, result.output[-3000:]
-    assert f"continue with: vlm-rl train {toys.run(name).path} --resume\n" in result.output
+    assert f"resume with: vlm-rl train {toys.run(name).path} --resume\n" in result.output
     found = newest_verified(toys.run(name).path / "checkpoints")
     assert found is not None
     assert found[1].step == PHASES[phase, number]

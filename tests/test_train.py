@@ -32,11 +32,11 @@ from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.prepare import write_problems
 from vlm_rl.hadw import Belief
+from vlm_rl.recorder import Timings
 from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import ROLLOUT_SCHEMA, RunDirectory
 from vlm_rl.samplers.base import StaleWeightsError
-from vlm_rl.session import Timings
-from vlm_rl.train import collect_groups, weigh, with_advantages
+from vlm_rl.train import collect, weigh, with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other
 KNOWN_NAMES = {
@@ -276,7 +276,7 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
     rounds = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]
     groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in rounds]
     drawn, graded = iter(groups), iter(groups)
-    monkeypatch.setattr(train_module, "draw_problems", lambda *_: [group.problem for group in next(drawn)])
+    monkeypatch.setattr(train_module, "draw_problems", lambda *_: [(group.problem, 9) for group in next(drawn)])
     monkeypatch.setattr(
         train_module, "sample_and_grade", lambda *_: [(group.rollouts, group.rewards) for group in next(graded)]
     )
@@ -294,13 +294,13 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
             }
         ),
         ledger=ledger,
+        builder=None,
         step=0,
-        forget_prompts=lambda: None,
         recorder=SimpleNamespace(line=SimpleNamespace(note=lambda _: None)),
     )
-    kept, accuracy = collect_groups(s, cast(Timings, None))
-    assert accuracy == pytest.approx(5 / 12)
-    assert [group.rewards for group in kept] == [groups[0][1].rewards]
+    batch = collect(s, cast(Timings, None))
+    assert batch.accuracy == pytest.approx(5 / 12)
+    assert [group.rewards for group in batch.groups] == [groups[0][1].rewards]
     assert ledger.skipped == {"all_right": 1, "all_wrong": 1}
 
 
@@ -326,12 +326,11 @@ def test_a_step_without_groups_has_no_weights_of_difficulty() -> None:
         algorithm=ALGORITHMS["grpo"],
         config=parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}, "algorithm": hadw}),
         belief=Belief(ability=0.5),
-        difficulty={},
     )
     group = make_group([4, 4, 4, 4], [RIGHT, WRONG, WRONG, WRONG], [0, 0, 0, 0])  # hard: .25 is below .5
-    (weighed,) = with_advantages(s, [group])
-    assert s.difficulty.keys() == {"hadw/weight_hard", "hadw/weight_easy"} and weighed.advantages_G[0] > 0
-    assert with_advantages(s, []) == [] and s.difficulty == {}
+    (weighed,), metrics = with_advantages(s, [group])
+    assert metrics.keys() == {"hadw/weight_hard", "hadw/weight_easy"} and weighed.advantages_G[0] > 0
+    assert with_advantages(s, []) == ([], {})
 
 
 @pytest.mark.parametrize("name", ["luspo", "ba"])
@@ -535,9 +534,11 @@ def test_an_existing_run_is_not_touched(toys: Toys, run: RunDirectory) -> None:
         ("algorithm.name=ba", "algorithm.name", "grpo"),
     ],
 )
-def test_a_resume_with_another_key_is_refused(toys: Toys, run: RunDirectory, change: str, key: str, old: str) -> None:
+def test_a_resume_with_a_different_key_is_refused(
+    toys: Toys, run: RunDirectory, change: str, key: str, old: str
+) -> None:
     message = one_message(toys.runner("train", str(run.path), change, "--resume"))
-    assert f"another {key}" in message
+    assert f"a different {key}" in message
     assert old in message
 
 
@@ -615,12 +616,12 @@ def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
         2, {"arguments": ["train", str(config)], "faults": {"terminate_in": {"phase": "update", "step": 2}}}
     )
     command = (
-        f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl.cli train {toys.run(f'double-{stage}').path}"
+        f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl train {toys.run(f'double-{stage}').path}"
     )
-    assert f"stopped by SIGTERM after step 2; continue with: {command} --resume\n" in stopped.stdout
+    assert f"stopped by SIGTERM after step 2; resume with: {command} --resume\n" in stopped.stdout
     resumed = start_ranks(2, {"arguments": ["train", str(config), "--resume"]})
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert resumed.stdout.count("continuing ") == 1  # rank 0 alone says it
+    assert resumed.stdout.count("resuming ") == 1  # rank 0 alone says it
     double = toys.run(f"double-{stage}")
     assert_sound(double)
     assert [record["attempt"] for record in double.metrics()] == [1, 1, 2, 2]

@@ -1,0 +1,87 @@
+"""Reinforcement learning with verifiable rewards for Qwen2.5-VL, and the tools around it as functions.
+
+    import vlm_rl
+
+    vlm_rl.grade(r"so \\boxed{0.5}", "1/2").verdict       # 'correct'
+    vlm_rl.read_run("runs/quickstart").metrics()[-1]
+
+`__all__` is the public interface; docs/api.md shows each name in use. A name is imported when it is first used, so
+`import vlm_rl` costs nothing, and torch is loaded only by what computes with it (`policy_loss`, `token_weights`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vlm_rl.advantages import compute_advantages
+    from vlm_rl.algorithms import ALGORITHMS, Algorithm
+    from vlm_rl.api import grade, read_run, score
+    from vlm_rl.errors import UserError
+    from vlm_rl.grading.grader import Grader
+    from vlm_rl.hadw import Belief, difficulty_weights, update_belief
+    from vlm_rl.losses import LossInputs, policy_loss, token_weights
+    from vlm_rl.metrics import length_metrics
+    from vlm_rl.run.directory import RunDirectory
+    from vlm_rl.types import Grade
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Belief",
+    "Grade",
+    "Grader",
+    "LossInputs",
+    "RunDirectory",
+    "UserError",
+    "compute_advantages",
+    "difficulty_weights",
+    "grade",
+    "length_metrics",
+    "policy_loss",
+    "read_run",
+    "score",
+    "token_weights",
+    "update_belief",
+]
+
+_MODULES = {  # name -> the module that defines it
+    "ALGORITHMS": "algorithms",
+    "Algorithm": "algorithms",
+    "Belief": "hadw",
+    "Grade": "types",
+    "Grader": "grading.grader",
+    "LossInputs": "losses",
+    "RunDirectory": "run.directory",
+    "UserError": "errors",
+    "compute_advantages": "advantages",
+    "difficulty_weights": "hadw",
+    "grade": "api",
+    "length_metrics": "metrics",
+    "policy_loss": "losses",
+    "read_run": "api",
+    "score": "api",
+    "token_weights": "losses",
+    "update_belief": "hadw",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("vlm-rl")
+        except PackageNotFoundError:  # run from a copy of the sources that was never installed
+            return "0+unknown"
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vlm_rl' has no attribute {name!r}")
+    value = getattr(import_module(f"vlm_rl.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,7 +1,7 @@
-"""The command line: vlm-rl prepare | train | eval | score | grade | compare | report | demo | quickstart.
+"""The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | quickstart.
 
-A UserError is printed as its message and exits with 2; anything else is our fault and keeps its
-traceback. Heavy imports happen inside the subcommands.
+A UserError is printed as its message and exits with 2; any other exception is our fault and keeps its
+traceback. Heavy imports happen inside the function that runs a command, never before the arguments are parsed.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import vlm_rl
 from vlm_rl.errors import UserError
 
-EVAL_ACTIONS = ("compare", "export")
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit code."""
+    """Run one command and return its exit code; without arguments, those of the process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parser = _parser()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["eval"] and words[1:2] and words[1] in EVAL_ACTIONS:  # eval's own subcommands
-        words[:2] = [f"eval-{words[1]}"]
-    options, rest = parser.parse_known_args(words)
+    options, rest = parser.parse_known_args(arguments)
     if rest and options.command is _train and all("=" in word and not word.startswith("-") for word in rest):
-        options.overrides += rest  # key=value behind a flag, where argparse expects no more of them
+        options.overrides += rest  # key=value after an option: argparse no longer expects a positional argument there
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.command(options)
-        sys.stdout.flush()  # a pipe that nobody reads any more is met here, not while the interpreter ends
-    except BrokenPipeError:  # `vlm-rl ... | head`: who reads has had enough
+        sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
+    except BrokenPipeError:  # `vlm-rl ... | head`: the reader has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # what a shell reports of a process that SIGPIPE ended
+        return 141  # what a shell reports for a process ended by SIGPIPE
     except UserError as error:
         print(f"vlm-rl: {error}", file=sys.stderr)
         return 2
@@ -47,18 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Every subcommand stands below beside the function that runs it."""
+    """Return the parser of all commands. Each command is added below, beside the function that runs it."""
     parser = argparse.ArgumentParser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
+    parser.add_argument("--version", action="version", version=f"vlm-rl {vlm_rl.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         _add_prepare,
         _add_train,
         _add_eval,
-        _add_eval_compare,
-        _add_eval_export,
         _add_score,
         _add_grade,
-        _add_compare,
+        _add_study,
         _add_report,
         _add_demo,
         _add_quickstart,
@@ -68,15 +64,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_prepare(commands: Commands) -> None:
-    prepare = commands.add_parser("prepare", help="turn a data set's own files into a prepared set")
-    _add_prepare_arguments(prepare)
-    prepare.set_defaults(command=_prepare)
-
-
-def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     from vlm_rl.data_prep.command import add_arguments
 
-    add_arguments(parser)
+    prepare = commands.add_parser("prepare", help="turn a data set's own files into a prepared set")
+    add_arguments(prepare)
+    prepare.set_defaults(command=_prepare)
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -86,12 +78,14 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _add_train(commands: Commands) -> None:
-    train = commands.add_parser("train", help="train a policy; torchrun -m vlm_rl.cli train ... for several ranks")
-    train.add_argument("config", type=Path, help="a YAML file, or a run directory to go on with")
+    train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
+    train.add_argument("config", type=Path, help="a YAML file, or a run directory to continue")
     train.add_argument("overrides", nargs="*", metavar="key.path=value")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint that verifies")
-    train.add_argument("--dry-run", action="store_true", help="build on the meta device; print memory and tokens")
-    train.add_argument("--ranks", type=int, help="with --dry-run: on so many ranks (default: torchrun's, or 1)")
+    train.add_argument(
+        "--dry-run", action="store_true", help="print memory and tokens per step, load nothing"
+    )
+    train.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
     train.set_defaults(command=_train)
 
 
@@ -119,33 +113,43 @@ def _train(options: argparse.Namespace) -> None:
 
 def _add_eval(commands: Commands) -> None:
     evaluate = commands.add_parser(
-        "eval", help="measure a checkpoint on prepared sets; also: eval compare A B, eval export"
+        "eval",
+        help="measure a checkpoint on prepared sets; also: eval compare A B, eval export",
+        usage="vlm-rl eval --model FOLDER --data SET [SET ...] --out FOLDER [options]\n"
+        "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
+        "       vlm-rl eval export RECORDS --to FORMAT --out FILE",
     )
-    evaluate.add_argument("--model", type=Path, required=True, help="a Hugging Face folder, e.g. a checkpoint")
-    evaluate.add_argument("--data", type=Path, nargs="+", required=True, help="prepared sets")
-    evaluate.add_argument("--out", type=Path, required=True, help="folder for records and summaries")
+    evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, e.g. a checkpoint")
+    evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
+    evaluate.add_argument("--out", type=Path, help="folder for records and summaries")
     evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
     evaluate.add_argument("--template", default="think_answer", help="ours, or a benchmark's own, e.g. mathvision")
     evaluate.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
     evaluate.add_argument("--temperature", type=float, default=0.0)
-    evaluate.add_argument("--samples", type=int, default=1, help="k of avg@k")
+    evaluate.add_argument("--samples", type=int, default=1, help="responses per problem: the k of avg@k")
     evaluate.add_argument("--top-p", type=float, default=1.0)
     evaluate.add_argument("--max-tokens", type=int, default=2048, help="of a response")
     evaluate.add_argument("--max-prompt-tokens", type=int, default=4096, help="of a prompt, its images included")
-    evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated side by side")
+    evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated at a time")
     evaluate.add_argument("--images", choices=["real", "blank", "shuffled"], default="real")
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(command=_eval)
+    actions = evaluate.add_subparsers(prog="vlm-rl eval", title="on results that exist", metavar="ACTION")
+    _add_eval_compare(actions)
+    _add_eval_export(actions)
 
 
 def _eval(options: argparse.Namespace) -> None:
     from vlm_rl.evaluation.command import evaluate_sets
 
+    for name in ("model", "data", "out"):  # the parser cannot require them: compare and export go without
+        if getattr(options, name) is None:
+            raise UserError(f"--{name} is missing; vlm-rl eval needs --model, --data and --out")
     evaluate_sets(options)
 
 
-def _add_eval_compare(commands: Commands) -> None:
-    compare = commands.add_parser("eval-compare", prog="vlm-rl eval compare")  # no help: listed under eval
+def _add_eval_compare(actions: Commands) -> None:
+    compare = actions.add_parser("compare", help="compare evaluations problem by problem")
     compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
     compare.add_argument("--json", type=Path, help="also write the comparison to this file")
     compare.add_argument("--seed", type=int, default=0, help="of the bootstrap")
@@ -158,8 +162,8 @@ def _eval_compare(options: argparse.Namespace) -> None:
     compare_evaluations(options)
 
 
-def _add_eval_export(commands: Commands) -> None:
-    export = commands.add_parser("eval-export", prog="vlm-rl eval export")
+def _add_eval_export(actions: Commands) -> None:
+    export = actions.add_parser("export", help="write records in the format of VLMEvalKit or lmms-eval")
     export.add_argument(
         "records", type=Path, help="a Parquet file of vlm-rl eval: RESULTS/eval/SET/step-000000.parquet"
     )
@@ -190,23 +194,23 @@ def _add_score(commands: Commands) -> None:
 
 
 def _score(options: argparse.Namespace) -> None:
-    from vlm_rl.evaluation.benchmarks.score_command import score_files
+    from vlm_rl.evaluation.benchmarks.score_command import describe, score_files
 
-    score_files(options)
+    print(describe(score_files(options)))
 
 
 def _add_grade(commands: Commands) -> None:
     grade = commands.add_parser("grade", help="grade one response, or a JSON Lines file of them")
-    grade.add_argument("--gold", action="append", help="the right answer; again for an alternative")
+    grade.add_argument("--gold", action="append", help="the right answer; repeat it for alternatives")
     grade.add_argument("--response", help="the whole response")
     grade.add_argument(
         "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?}"
     )
     grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
     grade.add_argument("--type", "--answer-type", dest="answer_type", help="default: by the form of the gold")
-    grade.add_argument("--template", default="plain", help="think_answer and think_box insist on their tags")
+    grade.add_argument("--template", default="plain", help="think_answer and think_box require their tags")
     grade.add_argument("--choices", nargs="*", help="the options' texts")
-    grade.add_argument("--tolerance", type=float, help="how far a float may be off")
+    grade.add_argument("--tolerance", type=float, help="largest accepted difference of a float")
     grade.set_defaults(command=_grade)
 
 
@@ -224,16 +228,23 @@ def _grade(options: argparse.Namespace) -> None:
         grade_file(options.file, options.out, template=options.template, infer_type=infer_answer_type)
 
 
-def _add_compare(commands: Commands) -> None:
-    compare = commands.add_parser("compare", help="train several rules over the same seeds and report on them")
-    compare.add_argument("study", type=Path, help="a YAML file; docs/compare.md says what it holds")
-    compare.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
-    compare.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
-    compare.add_argument("--report-only", action="store_true", help="start nothing; report on what is there")
-    compare.set_defaults(command=_compare)
+def _add_study(commands: Commands) -> None:
+    study = commands.add_parser("study", help="train several algorithms over the same seeds and report on them")
+    _add_study_arguments(study)
+    study.set_defaults(command=_study)
+    old_name = commands.add_parser("compare", prog="vlm-rl study")  # without help: not listed
+    _add_study_arguments(old_name)
+    old_name.set_defaults(command=_compare)
 
 
-def _compare(options: argparse.Namespace) -> None:
+def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", type=Path, help="a YAML file; docs/compare.md describes it")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
+    parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
+    parser.add_argument("--report-only", action="store_true", help="start nothing; report on the runs that exist")
+
+
+def _study(options: argparse.Namespace) -> None:
     from vlm_rl.study.run import compare
 
     out = options.out or Path("runs") / options.study.stem
@@ -242,11 +253,17 @@ def _compare(options: argparse.Namespace) -> None:
         sys.exit(code)
 
 
+def _compare(options: argparse.Namespace) -> None:
+    print("note: `vlm-rl compare` is now called `vlm-rl study`", file=sys.stderr)
+    _study(options)
+
+
 def _add_report(commands: Commands) -> None:
     report = commands.add_parser("report", help="write one self-contained HTML page about runs")
     report.add_argument("runs", type=Path, nargs="+")
     report.add_argument("--out", type=Path, default=Path("report.html"))
-    report.add_argument("--hero", type=Path, help="also write a wide PNG of the first run")
+    report.add_argument("--figure", type=Path, help="also write a wide PNG of the first run")
+    report.add_argument("--hero", dest="figure", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     report.set_defaults(command=_report)
 
 
@@ -256,8 +273,8 @@ def _report(options: argparse.Namespace) -> None:
 
     runs = [RunDirectory(path).open() for path in options.runs]
     print(write_report(runs, options.out))
-    if options.hero:
-        print(write_hero(runs[0], options.hero))
+    if options.figure:
+        print(write_hero(runs[0], options.figure))
 
 
 def _add_demo(commands: Commands) -> None:
@@ -266,17 +283,17 @@ def _add_demo(commands: Commands) -> None:
         "runs",
         type=Path,
         nargs="*",
-        help="run directories, results of eval, folders of compare (default: the quickstart's run or a recorded one)",
+        help="run directories, results of eval, folders of study (default: the quickstart's run, or a recorded one)",
     )
     demo.add_argument("--host", default="127.0.0.1")
     demo.add_argument("--port", type=int, default=7860)
-    demo.add_argument("--open-wider", action="store_true", help="allow a host other than this machine's own")
+    demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
     demo.add_argument(
         "--endpoint",
         action="append",
         default=[],
         metavar="NAME=URL[,MODEL]",
-        help="a server with the OpenAI protocol that the live panel may ask, e.g. far=http://127.0.0.1:8000/v1",
+        help="an OpenAI-compatible server that the live panel may ask, e.g. remote=http://127.0.0.1:8000/v1",
     )
     demo.add_argument(
         "--endpoint-key",
@@ -286,7 +303,9 @@ def _add_demo(commands: Commands) -> None:
         help="the environment variable that holds an endpoint's key",
     )
     demo.add_argument("--live-engine", choices=["auto", "vllm", "transformers"], default="transformers")
-    demo.add_argument("--live-models", type=int, default=2, help="checkpoints in memory at most, for the live panel")
+    demo.add_argument(
+        "--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory"
+    )
     demo.set_defaults(command=_demo)
 
 
@@ -305,9 +324,11 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _add_quickstart(commands: Commands) -> None:
-    quick = commands.add_parser("quickstart", help="toy images to a trained, evaluated, reported policy")
+    quick = commands.add_parser(
+        "quickstart", help="train, evaluate and report a tiny policy on toy images"
+    )
     quick.add_argument("--seed", type=int, default=0)
-    quick.add_argument("--seeds", help="several, e.g. 0,1,2: one run each, then their table")
+    quick.add_argument("--seeds", help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
     quick.add_argument("--algorithm", default="luspo")
     quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))

@@ -14,8 +14,9 @@ applies Phi = lambda; the step size eta_t is kept within [0.01, 1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,17 @@ MIN_STEP_SIZE, MAX_STEP_SIZE = 0.01, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """The belief after some number of steps. Serialises to JSON through dataclasses.asdict."""
+    """The belief after some number of steps. `restored` reads what dataclasses.asdict and JSON made of it."""
 
     ability: float | None = None  # C; None before the first batch
     history: tuple[float, ...] = ()  # C after each past step, the newest last, at most `window`
     accuracies: tuple[float, ...] = ()  # y of the past steps, at most `window`
     num_steps: int = 0
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Belief:
+        """Return the belief of a checkpoint, whose tuples JSON has stored as lists."""
+        return cls(**{**state, "history": tuple(state["history"]), "accuracies": tuple(state["accuracies"])})
 
 
 def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, variant: str = "adaptive") -> Belief:

@@ -31,7 +31,13 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         values = np.array([reward.parts[part] for reward in flat])
         metrics[f"rewards/{part}/mean"] = float(values.mean())
         metrics[f"rewards/{part}/std"] = float(values.std(ddof=min(1, len(values) - 1)))
-    return metrics | _completion_metrics(groups, lengths_PG) | length_metrics(groups, lengths_PG, rewards_PG)
+    lengths = length_metrics(
+        lengths_PG,
+        rewards_PG,
+        advantages_PG=np.stack([group.advantages_G for group in groups]),
+        is_correct_PG=np.array([[reward.grade.correct for reward in group.rewards] for group in groups]),
+    )
+    return metrics | _completion_metrics(groups, lengths_PG) | lengths
 
 
 def _completion_metrics(groups: Sequence[Group], lengths_PG: np.ndarray) -> dict[str, float]:
@@ -46,22 +52,31 @@ def _completion_metrics(groups: Sequence[Group], lengths_PG: np.ndarray) -> dict
     }
 
 
-def length_metrics(groups: Sequence[Group], lengths_PG: np.ndarray, rewards_PG: np.ndarray) -> dict[str, float]:
-    """How length goes with correctness, with the sign of the advantage, and inside a group.
+def length_metrics(
+    lengths_PG: np.ndarray, rewards_PG: np.ndarray, *, advantages_PG: np.ndarray, is_correct_PG: np.ndarray
+) -> dict[str, float]:
+    """Measure how length goes with correctness, with the sign of the advantage, and inside a group.
 
     The gap between positive and negative responses and the coefficient of variation in a group are
     the two quantities that decide which aggregation wins (BA, arXiv 2605.04077).
+
+    Args:
+        lengths_PG: generated tokens of each response, [P, G] for P prompts with G responses each.
+        rewards_PG: total rewards, float64.
+        advantages_PG: advantages, float64.
+        is_correct_PG: verdicts, bool.
+
+    Returns:
+        Keys `length/...` as docs/metrics.md explains them, in tokens; NaN where there is no such response.
     """
-    correct_PG = np.array([[reward.grade.correct for reward in group.rewards] for group in groups])
-    advantages_PG = np.stack([group.advantages_G for group in groups])
     positive, negative = _mean(lengths_PG[advantages_PG > 0]), _mean(lengths_PG[advantages_PG < 0])
     p10, p50, p90 = np.percentile(lengths_PG, [10, 50, 90])
     return {
         "length/p10": float(p10),
         "length/p50": float(p50),
         "length/p90": float(p90),
-        "length/correct_mean": _mean(lengths_PG[correct_PG]),
-        "length/wrong_mean": _mean(lengths_PG[~correct_PG]),
+        "length/correct_mean": _mean(lengths_PG[is_correct_PG]),
+        "length/wrong_mean": _mean(lengths_PG[~is_correct_PG]),
         "length/positive_mean": positive,
         "length/negative_mean": negative,
         "length/sign_gap": positive - negative,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from vlm_rl.types import Group
 
 
 class Recorder:
-    """Rank 0 writes; on the other ranks every method does nothing."""
+    """Writes and shows what a run reports. On ranks other than 0 every method does nothing."""
 
     def __init__(self, run: RunDirectory, config: Config, *, attempt: int, start: int) -> None:
         self.is_main = rank() == 0
@@ -33,7 +34,7 @@ class Recorder:
         self.line = StepLine(total=config.train.steps, start=start)
 
     def phase(self, name: str) -> None:
-        """Show what the step in progress is doing."""
+        """Show which phase the step in progress is in."""
         if self.is_main:
             self.line.phase(self.last_step + 1, name)
 
@@ -51,8 +52,8 @@ class Recorder:
         if self.samples_every and step % self.samples_every == 0:
             sample_table(rows, step=step)
 
-    def addition(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step that is recorded already."""
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to a step that is recorded already."""
         if self.is_main:
             self.run.append_metrics(step, self.attempt, metrics)
 
@@ -62,21 +63,50 @@ class Recorder:
             self.line.note(f"step {step}  {score_line(benchmark, summary)}")
 
     def progress(self, benchmark: str, *, total: int) -> AbstractContextManager[Advance]:
-        """A progress bar for one evaluation of this many problems, in place of the live line."""
+        """Return a progress bar for an evaluation of `total` problems; it replaces the live line."""
         self.line.close()
         return progress(f"evaluating {benchmark}", total=total)
 
     def close(self) -> None:
+        """Remove the live line and close the trackers."""
         self.line.close()
         for tracker in self.trackers:
             tracker.close()
 
 
+class Timings:
+    """Seconds per phase of a step, as metrics timing/<phase>."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Show that a phase begins, and add its seconds up."""
+        self.show(name)
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds of each phase, and as `step_time` those since the beginning."""
+        parts = {f"timing/{name}": seconds for name, seconds in self.seconds.items()}
+        return parts | {"step_time": time.perf_counter() - self.start}
+
+
 def step_metrics(
     groups: Sequence[Group], weights: Sequence[np.ndarray], results: Sequence[UpdateResult]
 ) -> dict[str, float]:
-    """All metrics of one rollout step; ``weights`` are the token weights [P, G] of its mini-batches."""
-    if not groups:  # dynamic sampling found nothing to learn from
+    """Return all metrics of one rollout step.
+
+    Args:
+        groups: the batch; where dynamic sampling left none, there are no metrics.
+        weights: the token weights [P, G] of each mini-batch.
+        results: what the learner returned for each mini-batch.
+    """
+    if not groups:
         return {}
     norms = [result.grad_norm for result in results]
     return {

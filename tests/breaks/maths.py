@@ -209,8 +209,8 @@ WIRING = table(
     Break(
         "train: difficulty from rewards, not verdicts",
         "train.py",
-        "pass_rate(judged(group.rewards)) for group",
-        "pass_rate([r.total > 0 for r in group.rewards]) for group",
+        "correct = [judged(group.rewards) for group",
+        "correct = [[r.total > 0 for r in group.rewards] for group",
     ),
     Break("train: belief of the last round only", "train.py", "verdicts += correct", "verdicts = correct"),
     Break("train: belief is never moved", "train.py", "s.belief = update_belief(", "update_belief("),

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +23,14 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 import gradio as gr
 import httpx
 import numpy as np
-import uvicorn
 from fastapi import FastAPI
 from PIL import Image
 
 from tests.helpers.browser import open_page
 from tests.helpers.endpoint_server import WORDS, Server, endpoint_server
 from tests.helpers.example_run import build_run, square_image
-from tests.report.test_report import HOSTILE
+from tests.helpers.hostile import HOSTILE
+from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.toy import tokenizer_texts
 from vlm_rl.demo.ask_queue import Conversation, Desk, Limits, View
@@ -619,26 +618,14 @@ def test_pictures_stay_in_memory_for_a_while_and_lose_their_metadata(monkeypatch
 # -- the panel in a browser -----------------------------------------------------------------------------
 
 
-class Page:
-    """The panel alone, behind the demo's guard, on a free port."""
+class Page(Served):
+    """The panel alone, behind the demo's guard."""
 
     def __init__(self, live) -> None:
         with gr.Blocks(title="live", analytics_enabled=False) as blocks, gr.Tab("Live"):
             build_live(live, gr.HTML("", visible=False))
         self.desk = live.desk
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/"
-        app = guarded(blocks, FastAPI(openapi_url=None, routes=list(live.pictures.routes())))
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
-        self._thread = threading.Thread(target=self._server.run)
-        self._thread.start()
-        wait_for(lambda: self._server.started)
-
-    def stop(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(30)
+        super().__init__(guarded(blocks, FastAPI(openapi_url=None, routes=list(live.pictures.routes()))))
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,53 +12,16 @@ import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
-import uvicorn
 from PIL import Image
 
 from tests.helpers.browser import Visit, open_browser, open_page
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
-from tests.report.test_report import HOSTILE
+from tests.helpers.served import Served
 from vlm_rl.demo.endpoints import Endpoint
 from vlm_rl.demo.live import LiveOptions
 from vlm_rl.demo.server import host_allowed, launch, make_server
 from vlm_rl.errors import UserError
-
-
-class Served:
-    """The demo on a free port, in a thread of this process."""
-
-    def __init__(self, runs: list[Path], *, live: LiveOptions | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.server = uvicorn.Server(
-            uvicorn.Config(make_server(runs, live=live), host="127.0.0.1", port=self.port, log_level="error")
-        )
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        while not self.server.started:
-            assert self.thread.is_alive(), "the server did not start"
-            time.sleep(0.05)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def ask(
-        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
-    ) -> tuple[int, dict]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request(method, path, body=body, headers=headers)
-        answer = connection.getresponse()
-        connection.close()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.server.force_exit = True
-        self.thread.join(timeout=30)
-
 
 TEXT = "#control-text input, #control-text textarea"
 Open = Callable[..., AbstractContextManager[Visit]]
@@ -81,7 +41,7 @@ def runs(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def served(runs) -> Iterator[Served]:
-    server = Served(runs)
+    server = Served(make_server(runs))
     yield server
     server.stop()
 
@@ -258,7 +218,7 @@ def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
 @pytest.mark.slow
 def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit):
     with endpoint_server() as models:
-        server = Served(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")]))
+        server = Served(make_server(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
         try:
             with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as found:
                 page = found.page
@@ -288,7 +248,7 @@ def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit)
 
 @pytest.mark.slow
 def test_a_run_without_an_evaluation_opens_on_its_training(tmp_path, visit):
-    server = Served([build_run(tmp_path / "run", steps=4, eval_steps=()).path])
+    server = Served(make_server([build_run(tmp_path / "run", steps=4, eval_steps=()).path]))
     try:
         with visit(url=server.url, ready="#problem .missing:has-text('no evaluation yet')") as found:
             found.page.click("#problem .missing button")
@@ -379,7 +339,7 @@ def test_a_phone_and_a_wide_screen(visit, width):
 @pytest.mark.slow
 def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)
-    server = Served([run.path])
+    server = Served(make_server([run.path]))
     try:
         with visit(url=server.url) as found:
             page = found.page
@@ -394,32 +354,6 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
             pass  # the link that asks for it says so too
         with visit(url=server.url) as found:
             found.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
-    finally:
-        server.stop()
-
-
-@pytest.mark.slow
-def test_hostile_text_is_shown_and_does_nothing(tmp_path, visit):
-    hostile = (
-        HOSTILE
-        + r" \boxed{\href{javascript:window.pwned=1}{x}} $\htmlData{a=b}{x}$ $\includegraphics{http://evil.example/z.png}$"
-    )
-    run = build_run(tmp_path / "run", steps=2, num_problems=2, response=hostile, question=hostile)
-    server = Served([run.path])
-    try:
-        for tab in ("problems", "lengths", "training", "take"):
-            with visit(f"?tab={tab}", url=server.url) as found:
-                page = found.page
-                page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
-                page.wait_for_timeout(300)
-                assert page.evaluate("window.pwned") is None
-                inside = "#problem, #lengths, #training, #take"
-                assert (
-                    page.locator(inside).locator("form, script, iframe, object, a[href^='javascript']").count() == 0
-                )
-                if tab == "problems":
-                    answer = page.inner_text("#problem .answer >> nth=0")
-                    assert "<script>window.pwned=1</script>" in answer and "{{constructor}}" in answer
     finally:
         server.stop()
 

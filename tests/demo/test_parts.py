@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
-from tests.report.test_report import HOSTILE
+from tests.helpers.hostile import HOSTILE
 from vlm_rl.demo import lengths as stats
 from vlm_rl.demo.export import csv_bytes, export, samples
 from vlm_rl.demo.length_charts import lengths_html

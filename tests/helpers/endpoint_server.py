@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.helpers.hostile import attack
+
 WORDS = ["<think>", "one", " two", " three", "</th", "ink>", " so", " \\boxed{3}"]
 
 
@@ -69,12 +71,13 @@ class Handler(BaseHTTPRequestHandler):
             "<think><scr",
             "ipt>window.pwned=1</script>",
             "<img src=x one",
-            "rror=window.pwned=1></thi",
+            f"rror=window.pwned=1> {attack('endpoint-reasoning')}</thi",
             "nk>",
         ):
             self._event({"choices": [{"delta": {"content": piece}}]})
             time.sleep(0.05)
-        text = r"$\href{javascript:window.pwned=1}{x}$ <a href='javascript:window.pwned=1'>y</a> \boxed{<b>7</b>}"
+        text = r"$\href{javascript:window.pwned=1}{x}$ <a href='javascript:window.pwned=1'>y</a> \boxed{<b>7</b>} "
+        text += attack("endpoint-answer")
         self._event({"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]})
 
     def do_apart(self, _body: dict[str, Any]) -> None:
@@ -93,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
             self.do_good(body)
 
     def do_refuse(self, _body: dict[str, Any]) -> None:
-        self._whole(400, {"error": {"message": "no <i>such</i> model"}})
+        self._whole(400, {"error": {"message": f"no <i>such</i> model: {attack('endpoint-error')}"}})
 
     def do_broken(self, _body: dict[str, Any]) -> None:
         self._whole(500, {"error": f"out of memory for {self.headers.get('Authorization')}"})

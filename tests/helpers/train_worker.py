@@ -24,13 +24,14 @@ from typing import Any
 
 import torch
 
-from vlm_rl import session
+from vlm_rl import session, validation
 from vlm_rl import train as loop
 from vlm_rl.cli import main
 from vlm_rl.config import Section
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.learner import _import_deepspeed
+from vlm_rl.recorder import Timings
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.types import Grade
 
@@ -104,14 +105,14 @@ def _before(phase: str, number: int, act: Callable[[], None]) -> None:
     if phase == "save":
         session.commit = watched(session.commit, lambda *_: True)
     elif phase == "evaluation":
-        session.evaluate_into = watched(session.evaluate_into, lambda *_: True)
+        validation.evaluate_into = watched(validation.evaluate_into, lambda *_: True)
     else:
-        session.Timings.phase = watched(session.Timings.phase, lambda _, name: name == phase)
+        Timings.phase = watched(Timings.phase, lambda _, name: name == phase)
 
 
 def kill_after_answers(number: int) -> None:
     """SIGKILL once an evaluation, which goes problem by problem here, has kept its number-th problem."""
-    session.evaluate_into = partial(session.evaluate_into, batch_size=1)
+    validation.evaluate_into = partial(validation.evaluate_into, batch_size=1)
     add, kept = Journal.add, {"count": 0}
 
     def counted(self: Journal, groups: Any) -> None:

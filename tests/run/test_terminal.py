@@ -115,8 +115,8 @@ def test_model_text_cannot_drive_the_terminal():
     ("ranks", "here", "start"),
     [
         ("1", "1", "vlm-rl"),
-        ("8", "8", "torchrun --nproc-per-node 8 --shutdown-timeout 1800 -m vlm_rl.cli"),
-        ("16", "8", "torchrun ... --shutdown-timeout 1800 -m vlm_rl.cli"),
+        ("8", "8", "torchrun --nproc-per-node 8 --shutdown-timeout 1800 -m vlm_rl"),
+        ("16", "8", "torchrun ... --shutdown-timeout 1800 -m vlm_rl"),
     ],
 )
 def test_the_command_that_goes_on(monkeypatch, ranks, here, start):

@@ -257,6 +257,19 @@ class PromptBuilder:
         return tuple(sorted(i for i in banned if i < self.config.get_text_config().vocab_size))
 
 
+class PromptCache:
+    """The prompts of one training step, each built once. It ends with its step: an epoch's pixels fill the memory."""
+
+    def __init__(self, builder: PromptBuilder) -> None:
+        self._builder = builder
+        self._prompts: dict[str, Prompt] = {}
+
+    def __getitem__(self, problem: Problem) -> Prompt:
+        if problem.id not in self._prompts:
+            self._prompts[problem.id] = self._builder.build(problem)
+        return self._prompts[problem.id]
+
+
 class _SafeText:
     """Encodes rendered chats in which some stretches are data and must not become control tokens."""
 

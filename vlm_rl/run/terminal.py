@@ -66,7 +66,7 @@ def resume_command(out: str | Path) -> str:
     start = "vlm-rl"
     if ranks != "1":
         nodes = f"--nproc-per-node {here}" if here == ranks else "..."  # with several nodes, as it was started
-        start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl.cli"
+        start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl"
     return f"{start} train {shlex.quote(str(out))} --resume"
 
 

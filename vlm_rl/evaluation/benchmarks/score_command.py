@@ -27,7 +27,7 @@ from vlm_rl.types import Problem
 
 
 def score_files(options: argparse.Namespace) -> dict[str, Any]:
-    """Score the files, print the table, write the JSON. Raises UserError for what cannot be scored."""
+    """Score the files, write the JSON and return the summary. Raises UserError for what cannot be scored."""
     benchmark = _benchmark(options.benchmark)
     template = _template(options)
     annotations = options.annotations or options.responses
@@ -63,7 +63,6 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
         # A response cut inside a character may hold half of a surrogate pair: the JSON keeps it as an escape.
         escape = "backslashreplace"
         write_atomically(options.json, lambda path: path.write_text(tree, encoding="utf-8", errors=escape))
-    print(describe(summary))
     return summary
 
 

@@ -1,0 +1,142 @@
+"""Every string that a run, an endpoint or an address can bring is shown as text and never acts on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+pytest.importorskip("gradio", reason="the demo extra is not installed")
+
+from tests.helpers.browser import Visit, open_browser, open_page
+from tests.helpers.endpoint_server import endpoint_server
+from tests.helpers.example_run import build_run
+from tests.helpers.hostile import attack, hostile_run
+from tests.helpers.served import Served
+from vlm_rl.demo.endpoints import Endpoint
+from vlm_rl.demo.live import LiveOptions
+from vlm_rl.demo.server import make_server
+
+ON_THE_CARD = (
+    "problem", "question", "gold", "category", "reasoning", "response", "extracted", "path", "reason", "stop",
+    "alone", "rule",
+)  # fmt: skip
+IN_THE_ROLLOUTS = ("alone", "rollout-prompt_id", "rollout-text", "rollout-verdict", "rollout-reason")
+COMPARED = {"base": f"runs/{attack('alone')}@2", "others": f"{attack('rule')}/*@4"}
+# elements that an attack would add, and an address that it would set
+INJECTED = "[onerror], [onload], img[src='x'], a[href^='javascript'], .card form, .card script, .card iframe"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    """Return a run, two seeds of one rule and a broken run, all with attacks as their names."""
+    root = tmp_path_factory.mktemp("hostile")
+    alone = hostile_run(
+        root / "runs" / attack("alone"), steps=(2, 4)
+    )  # no step 0: the page says at which step instead
+    seeds = [hostile_run(root / attack("rule") / f"seed-{seed}", steps=(2, 4), seed=seed) for seed in (0, 1)]
+    broken = build_run(root / attack("broken") / "seed-0", steps=1)  # the same last folder: names get their parents
+    (broken.path / "config.yaml").write_text(f"algorithm: [{attack('yaml')}", encoding="utf-8")
+    return [alone.path, *(run.path for run in seeds), broken.path]
+
+
+@pytest.fixture(scope="module")
+def served(runs) -> Iterator[Served]:
+    with endpoint_server() as models:
+        endpoints = [
+            Endpoint(attack("endpoint"), models.url("hostile"), "m"),
+            Endpoint("refuses", models.url("refuse"), attack("model")),
+        ]
+        server = Served(make_server(runs, live=LiveOptions(endpoints)))
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with open_browser() as program:
+        yield program
+
+
+@contextmanager
+def harmless(browser, address: str) -> Iterator[Visit]:
+    """Visit an address; at the end nothing on it may have run, been added, been asked for or failed."""
+    with open_page("about:blank", browser=browser) as visit:
+        dialogs: list[str] = []
+
+        def note(dialog) -> None:
+            dialogs.append(dialog.message)
+            dialog.dismiss()
+
+        visit.page.on("dialog", note)
+        visit.page.set_default_timeout(30_000)
+        visit.page.goto(address)
+        yield visit
+        visit.page.wait_for_timeout(300)  # an image that does not load reports its error a moment later
+        assert dialogs == []
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator(INJECTED).count() == 0
+        assert visit.failures == []
+        allowed = address.partition("?")[0]
+        assert all(request.startswith((allowed, "blob:", "about:")) for request in visit.requests)
+
+
+def missing(text: str, fields: tuple[str, ...]) -> list[str]:
+    """Return the fields whose attack is not readable in the text of a page."""
+    return [field for field in fields if attack(field) not in text]
+
+
+@pytest.mark.parametrize(
+    ("tab", "ready", "fields"),
+    [
+        ("problems", "#problem .ckpt >> nth=1", ON_THE_CARD),
+        ("lengths", "#lengths figure >> nth=3", ("alone", "rule")),
+        ("training", "#training .rollouts", IN_THE_ROLLOUTS),
+        ("take", "#take input", ("alone", "rule")),
+    ],
+)
+def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields):
+    with harmless(browser, f"{served.url}?{urlencode(COMPARED | {'tab': tab})}") as visit:
+        visit.page.wait_for_selector(ready)
+        text, benchmark = visit.page.inner_text("body"), visit.page.locator("#control-benchmark input").input_value()
+    assert missing(text, (*fields, "broken", "contaminated")) == [] and benchmark == attack("benchmark")
+
+
+def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
+    wanted = {
+        **COMPARED, "benchmark": attack("other"), "text": attack("reasoning"), "at": f"2 {attack('problem')}",
+        "category": attack("category"), "focus": attack("focus"), "runs": attack("runs"),
+    }  # fmt: skip
+    with harmless(browser, f"{served.url}?{urlencode(wanted)}") as visit:
+        visit.page.wait_for_selector("#problem .ckpt >> nth=1")
+        text = visit.page.inner_text("body")
+    assert missing(text, ("other", "verdict", "reasoning", "category")) == []
+
+
+def test_no_endpoint_acts_in_the_live_panel(served, browser):
+    with harmless(browser, f"{served.url}?tab=live") as visit:
+        page = visit.page
+        page.wait_for_selector("#live-ask")
+        page.get_by_label("Question").fill(attack("asked"))
+        page.get_by_label("Ask up to six").click()
+        page.get_by_role("option", name="endpoint").click()
+        page.get_by_role("option", name="refuses").click()
+        page.keyboard.press("Escape")
+        page.click("#live-ask")
+        page.wait_for_selector(".live-status b:text-is('done')")
+        text = page.inner_text("#live-columns")
+    assert missing(text, ("endpoint", "endpoint-reasoning", "endpoint-answer", "endpoint-error")) == []
+
+
+def test_nothing_acts_in_the_exported_page(served, browser, tmp_path):
+    with open_page(f"{served.url}?{urlencode(COMPARED | {'tab': 'take'})}", browser=browser) as visit:
+        with visit.page.expect_download() as download:
+            visit.page.click("#take a[download='page.html']")
+        place = tmp_path / "page.html"
+        download.value.save_as(place)
+    with harmless(browser, place.as_uri()) as visit:
+        text = visit.page.inner_text("body")
+    assert missing(text, (*ON_THE_CARD, "formula", "verdict", "benchmark")) == []

@@ -1,0 +1,121 @@
+"""Grade a response, score a file and read a run from Python, as the commands of those names do.
+
+These functions are offered as `vlm_rl.grade`, `vlm_rl.score` and `vlm_rl.read_run`. None of them loads torch.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from vlm_rl.data_prep.golds import infer_answer_type
+from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import Grader, GradeTask
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import AnswerType, Grade
+
+
+def grade(
+    response: str,
+    gold: str | Sequence[str],
+    *,
+    answer_type: AnswerType | None = None,
+    choices: Sequence[str] = (),
+    template: str = "plain",
+    tolerance: float | None = None,
+    grader: Grader | None = None,
+) -> Grade:
+    r"""Grade one response against the right answer.
+
+    Args:
+        response: the whole response; its answer is the content of the last `\boxed{}` that the template allows.
+        gold: the right answer without `\boxed{}`; several are alternatives, any of which is right.
+        answer_type: "choice", "integer", "float", "expression", "text" or "list"; by default "choice" where there are
+            choices, otherwise the form of the first gold decides.
+        choices: the texts of options A, B, C, ...
+        template: where the answer must be: "plain" accepts a box anywhere after the reasoning, "think_answer" and
+            "think_box" require their tags.
+        tolerance: the largest difference that is accepted of a float, in the unit of the gold.
+        grader: a `Grader` whose worker processes serve many calls; by default each call has its own.
+
+    Returns:
+        The verdict ("correct", "wrong", "no_answer", "timeout" or "error"), the extracted answer, the rule that
+        decided (`path`) and the reason in words.
+
+    Raises:
+        UserError: the template or the answer type is unknown, or there is no gold.
+    """
+    golds = (gold,) if isinstance(gold, str) else tuple(gold)
+    if not golds:
+        raise UserError("gold is empty; give at least one right answer")
+    if template not in TEMPLATES:
+        raise UserError(f"template is {template!r}; known: {', '.join(TEMPLATES)}")
+    kind = answer_type or ("choice" if choices else infer_answer_type(golds[0]))
+    if kind not in get_args(AnswerType):
+        raise UserError(f"answer_type is {kind!r}; known: {', '.join(get_args(AnswerType))}")
+    meta = {} if tolerance is None else {"tolerance": tolerance}
+    task = GradeTask(response, golds, kind, TEMPLATES[template], tuple(choices), meta)
+    if grader is not None:
+        return grader.grade_many([task])[0]
+    with Grader() as own:
+        return own.grade_many([task])[0]
+
+
+def score(
+    benchmark: str,
+    responses: str | Path | Sequence[str | Path],
+    *,
+    annotations: str | Path | Sequence[str | Path] = (),
+    mode: Literal["strict", "official"] = "strict",
+    template: str | None = None,
+) -> dict[str, Any]:
+    """Score saved responses to a benchmark.
+
+    Args:
+        benchmark: "mathvista", "mathvision", ...; docs/evaluation.md lists them with the layouts that are read.
+        responses: one file or several: JSON, JSON Lines, CSV, or Parquet records of `vlm-rl eval`.
+        annotations: the authors' file (of DynaMath one per trial); not needed where the responses carry the golds.
+        mode: "official" applies the benchmark's published rule, "strict" the rule of training: the final box decides.
+        template: where the strict rule looks for the answer; by default that of our own records, else "plain".
+
+    Returns:
+        The summary that `vlm-rl score --json` writes, without its rows: `scores` as shares in [0, 1], each with its
+        95 % interval and n, then everything needed to believe them.
+
+    Raises:
+        UserError: an unknown benchmark, or a file that cannot be read or matched; the message names file and row.
+    """
+    from vlm_rl.evaluation.benchmarks.score_command import score_files
+
+    options = Namespace(
+        benchmark=benchmark,
+        responses=_paths(responses),
+        annotations=_paths(annotations) or None,
+        mode=mode,
+        template=template,
+        json=None,
+    )
+    return score_files(options)
+
+
+def _paths(places: str | Path | Sequence[str | Path]) -> list[Path]:
+    return [Path(place) for place in ([places] if isinstance(places, str | Path) else places)]
+
+
+def read_run(path: str | Path) -> RunDirectory:
+    """Open the folder of a run for reading.
+
+    Args:
+        path: a folder written by `vlm-rl train`, `quickstart` or `eval`, of this version or an older one.
+
+    Returns:
+        Its reader. `metrics()` lists one dict per step, `rollouts(step)` and the `rows()` of each of `evals()` are
+        Arrow tables with one row per response, `config()` is the configuration, `checkpoints()` lists folders.
+
+    Raises:
+        UserError: there is no run in this folder.
+    """
+    return RunDirectory(path).open()

@@ -1,0 +1,43 @@
+"""Evaluation during training: the policy on the sets of data.eval."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from vlm_rl.distributed import from_main, share
+from vlm_rl.evaluation.resume import Settings, answer_settings, changed_settings, evaluate_into
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.session import Session
+
+
+def evaluate_if_due(s: Session) -> None:
+    """Evaluate every eval.every steps, at step 0 and at the last one.
+
+    After a kill, problems that were already answered are neither answered nor graded again, and a set whose result
+    is complete is skipped.
+    """
+    every = s.config.eval.every
+    if not every or (s.step % every and s.step != s.config.train.steps):
+        return
+    params = SamplingParams(
+        temperature=s.config.eval.temperature,
+        max_tokens=s.config.eval.max_tokens or s.config.rollout.max_tokens,
+        responses=s.config.eval.samples,
+    )
+    weights = f"{s.sampler.fingerprint().checksum:016x}"
+    for name, problems in s.eval_sets.items():
+        how = {"builder": s.builder, "sampler": s.sampler, "params": params, "seed": s.config.seed, "step": s.step}
+        settings = {"weights": weights, **answer_settings(problems, **how)}
+        if from_main(partial(_is_complete, s.run, name, s.step, settings)):
+            continue
+        with s.recorder.progress(name, total=len(share(problems))) as advance:
+            summary = evaluate_into(s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how)
+        s.recorder.evaluation(name, s.step, summary)
+    s.stop_if_asked(s.state())
+
+
+def _is_complete(run: RunDirectory, name: str, step: int, settings: Settings) -> bool:
+    """Tell whether the run already holds this set's result for these very weights."""
+    results = (result for result in run.evals(name) if result.step == step)
+    return any(not changed_settings(result.summary, settings) for result in results)
