@@ -7,4 +7,4 @@ command, compare, export   `vlm-rl eval`, `vlm-rl eval compare`, `vlm-rl eval ex
 benchmarks   one file per benchmark, and `vlm-rl score`
 """
 
-__all__ = ["benchmarks", "command", "compare", "evaluate", "export", "paired", "resume"]
+__all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "paired", "resume"]

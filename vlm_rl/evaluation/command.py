@@ -28,8 +28,8 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.distributed import barrier, init_ranks, rank, share
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.prepared import benchmark_of
-from vlm_rl.evaluation.benchmarks.published_prompts import PUBLISHED_PROMPTS, PublishedPrompt, eval_template
+from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template, published_prompts, template_names
 from vlm_rl.evaluation.evaluate import score_line
 from vlm_rl.evaluation.resume import Settings, answer_settings, changed_settings, digest, evaluate_into, journal_path
 from vlm_rl.grading.grader import Grader
@@ -38,7 +38,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.templates import Template
 from vlm_rl.types import Problem
 
 
@@ -67,7 +67,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     Raises UserError before anything is written for wrong options, model, sets or results folder.
     """
     params = _sampling(options)
-    template, wording = _template(options)
+    template, prompt = _template(options)
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
@@ -105,7 +105,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
                     builder=builder,
                     sampler=sampler,
                     grader=grader,
-                    wording=wording,
+                    prompt=prompt,
                 )
                 make_console().print(score_line(one.name, summary))
     barrier()
@@ -123,7 +123,7 @@ def _answer(
     builder: PromptBuilder,
     sampler: Sampler,
     grader: Grader,
-    wording: PublishedPrompt | None,
+    prompt: PublishedPrompt | None,
 ) -> dict[str, Any]:
     """The summary of one set, answered with a progress bar and written."""
     with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
@@ -142,7 +142,7 @@ def _answer(
             batch_size=max(1, options.batch_size // params.responses),
             advance=advance,
             mode=options.mode,
-            wording=wording,
+            prompt=prompt,
         )
 
 
@@ -162,9 +162,7 @@ def _settings(
         "set": str(one.path),
         "images": options.images,
         "mode": options.mode,
-        "template_words": asdict(PUBLISHED_PROMPTS[options.template])
-        if options.template in PUBLISHED_PROMPTS
-        else None,
+        "template_words": asdict(prompt) if (prompt := published_prompts().get(options.template)) else None,
         "max_prompt_tokens": options.max_prompt_tokens,
     } | answer_settings(
         one.problems, builder=builder, sampler=sampler, params=params, seed=options.seed, step=origin.step
@@ -187,11 +185,10 @@ def read_origin(model: Path) -> Origin:
 
 
 def _template(options: argparse.Namespace) -> tuple[Template, PublishedPrompt | None]:
-    found = eval_template(options.template)
-    if found is None:
-        names = ", ".join([*TEMPLATES, *PUBLISHED_PROMPTS])
-        raise UserError(f"--template is {options.template!r}; known: {names}")
-    return found
+    named = eval_template(options.template)
+    if named is None:
+        raise UserError(f"--template is {options.template!r}; known: {template_names()}")
+    return named
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:

@@ -98,13 +98,13 @@ def _golds(row: RawRow) -> list[str]:
 
 
 def _gold(value: Any, column: str) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, str) and not is_number:
+    if isinstance(value, str):
+        gold = plain_number(unwrapped(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        gold = plain_number(value)
+    else:
         shown = f"{type(value).__name__} {value!r:.40}"
         raise UnusableRowError("bad_type", f"{column} must be text or a number, not {shown}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UnusableRowError("answer_missing", f"{column} is {value}")
-    gold = plain_number(value if is_number else unwrapped(value))
     if not gold:
         raise UnusableRowError("answer_missing", f"{column} is empty: {value!r:.40}")
     return gold
