@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.golds import gold_of, number_gold
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
@@ -34,7 +34,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem
 
 
-class Columns(Section):
+class Columns(ConfigSection):
     """Our names to theirs; "" where the table has none."""
 
     question: str
@@ -46,7 +46,7 @@ class Columns(Section):
     id: str = ""
 
 
-class GenericSet(Section):
+class GenericSet(ConfigSection):
     """One YAML file."""
 
     path: str

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vlm_rl.config import Section, parse_tree, read_tree
+from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, read_manifest, schema, write_manifest
 from vlm_rl.data_prep.workspace import Workspace
 from vlm_rl.errors import UserError
@@ -31,7 +31,7 @@ from vlm_rl.errors import UserError
 _SAME = ("format", "min_pixels", "max_pixels", "patch_size")  # what the parts of a mix must have in common
 
 
-class Part(Section):
+class Part(ConfigSection):
     """One prepared set of a mix."""
 
     path: str
@@ -39,7 +39,7 @@ class Part(Section):
     quota: PositiveInt | None = None
 
 
-class Mix(Section):
+class Mix(ConfigSection):
     """One YAML file."""
 
     sets: list[Part] = Field(min_length=1)

@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
 
 from vlm_rl.advantages import compute_advantages
-from vlm_rl.report.charts import STYLE
+from vlm_rl.report.readme_figure import STYLE
 
 CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
 SIZES = (2, 4, 8, 16, 32)

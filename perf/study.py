@@ -20,7 +20,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vlm_rl.report.charts import STYLE
+from vlm_rl.report.readme_figure import STYLE
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
 STUDIES = {

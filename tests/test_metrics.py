@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from vlm_rl.advantages import compute_advantages, leave_one_out
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.losses import token_weights
-from vlm_rl.metrics import batch_metrics, difficulty_metrics, gradient_mass, length_pull, update_metrics
+from vlm_rl.metrics import (
+    batch_metrics,
+    difficulty_metrics,
+    gradient_mass_metrics,
+    length_pull_metrics,
+    update_metrics,
+)
 from vlm_rl.types import Grade, Group, Problem, Reward, Rollout
 
 PROBLEM = Problem("p", "", (), "1", "integer")
@@ -87,7 +93,7 @@ def test_length_and_reward_that_rise_together_correlate() -> None:
 def test_gradient_mass_by_hand() -> None:
     # ten responses of lengths 1 .. 10, each its own decile; token weights 1: mass = length x |A|
     lengths, advantages = list(range(1, 11)), [1.0, -1.0] * 5
-    found = gradient_mass([make_group(lengths, [RIGHT] * 10, advantages)], np.ones((1, 10)))
+    found = gradient_mass_metrics([make_group(lengths, [RIGHT] * 10, advantages)], np.ones((1, 10)))
     for length, advantage in zip(lengths, advantages, strict=True):
         sign, other = ("positive", "negative") if advantage > 0 else ("negative", "positive")
         assert found[f"gradient_mass/{sign}/decile_{length}"] == pytest.approx(length / 55)
@@ -95,7 +101,7 @@ def test_gradient_mass_by_hand() -> None:
 
 
 def test_gradient_mass_of_no_signal_is_zero() -> None:
-    found = gradient_mass([make_group([3, 4], [RIGHT, RIGHT], [0, 0])], np.ones((1, 2)))
+    found = gradient_mass_metrics([make_group([3, 4], [RIGHT, RIGHT], [0, 0])], np.ones((1, 2)))
     assert set(found.values()) == {0.0}
 
 
@@ -123,7 +129,7 @@ def weights_of(groups: Sequence[Group], name: str) -> np.ndarray:
 @given(batches())
 def test_shares_of_gradient_mass_add_up(batch: tuple[list[Group], str]) -> None:
     groups, name = batch
-    total = sum(gradient_mass(groups, weights_of(groups, name)).values())
+    total = sum(gradient_mass_metrics(groups, weights_of(groups, name)).values())
     has_signal = any(group.advantages_G.any() for group in groups)
     assert total == pytest.approx(1.0 if has_signal else 0.0)
 
@@ -131,7 +137,7 @@ def test_shares_of_gradient_mass_add_up(batch: tuple[list[Group], str]) -> None:
 @given(batches())
 def test_the_parts_of_the_pull_add_up(batch: tuple[list[Group], str]) -> None:
     groups, name = batch
-    found = length_pull(groups, weights_of(groups, name))
+    found = length_pull_metrics(groups, weights_of(groups, name))
     parts = sum(found[f"length_pull/{part}"] for part in ("accuracy", "format", "overlong"))
     assert parts == pytest.approx(found["length_pull/total"], rel=1e-9, abs=1e-9)
 
@@ -140,7 +146,9 @@ def test_a_reward_on_the_mean_pulls_nothing() -> None:
     """Leave-one-out of .9, 1.2, 1.5: the middle one's advantage is -2e-16, its distance from the mean exactly 0."""
     parts = [(1.0, 0.0, -0.1), (1.0, 0.5, -0.3), (1.0, 0.5, 0.0)]
     advantages = leave_one_out(np.array([[sum(part) for part in parts]]))[0]
-    found = length_pull([group := make_group([5, 9, 7], parts, advantages.tolist())], weights_of([group], "rloo"))
+    found = length_pull_metrics(
+        [group := make_group([5, 9, 7], parts, advantages.tolist())], weights_of([group], "rloo")
+    )
     assert all(map(math.isfinite, found.values()))
     shares = [found[f"length_pull/{part}"] for part in ("accuracy", "format", "overlong")]
     assert sum(shares) == pytest.approx(found["length_pull/total"]) and shares[0] == 0
@@ -149,7 +157,7 @@ def test_a_reward_on_the_mean_pulls_nothing() -> None:
 def test_the_pull_of_a_sequence_mean_is_a_covariance() -> None:
     """GRPO: c_i = 1/N, so with one group the pull is cov(A, length), here of a right long and a wrong short one."""
     group = make_group([30, 10], [RIGHT, WRONG], [0.7, -0.7])
-    found = length_pull([group], weights_of([group], "grpo"))
+    found = length_pull_metrics([group], weights_of([group], "grpo"))
     assert found["length_pull/total"] == pytest.approx((0.7 * 10 + -0.7 * -10) / 2)
     assert found["length_pull/accuracy"] == pytest.approx(2 * found["length_pull/format"])  # 1 against .5
     assert found["length_pull/overlong"] == 0
@@ -157,14 +165,16 @@ def test_the_pull_of_a_sequence_mean_is_a_covariance() -> None:
 
 def test_the_pull_of_a_length_weighted_sum_is_centred_at_the_groups_mean() -> None:
     """LUSPO: c_i = |y_i| / N, here 15 and 5 around a mean of 20; c A no longer adds up to 0 over the group."""
-    found = length_pull([group := make_group([30, 10], [RIGHT, WRONG], [0.7, -0.7])], weights_of([group], "luspo"))
+    found = length_pull_metrics(
+        [group := make_group([30, 10], [RIGHT, WRONG], [0.7, -0.7])], weights_of([group], "luspo")
+    )
     assert found["length_pull/total"] == pytest.approx(15 * 0.7 * 10 + 5 * -0.7 * -10)
 
 
 def test_the_pull_names_the_part_that_shortens() -> None:
     """Both right and well formed; the long one pays the penalty, so only that part pulls, and it shortens."""
     group = make_group([40, 10], [(1.0, 0.5, -0.3), (1.0, 0.5, 0.0)], [-0.7, 0.7])
-    found = length_pull([group], weights_of([group], "grpo"))
+    found = length_pull_metrics([group], weights_of([group], "grpo"))
     assert found["length_pull/overlong"] == pytest.approx(found["length_pull/total"])
     assert found["length_pull/total"] < 0
     assert found["length_pull/accuracy"] == found["length_pull/format"] == 0

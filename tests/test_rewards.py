@@ -13,7 +13,7 @@ import pytest
 from vlm_rl.config import RewardConfig, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
-from vlm_rl.rewards import Item, RewardFunction, Scoring, load_function, overlong_penalty, repeated_share
+from vlm_rl.rewards import Item, RewardFunction, Scoring, load_reward_function, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Reward, Rollout
 
@@ -158,7 +158,7 @@ def test_the_further_parts_by_hand(grader: Grader) -> None:
 )
 def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
     with pytest.raises(UserError, match=f"reward.function is '{re.escape(path)}'"):
-        load_function(path)
+        load_reward_function(path)
 
 
 def test_a_function_needs_the_flag() -> None:
@@ -177,7 +177,7 @@ def test_a_function_that_gives_no_number_stops_the_run(grader: Grader, monkeypat
     monkeypatch.setattr("tests.helpers.own_reward.short_words", lambda *_: float("nan"))
     config = RewardConfig(function="tests.helpers.own_reward.short_words", allow_function=True)
     function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
-    with pytest.raises(UserError, match="gave nan for problem 'p'"):
+    with pytest.raises(UserError, match="returned nan for problem 'p'"):
         function.score([(PROBLEM, prompt(), rollout(PERFECT))])
 
 

@@ -1,8 +1,7 @@
-"""Advantages: pure functions from the rewards of each prompt's group to its advantages.
+"""Advantages: pure functions from the rewards [P, G] of P prompts to advantages of the same shape.
 
-Everything is float64. Eight equal rewards of 1.35 averaged in float32 leave a rounding error
-that the division by (std + 1e-6) blows up to |A| = 0.106, so equal rewards are also recognised
-exactly (max == min) and give exactly 0.
+Everything is float64, and equal rewards (max == min) give exactly 0. In float32 the mean of eight equal rewards of
+1.35 has a rounding error that the division by (std + 1e-6) turns into |A| = 0.106.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ EPSILON = 1e-6
 
 
 def group_norm(rewards_PG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
-    """A_i = (r_i - mean) / (std + 1e-6) inside each group (GRPO, arXiv 2402.03300, section 4.1.2).
+    """Return A_i = (r_i - mean) / (std + 1e-6) inside each group (GRPO, arXiv 2402.03300, section 4.1.2).
 
-    ``ddof`` is 1 as in the public trainers; the formula in the paper leaves it open.
+    ``ddof`` is 1 as in the public trainers; the paper's formula leaves it open.
     """
     centred_PG = group_center(rewards_PG)
     if rewards_PG.shape[1] == 1:
@@ -27,12 +26,12 @@ def group_norm(rewards_PG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
 
 
 def group_center(rewards_PG: np.ndarray) -> np.ndarray:
-    """A_i = r_i - mean (Dr.GRPO, arXiv 2503.20783, section 3.2)."""
+    """Return A_i = r_i - mean (Dr.GRPO, arXiv 2503.20783, section 3.2)."""
     return _zero_where_equal(rewards_PG, rewards_PG - rewards_PG.mean(axis=1, keepdims=True))
 
 
 def leave_one_out(rewards_PG: np.ndarray) -> np.ndarray:
-    """A_i = r_i - mean of the other G - 1 rewards (RLOO, arXiv 2402.14740, equation 8)."""
+    """Return A_i = r_i - mean of the other G - 1 rewards (RLOO, arXiv 2402.14740, equation 8)."""
     num_responses = rewards_PG.shape[1]
     if num_responses == 1:
         return np.zeros_like(rewards_PG)
@@ -41,10 +40,15 @@ def leave_one_out(rewards_PG: np.ndarray) -> np.ndarray:
 
 
 def compute_advantages(name: str, rewards_PG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
-    """Advantages [P, G] of rewards [P, G] by the estimator called ``name`` (see ADVANTAGES).
+    """Return the advantages of float64 rewards [P, G] by a named estimator.
 
-    A reward of NaN is that of a response which is not there: advantage 0, and the others' are those of
-    the smaller group.
+    A reward of NaN marks a response that is left out: its advantage is 0, and the others get those of the smaller
+    group.
+
+    Args:
+        name: a key of ADVANTAGES. Raises KeyError for any other.
+        rewards_PG: one row per prompt.
+        ddof: degrees of freedom of the standard deviation; only `group_norm` uses it.
     """
     assert rewards_PG.ndim == 2 and rewards_PG.dtype == np.float64, (rewards_PG.shape, rewards_PG.dtype)
     estimate = partial(group_norm, ddof=ddof) if name == "group_norm" else ADVANTAGES[name]

@@ -1,7 +1,7 @@
 """One row per published algorithm: advantage x ratio x surrogate x aggregation.
 
-The factors are independent; a configuration may take a named row and replace any of them. How
-each factor is computed stands in vlm_rl.advantages and vlm_rl.losses, beside its equation.
+The factors are independent: a configuration takes a named row and may replace any of them. vlm_rl.advantages and
+vlm_rl.losses compute each factor, with its equation and source beside the code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Algorithm:
 
 
 def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """The named row with the configuration's overrides. Raises UserError for an unknown name."""
+    """Return the named row with the configuration's overrides. Raises UserError for an unknown name."""
     if config.name not in ALGORITHMS:
         close = difflib.get_close_matches(config.name, ALGORITHMS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(ALGORITHMS)}"

@@ -1,10 +1,10 @@
-"""One small strict configuration: YAML, dotted overrides, and an error that names the key.
+"""The configuration of a run: strict models, read from YAML with dotted overrides.
 
-    config = load_config("configs/quickstart.yaml", ["algorithm.name=ba", "train.lr=1e-5"])
+    config = load_config("configs/toy.yaml", ["algorithm.name=ba", "train.lr=1e-5"])
 
-Unknown keys are errors with their path and the nearest known key; nothing in a file is ever
-executed or interpolated. DeepSpeed's and vLLM's own options pass through verbatim in
-``train.deepspeed`` and ``rollout.vllm``. This module knows nothing of torch.
+An unknown key is an error that names its path and the nearest known key. Nothing in a file is executed or
+interpolated. Options of DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.vllm``. This
+module imports no torch.
 """
 
 from __future__ import annotations
@@ -30,54 +30,54 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# What a resumed run may change; everything else would make it another run.
+# What a resume may change; any other change would make it a different run.
 MUTABLE_KEYS = ("train.steps", "checkpoint.", "log.", "eval.", "rollout.max_gap", "train.max_skipped_in_a_row")
 
 
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, types are not guessed, values do not change."""
+class ConfigSection(BaseModel):
+    """The base of every section: it refuses unknown keys, converts no types, and its values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     path: str
-    """A Hugging Face folder of Qwen2.5-VL, or of a text-only causal model."""
+    """A Hugging Face folder: Qwen2.5-VL, or a text-only causal model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on an accelerator, float32 on a CPU."""
     freeze_vision: bool = False
-    """Keep the vision tower and its merger as they are."""
+    """Do not train the vision tower and its merger."""
     gradient_checkpointing: bool = False
-    """Keep the inputs of the layers only, and compute the rest again in the backward pass."""
+    """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
-    """Keep those inputs in host memory; on a CPU they are there anyway."""
+    """Keep those inputs in host memory. On a CPU they are there anyway."""
 
     @model_validator(mode="after")
     def _offload_what_is_kept(self) -> ModelConfig:
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError(
-                "offload_activations moves what gradient_checkpointing keeps: without it, set to false here, "
-                "the weights that every layer keeps for its backward pass would be moved too"
+                "offload_activations needs gradient_checkpointing: it moves the inputs that checkpointing keeps; "
+                "without checkpointing it would also move the weights that every layer keeps for its backward pass"
             )
         return self
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     train: list[str] = Field(min_length=1)
     """Prepared sets (folders written by `vlm-rl prepare`)."""
     eval: list[str] = []
     """Prepared sets to evaluate on during training."""
     max_prompt_tokens: PositiveInt = 4096
-    """Longest prompt, image tokens expanded. Longer ones are left out of training and counted; none is ever cut."""
+    """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
     max_pixels: PositiveInt = 1_003_520
-    """Images are brought between these, once, on the model's 28-pixel grid."""
+    """Images are resized once to between min_pixels and max_pixels, on the model's 28-pixel grid."""
     template: Literal["think_answer", "think_box", "plain"] = "think_answer"
     allow_test_rows: bool = False
-    """Train on rows of a benchmark. The run and its checkpoints are stamped CONTAMINATED."""
+    """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""
 
 
-class HadwConfig(Section):
+class HadwConfig(ConfigSection):
     """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
 
     enabled: bool = False
@@ -85,11 +85,11 @@ class HadwConfig(Section):
     """lambda of the paper."""
     eta: PositiveFloat = 5.0
     window: PositiveInt = 10
-    """m of the paper: how many past beliefs decide how fast the belief moves."""
+    """m of the paper: how many past beliefs determine how fast the belief moves."""
     variant: Literal["adaptive", "hard"] = "adaptive"
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(ConfigSection):
     """A named row of vlm_rl.algorithms, with any single factor overridden."""
 
     name: str = "luspo"
@@ -101,13 +101,13 @@ class AlgorithmConfig(Section):
     clip_high: NonNegativeFloat | None = None
     dynamic_sampling: bool | None = None
     max_sampling_rounds: PositiveInt = 3
-    """Dynamic sampling draws at most this many batches of prompts for one step."""
+    """How many times dynamic sampling may draw prompts for one step."""
     std_ddof: Literal[0, 1] = 1
     """Degrees of freedom of the group's standard deviation."""
     correction_cap: PositiveFloat = 2.0
     """Cap of the truncated importance correction for the gap between sampler and learner."""
     kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL divergence to model.path, the frozen reference; 0 loads none."""
+    """Weight of the KL divergence to the frozen reference, model.path; with 0 no reference is loaded."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     mask_truncated: bool = False
@@ -115,28 +115,28 @@ class AlgorithmConfig(Section):
     hadw: HadwConfig = HadwConfig()
 
 
-class RewardConfig(Section):
+class RewardConfig(ConfigSection):
     accuracy: NonNegativeFloat = 1.0
     format: NonNegativeFloat = 0.5
     overlong_buffer: NonNegativeInt = 512
-    """Tokens before max_tokens over which the penalty grows; 0 switches it off."""
+    """The last tokens before max_tokens, over which the penalty grows; 0 switches it off."""
     overlong_factor: NonNegativeFloat = 0.3
-    """The penalty at max_tokens: 0.3 is LUSPO's, 1.0 DAPO's (for rewards of +1 and -1; halve it for 1 and 0)."""
+    """The penalty at max_tokens. LUSPO has 0.3; DAPO has 1.0 for rewards of +1 and -1, so 0.5 for 1 and 0."""
     coin: NonNegativeFloat = 0.0
-    """Weight of a fair coin that knows nothing of the response: a control, under which no length should drift."""
+    """Weight of a fair coin, tossed without looking at the response: a control, which should not change length."""
     repetition: NonNegativeFloat = 0.0
     """Largest penalty for repeated n-grams of tokens, reached where all repeat; 0 switches it off."""
     repetition_ngram: PositiveInt = 20
-    """n of these n-grams."""
+    """n of the n-grams."""
     brevity: NonNegativeFloat = 0.0
-    """What a right answer of no tokens would earn extra; it falls to 0 at max_tokens. 0 switches it off."""
+    """Bonus for a short right answer: this much at zero tokens, falling to 0 at max_tokens. 0 switches it off."""
     function: str = ""
-    """A further part of your own, module.function; docs/grading.md says what it is given. Needs allow_function."""
+    """Your own part of the reward, as module.function; docs/grading.md gives its arguments. Needs allow_function."""
     function_weight: float = 1.0
     allow_function: bool = False
-    """Importing reward.function runs its module's code: say that this file may."""
+    """Allow importing reward.function, which runs the code of its module."""
     undecided: Literal["zero", "drop"] = "zero"
-    """A response that the grader could not judge (timeout, error): not correct, or dropped from its group."""
+    """What to do with a response that the grader could not judge: count it as wrong (zero) or leave it out (drop)."""
     grader_workers: PositiveInt = 2
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
@@ -145,48 +145,48 @@ class RewardConfig(Section):
     def _function_is_allowed(self) -> RewardConfig:
         if self.function and not self.allow_function:
             raise ValueError(
-                f"reward.function is {self.function!r}, which runs code of that module: "
-                "read it, then set reward.allow_function=true"
+                f"reward.function is {self.function!r}, and importing it runs the code of its module: "
+                "read that code, then set reward.allow_function=true"
             )
         return self
 
 
-class RolloutConfig(Section):
+class RolloutConfig(ConfigSection):
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
     prompts_per_step: PositiveInt = 128
-    """P: prompts of a rollout batch, over all ranks."""
+    """P: prompts in a rollout batch, over all ranks."""
     responses_per_prompt: PositiveInt = 8
-    """G."""
+    """G: responses to each prompt."""
     max_tokens: PositiveInt = 4096
-    """Longest response, and the L_max of the overlong penalty."""
+    """Longest response in tokens; L_max of the overlong penalty."""
     temperature: PositiveFloat = 1.0
     top_p: float = 1.0
-    """Must stay 1: the learner's distribution would differ from the sampler's."""
+    """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
     top_k: int = 0
-    """Must stay 0 (off), for the same reason."""
+    """Must be 0 (off), for the same reason."""
     max_gap: PositiveFloat = 0.5
-    """Largest mean |log-prob of learner - of sampler| per token before the run stops."""
+    """The run stops where |learner's log-prob - sampler's|, averaged over tokens, is larger."""
     batch_size: PositiveInt = 256
-    """Responses generated side by side by one rank's engine."""
+    """Responses that one rank's engine generates at the same time."""
     vllm: dict[str, Any] = {}
-    """Passed to vllm.LLM verbatim."""
+    """Passed to vllm.LLM unchanged."""
 
     @model_validator(mode="after")
     def _same_distribution(self) -> RolloutConfig:
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
                 f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "
-                "truncated sampling is not the distribution that the learner differentiates"
+                "with truncated sampling the learner would differentiate a different distribution"
             )
         return self
 
 
-class TrainConfig(Section):
+class TrainConfig(ConfigSection):
     steps: PositiveInt = 100
-    """Rollout steps; each makes prompts_per_step / mini_batch_prompts optimizer steps."""
+    """Rollout steps; each takes prompts_per_step / mini_batch_prompts optimizer steps."""
     mini_batch_prompts: PositiveInt = 16
     micro_batch_tokens: PositiveInt = 16_384
-    """Token budget of one packed row, prompt counted once per group."""
+    """Most tokens in one packed row; a group's prompt counts once."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: PositiveFloat = 1e-6
     warmup_steps: NonNegativeInt = 0
@@ -196,46 +196,48 @@ class TrainConfig(Section):
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0
     fixed_grad_norm: PositiveFloat | None = None
-    """Rescale every gradient to this norm instead of clipping: for comparing rules whose losses differ in scale."""
+    """Rescale every gradient to this norm instead of clipping, to compare rules whose losses differ in scale."""
     max_skipped_in_a_row: PositiveInt = 5
-    """Steps refused by the gradient guard in a row before the run aborts."""
+    """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     deepspeed: dict[str, Any] = {}
-    """Merged over the DeepSpeed block that we build."""
+    """Merged over the DeepSpeed configuration that the learner builds."""
 
 
-class EvalConfig(Section):
+class EvalConfig(ConfigSection):
     every: NonNegativeInt = 0
-    """Rollout steps between evaluations on data.eval; 0 is never."""
+    """Rollout steps between evaluations on data.eval; 0 switches them off."""
     samples: PositiveInt = 1
     """k of avg@k; with temperature 0 it must be 1."""
     temperature: NonNegativeFloat = 0.0
     max_tokens: PositiveInt | None = None
-    """None: rollout.max_tokens."""
+    """Longest response in tokens; None: rollout.max_tokens."""
 
     @model_validator(mode="after")
     def _greedy_once(self) -> EvalConfig:
         if self.temperature == 0 and self.samples != 1:
-            raise ValueError(f"greedy decoding gives one answer: samples must be 1, not {self.samples}")
+            raise ValueError(
+                f"greedy decoding (temperature 0) always gives the same answer: samples must be 1, not {self.samples}"
+            )
         return self
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(ConfigSection):
     every: PositiveInt = 50
     """Rollout steps between checkpoints; the last step is always saved."""
     keep_last: PositiveInt = 2
     keep_every: NonNegativeInt = 0
-    """Also keep every m-th step for good; 0 keeps none."""
+    """Also keep, for ever, each step that is a multiple of this; 0 keeps none."""
 
 
-class LogConfig(Section):
+class LogConfig(ConfigSection):
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     samples_every: NonNegativeInt = 10
-    """Rollout steps between tables of sample responses in the terminal; 0 is never."""
+    """Rollout steps between tables of sample responses in the terminal; 0 prints none."""
 
 
-class Config(Section):
-    """A whole run."""
+class Config(ConfigSection):
+    """The configuration of a run."""
 
     seed: int = 0
     out: str
@@ -275,21 +277,20 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply ``key.path=value`` overrides, and validate.
 
-    Raises UserError naming the file (or the override that is at fault), the key's path, the value and the
-    nearest known key.
+    Raises UserError with the file or the override at fault, the key's path, the value, and the nearest known key.
     """
     return parse_config(read_tree(path, overrides), where=str(path), overrides=overrides)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """A YAML file as plain values, with its overrides applied. Raises UserError where it cannot be read."""
+    """Read a YAML file as plain values and apply the overrides. Raises UserError where it cannot be read."""
     path = Path(path)
     try:
         tree = OmegaConf.load(path)
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections")
         for item in overrides:
-            tree = _overridden(tree, item)
+            tree = _with_override(tree, item)
         return OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
@@ -297,7 +298,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
 
 
-def _overridden(tree: Any, item: str) -> Any:
+def _with_override(tree: Any, item: str) -> Any:
     key, equals, _ = item.partition("=")
     if not equals or not all(key.split(".")):
         raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
@@ -308,12 +309,15 @@ def _overridden(tree: Any, item: str) -> Any:
 
 
 def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ()) -> Config:
-    """Validate a plain tree to which these overrides were applied. Raises UserError as load_config does."""
+    """Validate a tree of plain values as a run's configuration. Raises UserError as load_config does.
+
+    ``where`` and ``overrides`` say in messages where the tree comes from; the overrides are applied already.
+    """
     return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where, overrides)
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
-    """Validate a plain tree as a model of this kind. Raises UserError as load_config does."""
+    """Validate a tree of plain values as a model of class ``kind``; otherwise as parse_config."""
     if not isinstance(raw, dict):
         raise UserError(f"{where}: the top level must be a mapping of sections, got {type(raw).__name__}")
     for key, value in _strings(raw):
@@ -328,7 +332,7 @@ def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str
 
 
 def _place(key: str, where: str, overrides: Sequence[str]) -> str:
-    """What set this key: the last override of it, of what holds it or of a part of it, or else the file."""
+    """Return where a key got its value: the last override that touches it, or else the file."""
     path = f"{key.replace('[', '.').replace(']', '')}."
     for item in reversed(overrides):
         name = f"{item.partition('=')[0]}."
@@ -343,7 +347,7 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """The dotted keys in which two dumped configurations differ."""
+    """Return the dotted keys whose values differ between two dumped configurations."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted({*old, *new})
         return [
@@ -368,7 +372,7 @@ def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
-    """YAML has no tuples: hand `betas` over as the tuple that strict validation asks for."""
+    """Turn `betas`, a list in YAML, into the tuple that strict validation asks for."""
     train = raw.get("train")
     if isinstance(train, dict) and isinstance(train.get("betas"), list):
         raw = {**raw, "train": {**train, "betas": tuple(train["betas"])}}
@@ -377,7 +381,7 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> str:
     path = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "value_error":  # values that do not fit together: the file's, the overrides', or both's
+    if detail["type"] == "value_error":  # values that do not fit together, from the file, the overrides or both
         given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
         place = f"{where} with {' '.join(given)}" if given else where
         return f"{place}: {path + ': ' if path else ''}{detail['msg'].removeprefix('Value error, ')}"
@@ -394,7 +398,7 @@ def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for name in location:
-        if isinstance(name, str):  # a number is a place in a list of sections
+        if isinstance(name, str):  # a number is an index into a list of sections
             section = _section_type(section.model_fields[name].annotation)
     return list(section.model_fields)
 
@@ -409,7 +413,10 @@ BENCHMARK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def check_benchmark_name(name: str) -> str:
-    """The name, if results can be stored under it; a prepared set's is its folder's. Raises UserError."""
+    """Return the name if results can be stored under it. Raises UserError otherwise.
+
+    The name of a prepared set is that of its folder.
+    """
     if not BENCHMARK_NAME.fullmatch(name):
         raise UserError(
             f"results cannot be stored under the name {name!r}: a set is named after its folder, which may hold "

@@ -1,4 +1,4 @@
-"""Ranks: joining the process group, and the few collectives on plain values that the loop needs."""
+"""Ranks: how a process joins its group, and the few collectives on plain values that training needs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vlm_rl.errors import UserError
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(hours=2)  # of one wait, a large save's too; a rank that is gone is noticed at once
+COLLECTIVE_TIMEOUT = timedelta(hours=2)  # for one wait, however large the save; a rank that died is noticed at once
 
 
 def init_ranks() -> torch.device:
-    """Join the process group that torchrun describes, or make one of a single rank. Returns the device."""
+    """Join the process group that torchrun describes, or make one of a single rank, and return this rank's device."""
     use_gpu = torch.cuda.is_available()
     if "RANK" not in os.environ:
         with socket.socket() as probe:
@@ -37,15 +37,17 @@ def init_ranks() -> torch.device:
 
 
 def rank() -> int:
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """What ``make`` gives on rank 0, on every rank; a UserError that it raises there is raised on all."""
+    """Call ``make`` on rank 0 and return its result on every rank. A UserError raised there is raised on all."""
     result: tuple[T | None, UserError | None] = (None, None)
     if rank() == 0:
         try:
@@ -59,12 +61,13 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def barrier() -> None:
+    """Wait until every rank is here."""
     if world_size() > 1:
         dist.barrier()
 
 
 def all_gather(value: Any) -> list[Any]:
-    """Every rank's (picklable) value, in rank order, on every rank."""
+    """Return every rank's (picklable) value, in rank order, on every rank."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -73,23 +76,23 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def share(whole: Sequence[T]) -> Sequence[T]:
-    """This rank's part of a list that all ranks hold: every world_size-th item."""
+    """Return this rank's part of a list that all ranks hold: every world_size-th item."""
     return whole[rank() :: world_size()]
 
 
 def gather_shares(mine: Sequence[T]) -> list[T]:
-    """What all ranks made of their ``share``, item by item, in the whole's order, on every rank."""
+    """Return what all ranks made of their ``share``, in the order of the whole list, on every rank."""
     return merge_shares(all_gather(list(mine)))
 
 
 def merge_shares(per_rank: Sequence[Sequence[T]]) -> list[T]:
-    """Put the shares whole[rank::world_size] of all ranks together again."""
+    """Join the shares whole[rank::world_size] of all ranks into the whole list."""
     total = sum(map(len, per_rank))
     return [per_rank[index % len(per_rank)][index // len(per_rank)] for index in range(total)]
 
 
 def all_reduce_sums(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over ranks, float64. Keys may differ between ranks: one that only had padding holds none."""
+    """Return float64 sums over ranks. Keys may differ: a rank that computed only padding has none."""
     total: dict[str, float] = {}
     for part in all_gather({key: float(value) for key, value in values.items()}):
         for key, value in part.items():

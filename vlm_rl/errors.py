@@ -1,17 +1,20 @@
-"""A user's mistake, which the command line prints without a traceback, and a stop that was asked for."""
+"""The two exceptions that are no fault of the program: a user's mistake, and a stop that was asked for."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake the user can mend. The message names the place, the value and the next step."""
+    """A mistake that the user can fix; the command line prints it without a traceback.
+
+    The message names the place, the value and the next step.
+    """
 
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM after saving; the same work goes on when it is run again
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped by SIGTERM with everything saved; start again with --resume
 
 
 class StoppedError(SystemExit):
-    """SIGTERM arrived and everything is saved; exits with EXIT_STOPPED."""
+    """Raised after SIGTERM once everything is saved; exits with EXIT_STOPPED."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_STOPPED)

@@ -1,15 +1,14 @@
 """HA-DW, history-aware adaptive difficulty weighting (arXiv 2601.08521).
 
-A scalar belief C tracks how able the policy is. A group's pass rate p_hat against the belief
-before this step says whether the prompt was hard (p_hat < C) or easy, and every advantage is
-scaled by
+A scalar belief C tracks how able the policy is. A prompt is hard where its group's pass rate p_hat is below the
+belief before this step, and easy otherwise. Every advantage is scaled by
 
     Phi_i = lambda * exp(D_i |p_hat - C|),   D_i = -sgn(A_i) sgn(p_hat - C)
 
-so that being right on a hard prompt and wrong on an easy one count more. Silent in the paper,
-decided here: until ``window`` beliefs exist C is the running mean of the batch accuracies; the
-first step has no prior and applies Phi = 1; p_hat of 0 or 1 with A != 0 (composite rewards)
-applies Phi = lambda; the step size eta_t is kept within [0.01, 1].
+so right answers to hard prompts and wrong answers to easy ones count more. Where the paper is silent, this module
+decides: until ``window`` beliefs exist, C is the running mean of the batch accuracies; the first step has no belief
+and applies Phi = 1; a pass rate of 0 or 1 with A != 0, which composite rewards allow, gives Phi = lambda; the step
+size eta_t is kept within [0.01, 1].
 """
 
 from __future__ import annotations
@@ -39,10 +38,15 @@ class Belief:
 
 
 def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, variant: str = "adaptive") -> Belief:
-    """The belief after a rollout batch with this accuracy (accuracy part only, before any filtering).
+    """Return the belief after a rollout batch (arXiv 2601.08521).
 
-    adaptive: C' = (1 - eta_t) C + eta_t y, eta_t = eta * std of the last ``window`` beliefs.
-    hard: C' = mean of the last ``window`` accuracies.
+    Args:
+        belief: the belief before the batch.
+        accuracy: y, the share of right responses in the batch, before any group is dropped.
+        eta: scale of the step size.
+        window: m, how many past beliefs or accuracies count.
+        variant: `adaptive`, C' = (1 - eta_t) C + eta_t y with eta_t = eta * std of the last m beliefs;
+            or `hard`, C' = mean of the last m accuracies.
     """
     accuracies = (*belief.accuracies, accuracy)[-window:]
     if variant == "hard" or belief.num_steps < window:
@@ -63,9 +67,15 @@ def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, v
 def difficulty_weights(
     advantages_PG: np.ndarray, pass_rates_P: np.ndarray | Sequence[float], belief: Belief, *, scale: float
 ) -> np.ndarray:
-    """Phi [P, G], float64, for the belief before this step. All ones before the first step.
+    """Return Phi = lambda * exp(D |p_hat - C|), float64 [P, G]; all ones before the first step.
 
-    Equation: Phi = lambda * exp(D |p_hat - C|); multiplies the final advantage, never renormalised.
+    Phi multiplies the final advantages and is not renormalised.
+
+    Args:
+        advantages_PG: the advantages to scale; only their signs count.
+        pass_rates_P: p_hat of each group, its share of right responses.
+        belief: the belief before this step.
+        scale: lambda.
     """
     if belief.ability is None:
         return np.ones_like(advantages_PG)

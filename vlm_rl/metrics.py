@@ -1,6 +1,6 @@
-"""Metrics of a step, the length diagnostics above all. Pure functions of the groups and their weights.
+"""Metrics of a step, above all the length diagnostics: pure functions of groups and token weights.
 
-Names are TRL's where TRL has one; docs/metrics.md explains each.
+A metric has TRL's name where TRL has it; docs/metrics.md explains each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ NUM_BUCKETS = 10  # deciles of length
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, lengths and verdicts of a rollout batch."""
+    """Return rewards, lengths and verdicts of a rollout batch, as floats by metric name.
+
+    Every group must have the same number of responses and the same reward parts. A mean over nothing is NaN.
+    """
     lengths_PG = np.stack([group.lengths_G for group in groups])
     rewards_PG = np.array([[reward.total for reward in group.rewards] for group in groups])
     flat = [reward for group in groups for reward in group.rewards]
@@ -55,7 +58,7 @@ def _completion_metrics(groups: Sequence[Group], lengths_PG: np.ndarray) -> dict
 def length_metrics(
     lengths_PG: np.ndarray, rewards_PG: np.ndarray, *, advantages_PG: np.ndarray, is_correct_PG: np.ndarray
 ) -> dict[str, float]:
-    """Measure how length goes with correctness, with the sign of the advantage, and inside a group.
+    """Measure length by verdict and by sign of the advantage, and its spread inside groups.
 
     The gap between positive and negative responses and the coefficient of variation in a group are
     the two quantities that decide which aggregation wins (BA, arXiv 2605.04077).
@@ -85,11 +88,12 @@ def length_metrics(
     }
 
 
-def gradient_mass(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
-    """Share of the summed |token weight x advantage| by length decile and by sign; all shares add up to 1.
+def gradient_mass_metrics(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
+    """Return the shares of the summed |token weight x advantage| by length decile and sign of the advantage.
 
-    Exact: from the weights and advantages that the loss used. Deciles are of the step's responses by
-    length, ties in the order given.
+    The twenty shares add up to 1, or are all 0 where every advantage is 0. They are exact: the weights [P, G] and
+    advantages are those that the loss used. A decile is a tenth of the step's responses, the shortest first; equal
+    lengths keep the order given.
     """
     lengths = np.concatenate([group.lengths_G for group in groups])
     advantages = np.concatenate([group.advantages_G for group in groups])
@@ -105,13 +109,13 @@ def gradient_mass(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, 
     return shares
 
 
-def length_pull(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
-    """How hard each part of the reward pulls on length, in tokens; the parts add up to ``length_pull/total``.
+def length_pull_metrics(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, float]:
+    """Return how hard each part of the reward pulls on length; the parts add up to ``length_pull/total``.
 
         pull = sum_i c_i A_i (|y_i| - mean length of i's group),   c_i = token weight x |y_i|
 
-    is, on-policy and to first order, the direction in which the update moves expected length: positive
-    lengthens. Advantages are linear in the reward inside a group, so A_i splits into its parts' shares,
+    To first order and on-policy, this is the direction in which the update moves expected length: a positive pull
+    lengthens. Inside a group advantages are linear in the reward, so A_i is a sum over the parts of the reward:
     A_i^part = k_i (part_i - mean part) with k_i = A_i / (r_i - mean r).
     """
     parts = list(groups[0].rewards[0].parts)
@@ -125,7 +129,7 @@ def length_pull(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, fl
         pull["total"] += float(lever_G @ advantages_G)
         centred_G = np.array([reward.total for reward in group.rewards])
         centred_G -= centred_G[there_G].mean()
-        # A reward on the mean has advantage 0 up to rounding, and no slope.
+        # A reward equal to the mean has advantage 0, up to rounding, and no slope.
         has_slope_G = there_G & (np.abs(centred_G) > 1e-12)
         slope_G = np.divide(advantages_G, centred_G, out=np.zeros_like(advantages_G), where=has_slope_G)
         for part in parts:
@@ -137,7 +141,14 @@ def length_pull(groups: Sequence[Group], weights_PG: np.ndarray) -> dict[str, fl
 def difficulty_metrics(
     phi_PG: np.ndarray, advantages_PG: np.ndarray, pass_rates_P: Sequence[float], belief: float
 ) -> dict[str, float]:
-    """Mean HA-DW weight of the responses with a signal, on hard (pass rate below the belief) and easy prompts."""
+    """Return the mean HA-DW weight on hard prompts (pass rate below the belief) and on easy ones.
+
+    Args:
+        phi_PG: the weights.
+        advantages_PG: the advantages before weighting; responses with advantage 0 do not count.
+        pass_rates_P: the share of right responses of each prompt.
+        belief: HA-DW's belief before the step.
+    """
     is_hard_PG = np.broadcast_to(np.asarray(pass_rates_P)[:, None] < belief, phi_PG.shape)
     has_signal_PG = advantages_PG != 0
     return {
@@ -147,7 +158,7 @@ def difficulty_metrics(
 
 
 def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Token means over the optimizer steps of one rollout step, from the learner's sums."""
+    """Return means per token over the optimizer steps of one rollout step, from the learner's sums of each."""
     total = {key: sum(result.get(key, 0.0) for result in results) for key in set().union(*results)}
     tokens = max(total.get("tokens", 0.0), 1.0)
     low, high = total.get("clipped_low", 0.0) / tokens, total.get("clipped_high", 0.0) / tokens

@@ -14,7 +14,7 @@ from vlm_rl.config import Config
 from vlm_rl.distributed import rank
 from vlm_rl.evaluation.evaluate import score_line
 from vlm_rl.learner.learner import UpdateResult
-from vlm_rl.metrics import batch_metrics, gradient_mass, length_pull, update_metrics
+from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
 from vlm_rl.run.directory import RunDirectory, rollout_rows
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
 from vlm_rl.run.trackers import make_trackers
@@ -112,8 +112,8 @@ def step_metrics(
     return {
         **batch_metrics(groups),
         **update_metrics([result.sums for result in results]),
-        **gradient_mass(groups, np.concatenate(weights)),
-        **length_pull(groups, np.concatenate(weights)),
+        **gradient_mass_metrics(groups, np.concatenate(weights)),
+        **length_pull_metrics(groups, np.concatenate(weights)),
         "loss": float(np.mean([result.loss for result in results])),
         "grad_norm": max(norms) if all(map(math.isfinite, norms)) else math.nan,
         "learning_rate": results[-1].learning_rate,

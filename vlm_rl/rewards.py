@@ -1,4 +1,4 @@
-"""Rewards: accuracy + format + overlong, and what else the configuration turns on, each part kept apart.
+"""Rewards: accuracy + format + overlong, and the parts that the configuration turns on, each kept apart.
 
     R = accuracy * [correct] + format * [well formed]
         + min(0, ((L_max - L_buffer) - |y|) / L_buffer * factor)
@@ -6,9 +6,9 @@
         + brevity * [correct] * (1 - |y| / L_max)
         + function_weight * (the user's own function)
 
-The weights of the first three are those of the LUSPO paper (arXiv 2602.05261: 1, 0.5, factor 0.3, L_max
-4096, L_buffer 512; the overlong term is DAPO's, arXiv 2503.14476, whose factor is 1). The others are off
-unless asked for. |y| counts the generated tokens, the end-of-sequence token included.
+The weights of the first three are those of the LUSPO paper (arXiv 2602.05261): 1, 0.5, and a factor of 0.3 with
+L_max 4096 and L_buffer 512. The overlong term is DAPO's (arXiv 2503.14476), where the factor is 1. The other parts
+are off by default. |y| counts the generated tokens, the end-of-sequence token included.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ UserFunction = Callable[[Problem, str, Grade, int], float]  # problem, response,
 
 
 def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float) -> float:
-    """Zero up to max_tokens - buffer tokens, then linear, reaching -factor at max_tokens; buffer 0 is off."""
+    """Return 0 up to max_tokens - buffer tokens, then a line that reaches -factor at max_tokens. Buffer 0 is off."""
     if buffer == 0:
         return 0.0
     return min(0.0, ((max_tokens - buffer) - length) / buffer * factor)
 
 
-def coin(rollout: Rollout) -> bool:
-    """Heads or tails for one response: a function of whose it is and when it was sampled, not of what it says."""
+def flip_coin(rollout: Rollout) -> bool:
+    """Return heads or tails, from the response's problem, index and policy version alone, never from its text."""
     key = f"{rollout.problem_id}\0{rollout.index}\0{rollout.policy_version}".encode()
     return hashlib.blake2b(key, digest_size=1).digest()[0] % 2 == 1
 
 
 def repeated_share(ids: np.ndarray, *, ngram: int) -> float:
-    """The share, 0 to 1, of the windows of `ngram` tokens that are equal to an earlier one."""
+    """Return the share, 0 to 1, of the windows of `ngram` tokens that repeat an earlier window."""
     if len(ids) <= ngram:
         return 0.0
     windows = np.lib.stride_tricks.sliding_window_view(ids, ngram)
     return 1 - len({window.tobytes() for window in windows}) / len(windows)
 
 
-def load_function(path: str) -> UserFunction:
-    """The function at `module.name`. Raises UserError, naming the key, if there is none."""
+def load_reward_function(path: str) -> UserFunction:
+    """Import the function `module.name`. Raises UserError, which names the key, if that fails."""
     module, _, name = path.rpartition(".")
     try:
         function = getattr(importlib.import_module(module), name)
@@ -67,19 +67,19 @@ def load_function(path: str) -> UserFunction:
 
 
 class RewardFunction:
-    """Scores rollouts; holds no state but the grader's workers."""
+    """Turns rollouts into rewards. It holds no state but the grader's workers."""
 
     def __init__(self, config: RewardConfig, *, template: Template, max_tokens: int, grader: Grader) -> None:
-        """Raises UserError if the configured function cannot be imported."""
+        """Import the configured function, if there is one. Raises UserError where that fails."""
         self.config = config
         self.template = template
         self.max_tokens = max_tokens
         self.grader = grader
         allowed = config.function and config.allow_function
-        self.function = load_function(config.function) if allowed else None
+        self.function = load_reward_function(config.function) if allowed else None
 
     def score(self, items: Sequence[Item]) -> list[Reward]:
-        """One reward per item, in order. The graded text is the prompt's prefill and the sampled text."""
+        """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""
         texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
         tasks = [task_of(problem, text, self.template) for (problem, _, _), text in zip(items, texts, strict=True)]
         grades = self.grader.grade_many(tasks)
@@ -99,7 +99,7 @@ class RewardFunction:
             ),
         }
         if config.coin:
-            parts["coin"] = config.coin * coin(rollout)
+            parts["coin"] = config.coin * flip_coin(rollout)
         if config.repetition:
             parts["repetition"] = -config.repetition * repeated_share(rollout.ids, ngram=config.repetition_ngram)
         if config.brevity:
@@ -107,16 +107,19 @@ class RewardFunction:
         if self.function is not None:
             value = float(self.function(problem, text, grade, length))
             if not math.isfinite(value):
-                raise UserError(f"reward.function {config.function} gave {value} for problem {problem.id!r}")
+                raise UserError(
+                    f"reward.function {config.function} returned {value} for problem {problem.id!r}: "
+                    "return a finite number"
+                )
             parts["function"] = config.function_weight * value
         return parts
 
 
 class Scoring:
-    """Scores groups in a thread of its own, so that they are graded while others are still generated.
+    """Scores groups in a thread, while the sampler generates others.
 
-    All groups that have come in the meantime go into one call of `score`, which compares equal answers
-    once and keeps every worker busy. A context manager: leaving it drops what is not scored yet.
+    All groups that have arrived in the meantime go into one call of `RewardFunction.score`, which compares equal
+    answers once and keeps every worker busy. A context manager: leaving it drops what is not scored yet.
     """
 
     def __init__(self, function: RewardFunction) -> None:
@@ -134,12 +137,12 @@ class Scoring:
         self._pool.shutdown(cancel_futures=True)
 
     def add(self, index: int, items: list[Item]) -> None:
-        """A group's responses, under a number of the caller's."""
+        """Queue a group's responses under a number of the caller's choice."""
         self._waiting.append((index, items))
         self._calls.append(self._pool.submit(self._score_waiting))
 
     def rewards(self) -> dict[int, tuple[Reward, ...]]:
-        """The rewards of every group, when all are there. Raises what `score` raised."""
+        """Wait for all groups and return the rewards of each by its number. Raises what `score` raised."""
         for call in self._calls:
             call.result()
         return self._rewards

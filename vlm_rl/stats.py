@@ -82,6 +82,11 @@ def running_mean(y: np.ndarray, window: int) -> np.ndarray:
     return np.where(finite, total / np.maximum(count, 1.0), y)
 
 
+def smooth(y: np.ndarray) -> np.ndarray:
+    """Return the running mean over about a twentieth of the values, at least 5; fewer than 12 stay as they are."""
+    return running_mean(y, max(5, len(y) // 20) | 1) if len(y) >= 12 else y
+
+
 # -- Student's t ---------------------------------------------------------------------------------
 
 

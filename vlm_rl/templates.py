@@ -1,12 +1,12 @@
 r"""What a response must look like: one `Template` per way of asking for reasoning.
 
-A template owns the system prompt, the prefill, the format rule and the answer region. The text that
-is judged always starts with the prefill: the caller puts it back in front of the sampled text.
+A template owns the system prompt, the prefill, the format rule and the answer region. The text that is judged always
+starts with the prefill: the caller puts it back in front of the sampled text.
 
-The answer region is the only place where an answer counts. It starts after the last `</think>`, and is
-what `<answer>` encloses where the template asks for it; a block that is still open has no region; without
-any block the whole response is the region (its format is wrong all the same). Model text is hostile
-input: everything here is linear in its length and nothing is executed. This module knows no torch.
+An answer counts only inside the answer region. The region starts after the last `</think>`; where the template asks
+for `<answer>`, it is what that tag encloses. A reasoning block that is never closed leaves no region. Without any
+block the whole response is the region, though its format is wrong. Model text is hostile input: everything here takes
+time linear in its length and executes nothing. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Template:
     system: str  # the system prompt; "" leaves the chat template's own in place
     prefill: str = ""  # written into the prompt after the chat template's generation prompt
     has_reasoning: bool = True  # a <think> block comes first
-    has_answer: bool | None = False  # the box stands inside <answer> </answer>; None: where there is one
+    has_answer: bool | None = False  # the box is inside <answer> </answer>; None: either way
 
     def wrap(self, reasoning: str, answer: str) -> str:
-        r"""A perfect response, prefill included: `answer` is the text inside \boxed{}.
+        r"""Return a perfect response, prefill included; `answer` is the text inside \boxed{}.
 
         Raises ValueError if `reasoning` or `answer` holds a tag of the template.
         """
@@ -45,9 +45,9 @@ class Template:
         return f"{THINK}{reasoning}{END_THINK}{box}" if self.has_reasoning else f"{reasoning}\n{box}"
 
     def is_well_formed(self, response: str) -> bool:
-        """The format rule: one reasoning block, then one box, in the answer block if there is to be one.
+        """Check the format: one reasoning block, then one box, inside the answer block where the template has one.
 
-        Nothing but white space stands outside the blocks. Always False without a reasoning block.
+        Only white space may be outside the blocks. A template without a reasoning block gives False.
         """
         text = response.strip()
         if not self.has_reasoning or not text.startswith(THINK):
@@ -60,11 +60,11 @@ class Template:
             if not (rest.startswith(ANSWER) and rest.endswith(END_ANSWER)):
                 return False
             rest = rest.removeprefix(ANSWER).removesuffix(END_ANSWER)
-        found = boxes(rest)
-        return bool(reasoning.strip()) and found is not None and len(found) == 1 and bool(found[0].strip())
+        contents = boxes(rest)
+        return bool(reasoning.strip()) and contents is not None and len(contents) == 1 and bool(contents[0].strip())
 
     def answer_region(self, response: str) -> str | None:
-        """The part of the response in which the answer is looked for, or None if there is none."""
+        """Return the part of the response in which the answer is looked for, or None if there is none."""
         has_block = THINK in response or END_THINK in response
         tail = response
         if has_block:
@@ -82,7 +82,7 @@ class Template:
         return inside if opened and closed else None
 
     def reasoning(self, response: str) -> str | None:
-        """The text of the reasoning block, to its end or the response's; None if there is no block."""
+        """Return the text of the reasoning block, which may be unclosed; None if there is no block."""
         if THINK not in response and END_THINK not in response:
             return None
         if END_THINK in response:
@@ -91,23 +91,23 @@ class Template:
 
 
 def boxes(text: str) -> list[str] | None:
-    r"""The contents of every outermost `\boxed{...}` in order; None if one is never closed.
+    r"""Return the contents of every outermost `\boxed{...}` in order; None if one is never closed.
 
     Escaped braces (`\{`) do not count as braces.
     """
-    found: list[str] = []
+    contents: list[str] = []
     position = 0
     while (start := _BOX.search(text, position)) is not None:
         depth = 1
         for brace in _BRACE.finditer(text, start.end()):
             depth += {"{": 1, "}": -1}.get(brace.group(), 0)
             if depth == 0:
-                found.append(text[start.end() : brace.start()])
+                contents.append(text[start.end() : brace.start()])
                 position = brace.end()
                 break
         else:
             return None
-    return found
+    return contents
 
 
 TEMPLATES: dict[str, Template] = {

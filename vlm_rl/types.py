@@ -1,8 +1,8 @@
-"""The value types that travel between the stages of the pipeline, one per arrow.
+"""The value types that travel between the stages of training, one per arrow.
 
     Problem -> Prompt -> Rollout -> Reward -> Group -> PackedRow -> learner
 
-Shape suffixes used in the whole code base:
+Shape suffixes used throughout the project:
 
     P  prompts in a mini-batch          T  tokens of a packed row
     G  responses per prompt             V  vocabulary
@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from PIL import Image
 
 if TYPE_CHECKING:
-    import torch  # for annotations alone: this module is imported where there is no torch
+    import torch  # for annotations alone: the grader and the scorers import this module and load no torch
+    from PIL import Image
 
 IMAGE_MARKER = "<image>"
 
@@ -33,51 +33,51 @@ Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The grader's opinion on one response."""
+    """The grader's judgement of one response."""
 
     verdict: Verdict
-    extracted: str | None  # the final answer as found in the response
+    extracted: str | None  # the final answer, as it is written in the response
     path: str  # the rule that decided, e.g. "number", "choice", "math_verify"
-    reason: str  # one human sentence
+    reason: str  # one sentence for a reader
 
     @property
     def correct(self) -> bool:
+        """Tell whether the verdict is `correct`; all others count as wrong."""
         return self.verdict == "correct"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One image-text problem with a checkable answer; a row of a prepared Parquet file."""
+    """An image-text problem with a checkable answer: a row of a prepared set."""
 
     id: str  # unique in its set
     question: str  # holds one IMAGE_MARKER per image, in order
-    images: Sequence[bytes]  # encoded PNG, JPEG or WEBP; those of a prepared set are read from disk at each use
+    images: Sequence[bytes]  # encoded PNG, JPEG or WEBP; a prepared set reads them from disk at each use
     answer: str  # the gold, without \boxed{}
     answer_type: AnswerType
     choices: tuple[str, ...] = ()  # the texts of options A, B, C, ...
     source: str = ""
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
-    meta: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # JSON; known: test_only, precision, tolerance, unit, alternatives
+    # JSON; known keys: test_only, precision, tolerance, unit, alternatives
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def test_only(self) -> bool:
-        """True for rows of a benchmark; the trainer refuses them unless told otherwise."""
+        """Tell whether this is a row of a benchmark, which training refuses unless it is allowed explicitly."""
         return bool(self.meta.get("test_only", False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A problem rendered for one model: what both the sampler and the learner are given."""
+    """A problem rendered for one model, as both the sampler and the learner get it."""
 
     problem_id: str
     text: str  # the rendered chat, generation prompt and prefill included
     prefill: str  # the tail of `text` that counts as the start of the response, often ""
     ids: np.ndarray  # int32 [P_tokens], one image placeholder per merged visual token (learner)
-    sampler_ids: np.ndarray  # int32, one placeholder per image (vLLM expands by itself)
-    images: tuple[Image.Image, ...]  # RGB, on the model's grid already; nobody resizes again
+    sampler_ids: np.ndarray  # int32, one placeholder per image (vLLM expands it)
+    images: tuple[Image.Image, ...]  # RGB, already on the model's grid; not resized again
     vision: Mapping[str, torch.Tensor]  # opaque model inputs (pixel_values, image_grid_thw); {} for text
 
 
@@ -88,34 +88,38 @@ class Rollout:
     problem_id: str
     index: int  # 0 .. G-1 inside its group
     ids: np.ndarray  # int32 [R], the generated tokens, the end-of-sequence token included
-    logprobs: np.ndarray  # float32 [R], the sampler's, temperature and bans applied
+    logprobs: np.ndarray  # float32 [R], the sampler's, with temperature and banned ids applied
     text: str  # decoded without special tokens, without the prompt's prefill
     stop_reason: StopReason
-    policy_version: int  # optimizer steps the sampling weights had seen
+    policy_version: int  # optimizer steps that the sampling weights had taken
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
     """The reward of one response, in parts."""
 
-    parts: Mapping[str, float]  # accuracy, format, overlong, and what else the configuration turns on
+    parts: Mapping[str, float]  # accuracy, format, overlong, and the parts that the configuration turns on
     grade: Grade
-    dropped: bool = False  # not judged, and left out of its group: no advantage, no part in the others' baseline
+    dropped: bool = (
+        False  # left out of its group because it was not judged: it has no advantage and is in no baseline
+    )
 
     @property
     def total(self) -> float:
+        """Return the sum of the parts."""
         return float(sum(self.parts.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A prompt's G responses with their rewards and advantages: the unit of the whole trainer."""
+    """A prompt's G responses with their rewards and advantages: the unit that training works on."""
 
     problem: Problem
     rollouts: tuple[Rollout, ...]
     rewards: tuple[Reward, ...]
-    advantages_G: np.ndarray  # float64
+    advantages_G: np.ndarray  # float64 [G]
 
     @property
     def lengths_G(self) -> np.ndarray:
+        """Return the tokens of each response, int64 [G]."""
         return np.array([len(r.ids) for r in self.rollouts], dtype=np.int64)

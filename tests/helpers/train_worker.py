@@ -27,7 +27,7 @@ import torch
 from vlm_rl import session, validation
 from vlm_rl import train as loop
 from vlm_rl.cli import main
-from vlm_rl.config import Section
+from vlm_rl.config import ConfigSection
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.learner import _import_deepspeed
@@ -165,19 +165,19 @@ def undecided(index: int) -> None:
 def record_keys(out: str) -> None:
     """Write down every configuration key that is read while `train` runs; validation does not count."""
     read: set[str] = set()
-    train, get = loop.train, Section.__getattribute__
+    train, get = loop.train, ConfigSection.__getattribute__
 
-    def getattribute(self: Section, name: str) -> Any:
+    def getattribute(self: ConfigSection, name: str) -> Any:
         if name in type(self).model_fields:
             read.add(f"{type(self).__name__}.{name}")
         return get(self, name)
 
     def recorded(*args: Any, **kwargs: Any) -> None:
-        Section.__getattribute__ = getattribute
+        ConfigSection.__getattribute__ = getattribute
         try:
             train(*args, **kwargs)
         finally:
-            Section.__getattribute__ = get
+            ConfigSection.__getattribute__ = get
             Path(out).write_text(json.dumps(sorted(read)))
 
     loop.train = recorded

@@ -6,4 +6,4 @@ run_curves      what a run's files say over time, as arrays
 charts, figures, sections, html, examples   the parts that study, preparation report and demo draw with
 """
 
-__all__ = ["charts", "examples", "figures", "html", "readme_figure", "run_curves", "run_report", "sections"]
+__all__ = ["charts", "examples", "figures", "html", "readme_figure", "run_curves", "run_report", "sections", "vega"]

@@ -1,91 +1,70 @@
-"""Charts as SVG fragments whose colours are CSS variables, so that one file reads in light and dark.
+"""Charts: small functions from arrays to a Vega-Lite specification.
 
-Matplotlib draws with placeholder colours; `svg_of` puts `var(--...)` in their place, gives every id a
-prefix of its own (several figures share a page) and drops what a fragment does not need. No chart is
-ever drawn without data: the functions return None then.
+A specification is a plain dictionary that a browser draws interactively and vl-convert as a picture (`vega.py`).
+Colours are the variables of vlm_rl/assets/cards.css, so that a chart follows the page's light or dark theme. No chart
+is drawn without data: the functions return None then.
+
+    spec = charts.lines([Series("luspo", steps, reward, PALETTE[0], smooth=True)], y_title="reward")
+
+A mark may carry `click`, any JSON value: a click on it hands that value to the page (`vega.py` says how).
 """
 
 from __future__ import annotations
 
-import io
-import re
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.rcsetup import cycler
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from vlm_rl.stats import running_mean
+from vlm_rl.report.html import visible
+from vlm_rl.report.vega import VEGA_LITE, Spec
+from vlm_rl.stats import smooth
 
-# placeholder -> CSS variable; vlm_rl/assets/report.css gives both themes' values
-_VARIABLES = {
-    "#010101": "--ink",
-    "#010102": "--muted",
-    "#010103": "--grid",
-    "#010104": "--good",
-    "#010105": "--bad",
-    "#010110": "--c0",
-    "#010111": "--c1",
-    "#010112": "--c2",
-    "#010113": "--c3",
-    "#010114": "--c4",
-    "#010115": "--c5",
-    "#010116": "--c6",
-    "#010117": "--c7",
-    "#010118": "--c8",
-    "#010119": "--c9",
+INK, MUTED, GRID, GOOD, BAD = (f"var(--{name})" for name in ("ink", "muted", "grid", "good", "bad"))
+SURFACE = "var(--surface)"
+PALETTE = tuple(f"var(--c{place})" for place in range(10))
+HEIGHT = 210  # pixels
+
+_NUMBER, _SHARE = ".6~g", ".3~%"  # formats of d3
+_TIP: Spec = {"field": "tip", "type": "nominal"}
+_DASHES: Spec = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
+# Ctrl, so that the wheel alone still scrolls the page; a pinch on a trackpad arrives as Ctrl and wheel.
+_ZOOM: Spec = {
+    "name": "zoom",
+    "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
+    "bind": "scales",
 }
-INK, MUTED, GRID, GOOD, BAD = list(_VARIABLES)[:5]
-PALETTE = tuple(list(_VARIABLES)[5:])
-
-STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # for measuring; the page's own font, narrower, is what shows
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.prop_cycle": cycler(color=PALETTE),
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 8.5,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.xmargin": 0.02,
-    "axes.ymargin": 0.08,
-    "figure.facecolor": "none",
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "legend.handlelength": 1.4,
-    "legend.columnspacing": 1.4,
-    "lines.linewidth": 1.7,
-    "lines.solid_capstyle": "round",
-    "svg.fonttype": "none",
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
+_CONFIG: Spec = {
+    "aria": False,  # the chart's element is labelled; a label per mark would double the page
+    "background": None,
+    "font": "system-ui, Liberation Sans, Arial, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "domainColor": GRID,
+        "gridColor": GRID,
+        "labelColor": MUTED,
+        "labelFontSize": 11.5,
+        "labelPadding": 6,
+        "ticks": False,
+        "titleColor": MUTED,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 8,
+    },
+    "axisX": {"grid": False, "labelFlush": True},
+    "axisY": {"domain": False, "tickCount": 5},
+    "legend": {"labelColor": INK, "labelFontSize": 12, "labelLimit": 400, "orient": "top", "symbolStrokeWidth": 2.5},
+    "rule": {"color": MUTED},
+    "text": {"color": INK, "fontSize": 12},
+    "title": {"anchor": "start", "color": INK, "fontSize": 13, "offset": 10},
 }
-
-
-# Inches. The page shows every chart at the same scale in cards of a half, a third or the full width.
-FULL, HALF, THIRD = (11.2, 2.7), (5.4, 2.6), (3.5, 2.1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One curve over training steps; NaN where a step has no value."""
+    """One curve: float64 [n] each, NaN where there is no value."""
 
     label: str
     x: np.ndarray
@@ -94,154 +73,461 @@ class Series:
     dashed: bool = False
     low: np.ndarray | None = None  # a band, or with `points` the ends of the error bars
     high: np.ndarray | None = None
-    band_alpha: float = 0.16  # opacity of the band
     points: bool = False  # measurements apart from the curve: markers joined by a thin line
     smooth: bool = False  # thin for each step, bold for the running mean
+    click: Sequence[Any] | None = None  # [n]
 
     @property
     def empty(self) -> bool:
         return not bool(np.isfinite(self.y).any())
 
 
-def line_chart(
+def lines(
     series: Sequence[Series],
     *,
-    description: str,
-    y_label: str = "",
+    x_title: str = "step",
+    y_title: str = "",
     percent: bool = False,
     log: bool = False,
     from_zero: bool = False,
-    legend: bool = True,
-    size: tuple[float, float] = HALF,
-) -> str | None:
-    """Curves over training steps as an SVG fragment; None without a finite value.
+    stairs: bool = False,
+    height: int = HEIGHT,
+) -> Spec | None:
+    """Return curves with their bands, error bars and running means; None without a finite value.
 
-    `log` asks for a logarithmic axis and gets it where the values are positive and span a decade.
+    Args:
+        percent: the values are shares in [0, 1].
+        log: the axis is logarithmic where the values are positive and span a decade.
+        from_zero: the vertical axis begins at 0.
+        stairs: a value holds until the next one, as in a cumulative distribution.
     """
-    shown = [one for one in series if not one.empty]
+    shown = [curve for curve in series if not curve.empty]
     if not shown:
         return None
-    with mpl.rc_context(_style(description)):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
-        for one in shown:
-            _draw(axes, one)
-        _scale_y(axes, shown, percent=percent, log=log, from_zero=from_zero)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1, steps=[1, 2, 5, 10]))
-        axes.set_xlabel("step")
-        axes.set_ylabel(y_label)
-        if legend:
-            _legend(axes, size[0])
-        return svg_of(figure, description)
+    rows = [row for curve in shown for row in _rows(curve)]
+    y = _y_axis(np.array([row["y"] for row in rows]), y_title, percent=percent, log=log, from_zero=from_zero)
+    line: Spec = {"type": "line", "clip": True, "interpolate": "step-after" if stairs else "linear"}
+    color = _color(shown)
+    layers: list[Spec] = []
+
+    def add(mark: Spec, field: str, test: str, **encoding: Any) -> None:
+        """Add a layer of the rows that pass a test, if there are any."""
+        layers.append(
+            {"transform": [{"filter": test}], "mark": mark, "encoding": {"y": {"field": field, **y}, **encoding}}
+        )
+
+    num_bands = sum(curve.low is not None and not curve.points for curve in shown)
+    if num_bands:
+        area = {"type": "area", "clip": True, "opacity": 0.16 if num_bands <= 4 else 0.1}
+        add(area, "low", "isValid(datum.low) && !datum.points", y2={"field": "high"})
+    dashes = {"field": "dashed", "type": "nominal", "legend": None, "scale": _DASHES}
+    if any("mean" in row for row in rows):
+        add(line | {"strokeWidth": 0.9, "opacity": 0.4}, "y", "isValid(datum.mean)")
+        add(line | {"strokeWidth": 2}, "mean", "isValid(datum.mean)", strokeDash=dashes)
+    add(line | {"strokeWidth": 1.9}, "y", "!isValid(datum.mean) && !datum.points", strokeDash=dashes)
+    if any(curve.points or np.isfinite(curve.y).sum() == 1 for curve in shown):
+        bar = {"type": "rule", "clip": True, "strokeWidth": 1.2}
+        add(bar, "low", "isValid(datum.low) && datum.points", y2={"field": "high"}, color=color)
+        add(line | {"strokeWidth": 1, "strokeDash": [3, 3]}, "y", "datum.points")
+        add({"type": "point", "filled": True, "size": 46, "opacity": 1}, "y", "datum.points || datum.alone")
+    layers[0]["params"] = [_ZOOM]
+    layers.append(_nearest({"field": "y", **y}, rows))
+    legend = [{"name": s.label, "color": s.color, "dashed": s.dashed, "dot": s.points} for s in shown]
+    tip = _value_tip(x_title, y["axis"]["format"])
+    encoding = {"x": _x_axis(x_title), "color": color}
+    return _spec(rows, layers, encoding, tip=tip, height=height, legend=legend)
 
 
-def _style(salt: str) -> dict[Any, Any]:
-    return {**STYLE, "svg.hashsalt": salt}  # the salt makes the ids of clip paths the same in every run
+def _rows(series: Series) -> list[Spec]:
+    """Return a row per finite value, to six significant digits: more than a chart shows."""
+    keep = np.isfinite(series.y)
+    columns = {"x": series.x[keep], "y": series.y[keep]}
+    if series.low is not None and series.high is not None:
+        columns |= {"low": series.low[keep], "high": series.high[keep]}
+    if series.smooth and (mean := smooth(columns["y"])) is not columns["y"]:
+        columns["mean"] = mean
+    fixed: Spec = {"series": visible(series.label), "points": series.points, "dashed": series.dashed}
+    if keep.sum() == 1:
+        fixed["alone"] = True
+    rows = [
+        fixed
+        | {name: float(f"{value:.6g}") for name, value in zip(columns, values, strict=True) if math.isfinite(value)}
+        for values in zip(*columns.values(), strict=True)
+    ]
+    for row, place in zip(rows, np.flatnonzero(keep), strict=True):
+        if series.click is not None:
+            row["click"] = series.click[place]
+    return rows
 
 
-def _draw(axes: Axes, one: Series) -> None:
-    keep = np.isfinite(one.y)
-    x, y = one.x[keep], one.y[keep]
-    if one.points:
-        if one.low is not None and one.high is not None:
-            errors = np.stack([y - one.low[keep], one.high[keep] - y]).clip(min=0)
-            axes.errorbar(x, y, errors, fmt="none", ecolor=one.color, elinewidth=1.1, capsize=2.5)
-        axes.plot(x, y, color=one.color, lw=1.0, ls=(0, (2, 2)), marker="o", ms=4.6, label=plain(one.label))
-        return
-    if one.low is not None and one.high is not None:
-        axes.fill_between(x, one.low[keep], one.high[keep], color=one.color, alpha=one.band_alpha, lw=0)
-    style = {"color": one.color, "ls": (0, (4, 2)) if one.dashed else "-", "label": plain(one.label)}
-    marker = {"marker": "o", "ms": 4} if len(x) == 1 else {}
-    if one.smooth and len(y) >= 12:
-        axes.plot(x, y, color=one.color, lw=0.8, alpha=0.35)
-        y = running_mean(y, window_for(len(y)))
-    axes.plot(x, y, **style, **marker)
+def _x_axis(title: str, *, whole: bool = True, zero: bool = False) -> Spec:
+    axis = {"format": ",~d", "tickMinStep": 1} if whole else {"format": _NUMBER, "tickCount": 8}
+    scale = {"zero": zero, "nice": False, "padding": 8}
+    return {"field": "x", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
 
-def window_for(num_steps: int) -> int:
-    """How many steps the bold curves average: about a twentieth of the run, odd, at least 5."""
-    return max(5, num_steps // 20) | 1
-
-
-def _scale_y(axes: Axes, series: Sequence[Series], *, percent: bool, log: bool, from_zero: bool) -> None:
-    values = np.concatenate([one.y[np.isfinite(one.y)] for one in series])
+def _y_axis(values: np.ndarray, title: str, *, percent: bool, log: bool, from_zero: bool) -> Spec:
+    """Return the vertical axis of some finite values."""
+    axis: Spec = {"format": _SHARE if percent else _NUMBER}
+    scale: Spec = {"zero": from_zero, "nice": True}
     if log and values.min() > 0 and values.max() / values.min() > 10:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if values.max() / values.min() < 100 else (1,)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-        return
-    if from_zero:
-        axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
-    if percent:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
-    else:
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=False)
+        axis["values"] = _log_ticks(float(values.min()), float(values.max()))
+        scale = {"type": "log", "nice": False, "padding": 8}
+    return {"type": "quantitative", "title": title or None, "axis": axis, "scale": scale}
 
 
-def _legend(axes: Axes, width: float) -> None:
-    """Above the axes, in as many columns as `width` inches hold; none for a single curve."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        columns = max(1, int((width - 0.7) / (0.4 + 0.075 * max(map(len, labels)))))
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.1}
-        axes.legend(handles, labels, ncols=min(columns, len(labels)), **place)
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 of every decade, or the decades alone where there are more than two."""
+    digits = (1, 2, 5) if high / low < 100 else (1,)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [float(f"{digit}e{decade}") for decade in decades for digit in digits]
 
 
-def mass_chart(
-    early: Mapping[str, np.ndarray],
-    late: Mapping[str, np.ndarray],
+def _nearest(y: Spec, rows: Sequence[Spec]) -> Spec:
+    """Return the layer that answers the pointer: the nearest point shows itself and its tooltip."""
+    pointer = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+    return {
+        "params": [{"name": "hover", "select": pointer}],
+        "mark": {"type": "point", "filled": True, "size": 60, "clip": True, **_cursor(rows)},
+        "encoding": {"y": y, "opacity": shown, "tooltip": _TIP},
+    }
+
+
+def _value_tip(x_title: str, number: str) -> str:
+    """Return the expression of a tooltip: the curve, its place and value, the mean and the interval where known."""
+    value, low, high, mean = (f"format(datum.{name}, '{number}')" for name in ("y", "low", "high", "mean"))
+    return (
+        f"datum.series + '\\n{x_title} ' + format(datum.x, ',~f') + ': ' + {value}"
+        f" + (isValid(datum.mean) ? '\\nrunning mean ' + {mean} : '')"
+        f" + (isValid(datum.low) ? '\\n' + {low} + ' to ' + {high} : '')"
+    )
+
+
+def _cursor(rows: Sequence[Spec]) -> Spec:
+    return {"cursor": "pointer"} if any("click" in row for row in rows) else {}
+
+
+def _color(items: Sequence[Any]) -> Spec:
+    """Return the colour encoding of everything that has a label and a colour."""
+    scale = {"domain": [visible(item.label) for item in items], "range": [item.color for item in items]}
+    return {"field": "series", "type": "nominal", "legend": None, "scale": scale}
+
+
+def _spec(
+    rows: Sequence[Spec],
+    layers: Sequence[Spec],
+    encoding: Spec,
     *,
-    labels: tuple[str, str],
-    description: str,
-    size: tuple[float, float] = HALF,
-) -> str:
-    """Shares of the gradient mass by length decile, positive upwards and negative downwards.
+    tip: str,
+    height: int,
+    legend: Sequence[Spec] = (),
+) -> Spec:
+    """Return a layered chart of `rows`, as wide as its place.
 
-    `early` and `late` hold "positive" and "negative" shares [10] of two stretches of the run.
+    Args:
+        tip: the expression of a row's tooltip.
+        legend: name, color, dashed, dot (a square instead of a line); one entry alone says nothing and is left out.
     """
-    with mpl.rc_context(_style(description)):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
-        places = np.arange(1, len(early["positive"]) + 1)
-        for shift, part, alpha, name in ((-0.2, early, 0.42, labels[0]), (0.2, late, 1.0, labels[1])):
-            axes.bar(places + shift, part["positive"], 0.36, color=GOOD, alpha=alpha, label=f"A > 0, {name}")
-            axes.bar(places + shift, -part["negative"], 0.36, color=BAD, alpha=alpha, label=f"A < 0, {name}")
-        axes.axhline(0, color=MUTED, lw=0.8)
-        axes.set_xticks(places)
-        axes.set_xlabel("decile of response length (1: shortest)")
-        axes.set_ylabel("share of gradient mass")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):.0%}")
-        _legend(axes, size[0])
-        return svg_of(figure, description)
+    return {
+        "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE.partition('.')[0]}.json",
+        "config": _CONFIG,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "params": [{"name": "hidden", "value": []}],
+        "data": {"name": "rows"},
+        "transform": [{"filter": "indexof(hidden, datum.series) < 0"}, {"calculate": tip, "as": "tip"}],
+        "encoding": encoding,
+        "layer": list(layers),
+        "usermeta": {
+            "legend": [{**entry, "name": visible(entry["name"])} for entry in legend] if len(legend) > 1 else []
+        },
+        "datasets": {"rows": list(rows)},
+    }
 
 
-def svg_of(figure: Figure, description: str) -> str:
-    """The figure as an accessible inline <svg>: themable, ids unique, no metadata, no declarations."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"\s+xmlns(:xlink)?=\"[^\"]*\"", "", svg).replace("xlink:href", "href")
-    for color, variable in _VARIABLES.items():
-        svg = svg.replace(color, f"var({variable})")
-    svg = svg.replace("font-family: 'DejaVu Sans'", "font-family: var(--sans)")
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # its selector is *: the whole page
-    prefix = re.sub(r"\W+", "-", description.lower())
-    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
-    for name in ("width", "height"):  # the page decides; the viewBox keeps the proportions
-        svg = re.sub(rf'^(<svg[^>]*?) {name}="[^"]*"', r"\1", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{_attribute(description)}"', 1)
+# -- distributions -------------------------------------------------------------------------------
 
 
-def plain(text: str) -> str:
-    """Text that Matplotlib shows as it is: no mathematics between dollars, no label hidden by an underscore."""
-    text = text.replace("$", r"\$")
-    return f"\u200b{text}" if text.startswith("_") else text
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """One histogram over common bins."""
+
+    label: str
+    shares: np.ndarray  # [bins]
+    color: str = PALETTE[0]
+    click: Sequence[Any] | None = None  # [bins]
 
 
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+def histogram(
+    edges: np.ndarray, bars: Sequence[Bars], *, x_title: str = "tokens", height: int = HEIGHT
+) -> Spec | None:
+    """Return overlaid histograms over the bins between `edges` [bins + 1].
+
+    The lower bar of a bin lies in front, so that each can be pointed at.
+    """
+    rows: list[Spec] = []
+    for one in bars:
+        for k, share in enumerate(one.shares.tolist()):
+            if share > 0:
+                row = {"series": visible(one.label), "x": float(edges[k]), "end": float(edges[k + 1]), "y": share}
+                rows.append(row | ({"click": one.click[k]} if one.click is not None else {}))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (row["x"], -row["y"]))
+    y = {"field": "y", "type": "quantitative", "title": "share of responses", "axis": {"format": _SHARE}}
+    layer = {
+        "mark": {"type": "rect", "opacity": 0.6, "stroke": SURFACE, "strokeWidth": 0.5, **_cursor(rows)},
+        "encoding": {"x2": {"field": "end"}, "y": y, "y2": {"datum": 0}, "tooltip": _TIP},
+    }
+    tip = f"datum.series + '\\n' + datum.x + ' to ' + (datum.end - 1) + ' {x_title}: ' + format(datum.y, '.1%')"
+    encoding = {"x": _x_axis(x_title), "color": _color(bars)}
+    legend = [{"name": one.label, "color": one.color, "dot": True} for one in bars]
+    return _spec(rows, [layer], encoding, tip=tip, height=height, legend=legend)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Five quantiles of one distribution, a row of `quantile_bars`."""
+
+    label: str
+    p10: float
+    p25: float
+    median: float
+    p75: float
+    p90: float
+    color: str = PALETTE[0]
+    hollow: bool = False
+    tip: str = ""
+    click: Any = None
+
+
+def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens") -> Spec | None:
+    """Return a row per distribution: a line from p10 to p90, a box from p25 to p75, a dot at the median."""
+    known = [row for row in rows if math.isfinite(row.median)]
+    if not known:
+        return None
+    data: list[Spec] = [
+        {"series": visible(row.label), "hollow": row.hollow, "text": visible(row.tip)}
+        | {name: getattr(row, name) for name in ("p10", "p25", "median", "p75", "p90")}
+        | ({"click": row.click} if row.click is not None else {})
+        for row in known
+    ]
+    y, color = _row_axis([visible(row.label) for row in rows]), _color(known)
+    fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
+
+    x = _x_axis(x_title, zero=True)
+    span = {"x": x | {"field": "p10"}, "x2": {"field": "p90"}, "color": color}
+    box = {"x": x | {"field": "p25"}, "x2": {"field": "p75"}, "stroke": color, "fill": fill, "tooltip": _TIP}
+    dot = {"x": x | {"field": "median"}, "fill": color, "tooltip": _TIP}
+    hand = _cursor(data)
+    layers = [
+        {"mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": span},
+        {"mark": {"type": "bar", "height": 11, "strokeWidth": 1.5, **hand}, "encoding": box},
+        {
+            "mark": {"type": "point", "filled": True, "size": 46, "opacity": 1, "stroke": SURFACE, **hand},
+            "encoding": dot,
+        },
+    ]
+    return _spec(data, layers, {"y": y}, tip="datum.text", height=24 * len(rows) + 10)
+
+
+def _row_axis(labels: Sequence[str]) -> Spec:
+    """Return a vertical axis with a row per label, in this order."""
+    axis = {"labelLimit": 220, "labelColor": INK, "labelFontSize": 12, "domain": False}
+    order = list(dict.fromkeys(labels))
+    return {"field": "series", "type": "nominal", "title": None, "scale": {"domain": order}, "axis": axis}
+
+
+# -- points --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Points:
+    """A group of points of one colour: [n] each, NaN where there is none."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    color: str = PALETTE[0]
+    sizes: Sequence[float] | None = None  # areas in square pixels
+    hollow: Sequence[bool] | None = None
+    tips: Sequence[str] | None = None
+    click: Sequence[Any] | None = None
+
+
+def scatter(
+    groups: Sequence[Points],
+    *,
+    x_title: str,
+    y_title: str = "",
+    percent: bool = False,
+    joined: bool = False,
+    y_ticks: bool = True,
+    zero_line: bool = False,
+    height: int = HEIGHT,
+) -> Spec | None:
+    """Return groups of points; None without a finite one.
+
+    Args:
+        percent: the vertical values are shares in [0, 1].
+        joined: a thin line joins the points of a group in their order.
+        y_ticks: the vertical axis is shown.
+        zero_line: a line marks x = 0.
+    """
+    rows = [row for group in groups for row in _point_rows(group)]
+    if not rows:
+        return None
+    number = _SHARE if percent else _NUMBER
+    y: Spec = {
+        "field": "y",
+        "type": "quantitative",
+        "title": y_title or None,
+        "scale": {"zero": False, "padding": 14},
+    }
+    y["axis"] = {"format": number} if y_ticks else None
+    color = _color(groups)
+    fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
+    size = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
+    mark = {"type": "point", "filled": True, "opacity": 0.85, "clip": True, "strokeWidth": 1.2, **_cursor(rows)}
+    points = {"y": y, "size": size, "stroke": color, "fill": fill, "tooltip": _TIP}
+    layers: list[Spec] = [{"mark": mark, "encoding": points, "params": [_ZOOM]}]
+    if joined:
+        line = {"type": "line", "strokeWidth": 1, "opacity": 0.6, "clip": True}
+        layers.insert(0, {"mark": line, "encoding": {"y": y, "order": {"field": "order"}, "color": color}})
+    if zero_line:
+        layers.insert(0, _zero_line())
+    tip = f"datum.text || ({_value_tip(x_title, number)})"
+    legend = [{"name": group.label, "color": group.color, "dot": True} for group in groups]
+    return _spec(rows, layers, {"x": _x_axis(x_title, whole=False)}, tip=tip, height=height, legend=legend)
+
+
+def _point_rows(group: Points) -> list[Spec]:
+    rows: list[Spec] = []
+    for i in np.flatnonzero(np.isfinite(group.x) & np.isfinite(group.y)).tolist():
+        row: Spec = {"series": visible(group.label), "order": i, "x": float(group.x[i]), "y": float(group.y[i])}
+        row["size"] = group.sizes[i] if group.sizes is not None else 50
+        row["hollow"] = bool(group.hollow[i]) if group.hollow is not None else False
+        if group.tips is not None:
+            row["text"] = visible(group.tips[i])
+        if group.click is not None:
+            row["click"] = group.click[i]
+        rows.append(row)
+    return rows
+
+
+def _zero_line() -> Spec:
+    return {"mark": {"type": "rule"}, "data": {"values": [{}]}, "encoding": {"x": {"datum": 0}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its interval, a row of `forest`; the ends are NaN where there is none."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+    color: str = PALETTE[0]
+
+
+def forest(intervals: Sequence[Interval], *, x_title: str, percent: bool = False) -> Spec | None:
+    """Return differences with their intervals, a row each, and a line at 0.
+
+    A dot is hollow where the interval holds 0 or does not exist. `percent`: the values are shares, shown in points.
+    """
+    factor = 100 if percent else 1
+    rows: list[Spec] = []
+    for one in intervals:
+        if math.isfinite(one.mean):
+            row: Spec = {
+                "series": visible(one.label),
+                "x": factor * one.mean,
+                "hollow": not (one.low > 0 or one.high < 0),
+            }
+            rows.append(
+                row | ({"low": factor * one.low, "high": factor * one.high} if math.isfinite(one.low) else {})
+            )
+    if not rows:
+        return None
+    color = _color(intervals)
+    fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
+    x = _x_axis(x_title, whole=False, zero=True)
+    y = _row_axis([visible(one.label) for one in intervals])
+    span = {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": color}
+    dot = {"x": x, "y": y, "stroke": color, "fill": fill, "tooltip": _TIP}
+    layers: list[Spec] = [
+        _zero_line(),
+        {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": span},
+        {"mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "strokeWidth": 2}, "encoding": dot},
+    ]
+    tip = (
+        "datum.series + '\\n' + format(datum.x, '+.1f') + (isValid(datum.low) ? '\\n95 % interval '"
+        " + format(datum.low, '+.1f') + ' to ' + format(datum.high, '+.1f') : '')"
+    )
+    return _spec(rows, layers, {}, tip=tip, height=26 * len(intervals) + 10)
+
+
+# -- gradient mass -------------------------------------------------------------------------------
+
+
+def mass_bars(early: Mapping[str, np.ndarray], late: Mapping[str, np.ndarray], *, labels: tuple[str, str]) -> Spec:
+    """Return shares of the gradient mass by length decile, positive advantages upwards and negative ones downwards.
+
+    Args:
+        early, late: "positive" and "negative" shares [10] of two stretches of the run.
+        labels: what the two stretches are called.
+    """
+    rows, legend = [], []
+    for stretch, label, opacity in ((early, labels[0], 0.42), (late, labels[1], 1.0)):
+        for sign, color, direction in (("positive", GOOD, 1), ("negative", BAD, -1)):
+            name = f"A {'>' if direction > 0 else '<'} 0, {label}"
+            legend.append({"name": name, "color": color, "opacity": opacity, "dot": True})
+            for decile, share in enumerate(stretch[sign].tolist(), 1):
+                rows.append(
+                    {"series": name, "x": decile, "stretch": label, "opacity": opacity, "y": direction * share}
+                )
+    y = {"field": "y", "type": "quantitative", "stack": None, "title": "share of gradient mass"}
+    bars = {
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": y | {"axis": {"labelExpr": f"format(abs(datum.value), '{_SHARE}')"}},
+            "xOffset": {"field": "stretch", "type": "nominal", "sort": list(labels)},
+            "opacity": {"field": "opacity", "type": "quantitative", "scale": None, "legend": None},
+            "tooltip": _TIP,
+        },
+    }
+    scale = {"domain": [entry["name"] for entry in legend], "range": [entry["color"] for entry in legend]}
+    x = {
+        "field": "x",
+        "type": "ordinal",
+        "title": "decile of response length (1: shortest)",
+        "axis": {"labelAngle": 0},
+    }
+    encoding = {"x": x, "color": {"field": "series", "type": "nominal", "legend": None, "scale": scale}}
+    tip = "datum.series + '\\ndecile ' + datum.x + ': ' + format(abs(datum.y), '.1%')"
+    return _spec(rows, [bars], encoding, tip=tip, height=240, legend=legend)
+
+
+def heatmap(
+    shares: np.ndarray, *, columns: Sequence[Any], rows: Sequence[Any], titles: tuple[str, str]
+) -> Spec | None:
+    """Return shares [rows, columns] as cells, the stronger the larger; None without a finite one.
+
+    `titles`: what columns and rows are called.
+    """
+    cells = [
+        {"series": "", "x": columns[c], "row": rows[r], "y": float(f"{shares[r, c]:.4g}")}
+        for r, c in np.argwhere(np.isfinite(shares)).tolist()
+    ]
+    if not cells:
+        return None
+    encoding = {
+        "x": {"field": "x", "type": "ordinal", "title": titles[0], "axis": {"labelOverlap": True, "labelAngle": 0}},
+        "y": {"field": "row", "type": "ordinal", "title": titles[1], "sort": list(rows), "axis": {"domain": False}},
+        "opacity": {"field": "y", "type": "quantitative", "legend": None, "scale": {"range": [0.04, 1]}},
+        "tooltip": _TIP,
+    }
+    tip = f"'{titles[0]} ' + datum.x + '\\n{titles[1]} ' + datum.row + ': ' + format(datum.y, '.1%')"
+    return _spec(cells, [{"mark": {"type": "rect", "color": PALETTE[0]}}], encoding, tip=tip, height=HEIGHT)

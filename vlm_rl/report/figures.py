@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from vlm_rl.report.charts import FULL, HALF, THIRD, Series, line_chart
+from vlm_rl.report.charts import Series, lines
 from vlm_rl.report.html import escape
+from vlm_rl.report.vega import embed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +20,7 @@ class Figure:
     title: str
     series: Sequence[Series]
     absent: str  # HTML: what was not logged
-    options: Mapping[str, Any] = field(default_factory=dict)  # of charts.line_chart
+    options: Mapping[str, Any] = field(default_factory=dict)  # of charts.lines
 
     @property
     def sentence(self) -> str:
@@ -30,11 +31,9 @@ class Figure:
             return missing(f"{escape(self.title)}: 0 at every step.")
         return ""
 
-    def html(self, size: tuple[float, float] = FULL) -> str:
-        """A card with the chart at this size, or the sentence."""
-        return self.sentence or card(
-            self.title, line_chart(self.series, description=self.title, size=size, **self.options) or ""
-        )
+    def html(self) -> str:
+        """A card with the chart, or the sentence."""
+        return self.sentence or card(self.title, embed(lines(self.series, **self.options), self.title))
 
 
 def card(title: str, chart: str) -> str:
@@ -49,11 +48,8 @@ def figure_grid(figures: Sequence[Figure], *, columns: int = 2) -> str:
     drawn = [one for one in figures if not one.sentence]
     sentences = "".join(one.sentence for one in figures)
     if columns == len(drawn) == 3:
-        return f"<div class='grid three'>{''.join(one.html(THIRD) for one in drawn)}</div>{sentences}"
-    alone = len(drawn) % 2
-    charts = [one.html(HALF) for one in drawn[: len(drawn) - alone]] + [
-        one.html(FULL) for one in drawn[-alone:] if alone
-    ]
+        return f"<div class='grid three'>{''.join(one.html() for one in drawn)}</div>{sentences}"
+    charts = [one.html() for one in drawn]
     return (f"<div class='grid'>{''.join(charts)}</div>" if charts else "") + sentences
 
 

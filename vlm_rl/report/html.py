@@ -7,6 +7,7 @@ or a run wrote is escaped; images become data: addresses after our own decoder h
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import io
 import re
@@ -98,12 +99,32 @@ def name_images(question: str, num_images: int) -> str:
     return question
 
 
+def asset(name: str) -> str:
+    """Return the text of vlm_rl/assets/<name>: a style sheet or a script."""
+    return resources.files("vlm_rl").joinpath("assets", name).read_text(encoding="utf-8")
+
+
 def stylesheet(name: str) -> str:
-    """One of our own style sheets, vlm_rl/assets/<name>.css."""
-    return resources.files("vlm_rl").joinpath("assets", f"{name}.css").read_text(encoding="utf-8")
+    """Return one of our own style sheets, vlm_rl/assets/<name>.css."""
+    return asset(f"{name}.css")
 
 
-def page_html(*, title: str, header: str, sections: Sequence[Section], footer: str, key: str = "") -> str:
+def content_policy(scripts: Sequence[str] = ()) -> str:
+    """Return the Content-Security-Policy of a page that runs these inline scripts and loads nothing from outside."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = "".join(f" 'sha256-{digest}'" for digest in digests)
+    return f"{_POLICY}; script-src{allowed}" if scripts else _POLICY
+
+
+def page_html(
+    *,
+    title: str,
+    header: str,
+    sections: Sequence[Section],
+    footer: str,
+    key: str = "",
+    scripts: Sequence[str] = (),
+) -> str:
     """A whole page; `title` and `footer` are plain text, `header` and the `key` of the charts are HTML."""
     links = "".join(f"<a href='#{s.anchor}'>{escape(s.title)}</a>" for s in sections)
     bodies = "".join(
@@ -112,11 +133,13 @@ def page_html(*, title: str, header: str, sections: Sequence[Section], footer: s
     )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts)}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}</title>"
         f"<style>{stylesheet('cards')}{stylesheet('report')}</style></head><body>"
         f"<header>{header}<nav>{links}</nav></header>{key}"
         f"<main>{bodies}</main><footer>{escape(footer)} Colours follow the "
-        "system's light or dark setting.</footer></body></html>"
+        "system's light or dark setting.</footer>"
+        + "".join(f"<script type='module'>{script}</script>" for script in scripts)
+        + "</body></html>"
     )

@@ -17,12 +17,46 @@ from PIL import Image
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
-from vlm_rl.report.charts import STYLE, plain, window_for
 from vlm_rl.report.examples import Example, Sample, choose, side_by_side
 from vlm_rl.report.html import VERDICT_MARKS
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import RunDirectory, write_atomically
-from vlm_rl.stats import running_mean
+from vlm_rl.stats import smooth
+
+INK, MUTED, GRID = "#1d2430", "#647083", "#e3e7ed"
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # for measuring; the page's own font, narrower, is what shows
+    "font.size": 8.5,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 8.5,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.xmargin": 0.02,
+    "axes.ymargin": 0.08,
+    "figure.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.4,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
 
 # the light theme of vlm_rl/assets/cards.css
 _COLORS = {
@@ -126,7 +160,7 @@ def _curve(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, label: str) -> 
     x, y = x[keep], y[keep]
     if len(y) >= 12:
         axes.plot(x, y, color=color, lw=0.8, alpha=0.3)
-        y = running_mean(y, window_for(len(y)))
+        y = smooth(y)
     axes.plot(x, y, color=color, lw=2, label=label)
 
 
@@ -168,3 +202,9 @@ def _answer(figure: Figure, box: tuple[float, float, float, float], sample: Samp
 def _wrapped(text: str, width: int, lines: int) -> str:
     """The text in at most `lines` lines, an ellipsis where it goes on."""
     return plain("\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …")))
+
+
+def plain(text: str) -> str:
+    """Text that Matplotlib shows as it is: no mathematics between dollars, no label hidden by an underscore."""
+    text = text.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text

@@ -32,6 +32,7 @@ from vlm_rl.report.sections import (
     time_section,
     updates_section,
 )
+from vlm_rl.report.vega import scripts
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names, write_atomically
 
 __all__ = ["control_sentences", "write_hero", "write_report"]
@@ -82,6 +83,7 @@ def _page(curves: Sequence[RunCurves], sections: Sequence[Section]) -> str:
         header=f"{_banner(curves)}{_headline(curves)}",
         sections=sections,
         footer="Written by vlm-rl from the files of the run.",
+        scripts=scripts(),
     )
 
 

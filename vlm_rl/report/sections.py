@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from vlm_rl.report.charts import BAD, FULL, GOOD, HALF, PALETTE, Series, mass_chart
+from vlm_rl.report.charts import BAD, GOOD, PALETTE, Series, mass_bars
 from vlm_rl.report.figures import Figure, card, figure_grid, missing
 from vlm_rl.report.html import Section, escape
 from vlm_rl.report.run_curves import RunCurves, Score
+from vlm_rl.report.vega import embed
 
 
 def reward_section(curves: Sequence[RunCurves]) -> Section:
     total = _metric_figure(curves, "reward", "Mean reward of a response")
     parts = [
-        _metric_figure(curves, f"rewards/{part}/mean", f"Part: {part}", legend=False)
-        for part in ("accuracy", "format", "overlong")
+        _metric_figure(curves, f"rewards/{part}/mean", f"Part: {part}") for part in ("accuracy", "format", "overlong")
     ]
     return Section(
         "Reward",
@@ -72,9 +72,9 @@ def length_section(curves: Sequence[RunCurves]) -> Section:
         )
         x, y = (r.steps, r.truncated) if len(r.steps) else one.metric("completions/clipped_ratio")
         cut.append(Series(one.name, x, y, color))
-    whole = _figure("Length of a response: mean, and p10 to p90 as a band", mean, y_label="tokens", from_zero=True)
+    whole = _figure("Length of a response: mean, and p10 to p90 as a band", mean, y_title="tokens", from_zero=True)
     figures = [
-        _figure("Length of correct and of other responses", split, "no rollouts", y_label="tokens", from_zero=True),
+        _figure("Length of correct and of other responses", split, "no rollouts", y_title="tokens", from_zero=True),
         _figure("Share cut at the token limit", cut, percent=True, from_zero=True),
     ]
     return Section(
@@ -92,8 +92,7 @@ def gradient_mass_section(curves: Sequence[RunCurves]) -> Section:
             continue
         early, late, labels = stretches
         title = "Gradient mass by length and sign of the advantage" + (f": {one.name}" if len(curves) > 1 else "")
-        size = FULL if len(curves) % 2 else HALF  # an odd number one below the other: no row is half empty
-        figures.append(card(title, mass_chart(early, late, labels=labels, description=title, size=size)))
+        figures.append(card(title, embed(mass_bars(early, late, labels=labels), title)))
     body = "".join(figures) or missing("Not logged by this run: <code>gradient_mass/…</code>.")
     return Section(
         "Gradient mass",
@@ -135,10 +134,10 @@ def updates_section(curves: Sequence[RunCurves]) -> Section:
     gap = "Gap to the sampler: mean |log-prob of learner − of sampler| per token"
     figures = [
         _figure(
-            "Clip fraction", clip, "<code>clip_ratio/…</code>", y_label="of tokens", percent=True, from_zero=True
+            "Clip fraction", clip, "<code>clip_ratio/…</code>", y_title="of tokens", percent=True, from_zero=True
         ),
-        _metric_figure(curves, "entropy", "Entropy of the policy", y_label="nats per token"),
-        _metric_figure(curves, "rollout/logprob_gap", gap, y_label="nats per token", log=True),
+        _metric_figure(curves, "entropy", "Entropy of the policy", y_title="nats per token"),
+        _metric_figure(curves, "rollout/logprob_gap", gap, y_title="nats per token", log=True),
         _metric_figure(curves, "grad_norm", "Gradient norm before clipping", log=True),
     ]
     skipped = [

@@ -16,6 +16,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.report.charts import Series
 from vlm_rl.report.figures import Figure, figure_grid, missing
 from vlm_rl.report.html import Section, escape, page_html
+from vlm_rl.report.vega import scripts
 from vlm_rl.run.directory import write_atomically
 from vlm_rl.study.plan import Study
 from vlm_rl.study.results import NUM_END_DECILES, Comparison, band
@@ -42,6 +43,7 @@ def write_comparison_page(comparison: Comparison, study: Study, words: Sequence[
         sections=sections,
         footer="Written by vlm-rl compare from the files of the runs.",
         key=_key(comparison),
+        scripts=scripts(),
     )
     try:
         write_atomically(out, lambda place: place.write_text(page, encoding="utf-8"))
@@ -123,18 +125,18 @@ def _learning_section(comparison: Comparison) -> Section:
 
 
 def _length_section(comparison: Comparison) -> Section:
-    whole = _figure(comparison, "completions/mean_length", "Length of all training responses", y_label="tokens")
+    whole = _figure(comparison, "completions/mean_length", "Length of all training responses", y_title="tokens")
     figures = [
-        _figure(comparison, "length/correct_mean", "Length of correct responses", y_label="tokens"),
-        _figure(comparison, "length/wrong_mean", "Length of wrong responses", y_label="tokens"),
-        _figure(comparison, "length/group_cv", "Variation of length inside a group", y_label="std / mean"),
-        _figure(comparison, "length/sign_gap", "Gap in length: A > 0 minus A < 0", y_label="tokens"),
+        _figure(comparison, "length/correct_mean", "Length of correct responses", y_title="tokens"),
+        _figure(comparison, "length/wrong_mean", "Length of wrong responses", y_title="tokens"),
+        _figure(comparison, "length/group_cv", "Variation of length inside a group", y_title="std / mean"),
+        _figure(comparison, "length/sign_gap", "Gap in length: A > 0 minus A < 0", y_title="tokens"),
         *(
-            _figure(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_label="tokens")
+            _figure(comparison, f"heldout_length/{name}", f"Length of held-out responses: {name}", y_title="tokens")
             for name in comparison.benchmarks
         ),
         _figure(
-            comparison, "length_pull/total", "Pull of the update on expected length", y_label="each rule's own scale"
+            comparison, "length_pull/total", "Pull of the update on expected length", y_title="each rule's own scale"
         ),
     ]
     caption = f"Generated tokens, the end-of-sequence token included. {_BAND}"
@@ -146,7 +148,7 @@ def _update_section(comparison: Comparison) -> Section:
     figures = [
         _figure(comparison, "clip_ratio/low_mean", "Clip fraction, A < 0 (below)", percent=True, from_zero=True),
         _figure(comparison, "clip_ratio/high_mean", "Clip fraction, A > 0 (above)", percent=True, from_zero=True),
-        _figure(comparison, "entropy", "Entropy of the policy", y_label="nats per token"),
+        _figure(comparison, "entropy", "Entropy of the policy", y_title="nats per token"),
         _figure(comparison, "grad_norm", "Gradient norm before clipping", log=True),
         *(
             _figure(
@@ -169,7 +171,7 @@ def _update_section(comparison: Comparison) -> Section:
 
 def _time_section(comparison: Comparison) -> Section:
     caption = "Seconds of a training step; runs that were trained side by side shared the machine."
-    return Section("Time", caption, _figure(comparison, "step_time", "Step time", y_label="s", from_zero=True).html())
+    return Section("Time", caption, _figure(comparison, "step_time", "Step time", y_title="s", from_zero=True).html())
 
 
 def _figure(comparison: Comparison, name: str, title: str, **options: Any) -> Figure:
@@ -179,20 +181,9 @@ def _figure(comparison: Comparison, name: str, title: str, **options: Any) -> Fi
         found = band(comparison.of(rule), name)
         if found is not None:
             color, dashed = look(comparison, rule)
-            series.append(
-                Series(
-                    rule,
-                    found.steps,
-                    found.mean,
-                    color,
-                    dashed=dashed,
-                    low=found.low,
-                    high=found.high,
-                    band_alpha=0.16 if len(comparison.rules) <= 4 else 0.1,
-                )
-            )
+            series.append(Series(rule, found.steps, found.mean, color, dashed=dashed, low=found.low, high=found.high))
     absent = f"by these runs (<code>{escape(name)}</code>)"
-    return Figure(title, series, absent, {"legend": False, **options})
+    return Figure(title, series, absent, options)
 
 
 # -- runs and configuration ----------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, Section, parse_config, parse_tree, read_tree
+from vlm_rl.config import Config, ConfigSection, parse_config, parse_tree, read_tree
 from vlm_rl.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -74,7 +74,7 @@ class Planned:
         return f"{self.rule} seed {self.seed}"
 
 
-class Study(Section):
+class Study(ConfigSection):
     """A study file."""
 
     base: dict[str, Any]

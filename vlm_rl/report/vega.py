@@ -1,0 +1,82 @@
+"""Put a Vega-Lite specification on a page, or draw it into a picture without a browser.
+
+    html = vega.embed(charts.lines([...]), "Mean reward of a response")   # one chart; a page holds many
+    page = template.render(chart=html, scripts=vega.scripts())            # the scripts once, at the end of the page
+
+On a page the pointer shows values, dragging moves, Ctrl with the wheel zooms, a double click resets, and a click on a
+legend entry hides its curve. A click on a mark whose row has a `click` value dispatches a CustomEvent "chart-click"
+from the chart's element: it bubbles, and `event.detail` is that value. A page that receives charts later calls
+`window.drawCharts(root)` once they are in the document. The loader that does this is vlm_rl/assets/charts.js.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import vl_convert
+from markupsafe import Markup
+
+from vlm_rl.report.html import asset, visible
+
+Spec = dict[str, Any]
+
+VEGA_LITE = "6.4"
+_DATA = ("datasets", "domain", "sort", "usermeta")  # keys below which a string is a run's, never a colour of ours
+
+
+def to_json(spec: Spec) -> str:
+    """Return a specification as JSON that no HTML parser can leave early, inside a <script> element."""
+    text = json.dumps(spec, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def embed(spec: Spec | None, description: str) -> Markup:
+    """Return the element that the page's loader draws into, labelled for screen readers; empty without a chart."""
+    if spec is None:
+        return Markup()
+    data = Markup('<script type="application/json">{}</script>').format(Markup(to_json(spec)))
+    return Markup('<div class="chart" role="group" aria-label="{}">{}</div>').format(visible(description), data)
+
+
+@cache
+def scripts() -> tuple[str, str]:
+    """Return the JavaScript of a page with charts, the Vega bundle and the loader, each for one inline module.
+
+    Bundling takes about two seconds, once per process.
+    """
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    assert "</script" not in bundle
+    return bundle, asset("charts.js")
+
+
+@cache
+def light_colors() -> Mapping[str, str]:
+    """Return the light theme of cards.css: "var(--name)" -> "#rrggbb"."""
+    light = asset("cards.css").partition("@media")[0]
+    return {f"var({name})": color for name, color in re.findall(r"(--[\w-]+): (#\w{6})", light)}
+
+
+def still(spec: Spec) -> Spec:
+    """Return the chart for a picture: the light theme's colours in place of variables, its legend inside."""
+
+    def themed(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {key: value if key in _DATA else themed(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [themed(value) for value in node]
+        return light_colors().get(node, node) if isinstance(node, str) else node
+
+    drawn = themed(spec)
+    if drawn["usermeta"]["legend"]:
+        color = drawn["encoding"]["color"] | {"legend": {"symbolOpacity": 1}}
+        drawn["encoding"] = drawn["encoding"] | {"color": color}
+    return drawn
+
+
+def picture(spec: Spec, *, scale: float = 2.0) -> bytes:
+    """Return a chart of fixed width, or several put together, as a PNG of `scale` times its size in pixels."""
+    return vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=VEGA_LITE, scale=scale)
