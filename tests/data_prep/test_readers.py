@@ -311,7 +311,7 @@ def test_a_broken_json_line_costs_that_line_only(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/1.jpg").write_bytes(png())
     good = {"id": "1", "question": "How many?\n<image1>", "options": [], "answer": "2", "image": "images/1.jpg"}
-    lines = [json.dumps(good), '{"id": "2", ', "[1, 2]", json.dumps({**good, "id": 3})]
+    lines = [json.dumps(good), '{"id": "2", ', "[1, 2]", json.dumps({**good, "question": 3})]
     (tmp_path / "test.jsonl").write_text("\n".join(lines))
     problems, dropped = read("mathvision", tmp_path)
     assert list(problems) == ["mathvision-1"]
