@@ -1,7 +1,7 @@
-"""Two evaluations of the same problems, compared problem by problem.
+"""Compare two evaluations of the same problems, problem by problem.
 
-The difference of two scores on one set is far better known than either score: the problems are the same, so
-the differences per problem are resampled, not the scores.
+The difference of two scores on one set is known far better than either score. The problems are the same, so the
+differences per problem are resampled, not the scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlm_rl.stats import bootstrap_interval
 
 @dataclass(frozen=True, slots=True)
 class ProblemScore:
-    """What one evaluation says about one problem."""
+    """The result of one evaluation on one problem."""
 
     score: float  # share of its samples that are right
     length: float | None  # mean tokens of a response; None where the file does not say
@@ -28,7 +28,7 @@ class ProblemScore:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """B minus A over the problems that both have; scores in [0, 1]."""
+    """The change from A to B over the problems that both have; scores in [0, 1]."""
 
     n: int
     score_a: float
@@ -40,12 +40,12 @@ class Paired:
     p_value: float  # exact two-sided sign test on won against lost
     length_a: float | None
     length_b: float | None
-    only_a: int  # problems that the other does not have: not compared
+    only_a: int  # problems that B does not have: not compared
     only_b: int
 
 
 def sign_test(won: int, lost: int) -> float:
-    """P of a split at least this uneven if wins and losses are equally likely (two-sided, exact); 1 for none."""
+    """Return the exact two-sided p-value of so uneven a split, if wins and losses are equally likely; 1 for none."""
     assert won >= 0 and lost >= 0
     total = won + lost
     tail = sum(math.comb(total, k) for k in range(min(won, lost) + 1))
@@ -53,7 +53,7 @@ def sign_test(won: int, lost: int) -> float:
 
 
 def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: int = 0) -> Paired | None:
-    """The comparison over the problems of both; None if there is no such problem."""
+    """Compare A and B over the problems that both have; None if there is no such problem."""
     both = [name for name in a if name in b]
     if not both:
         return None
@@ -77,33 +77,33 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: 
 
 
 def by_category(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: int = 0) -> dict[str, Paired]:
-    """The comparison within each of A's categories."""
+    """Compare A and B within each of A's categories."""
     members: dict[str, list[str]] = defaultdict(list)
     for name, problem in a.items():
         if name in b:
             members[problem.category].append(name)
-    found = {}
+    changes = {}
     for category, names in sorted(members.items()):
-        compared = pair({name: a[name] for name in names}, {name: b[name] for name in names}, seed=seed)
-        assert compared is not None, "a category has at least one problem"
-        found[category] = compared
-    return found
+        change = pair({name: a[name] for name in names}, {name: b[name] for name in names}, seed=seed)
+        assert change is not None, "a category has at least one problem"
+        changes[category] = change
+    return changes
 
 
 def problem_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, ProblemScore]:
-    """Records of an evaluation (id or problem_id, verdict, length, category) summed up per problem."""
+    """Return problem -> its score, from records with id or problem_id, verdict, length and category."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[str(row["problem_id"] if "problem_id" in row else row["id"])].append(row)
-    found = {}
+    scores = {}
     for name, samples in groups.items():
         lengths = [row["length"] for row in samples if row.get("length") is not None]
-        found[name] = ProblemScore(
+        scores[name] = ProblemScore(
             score=sum(row["verdict"] == "correct" for row in samples) / len(samples),
             length=sum(lengths) / len(lengths) if lengths else None,
             category=samples[0].get("category") or "",
         )
-    return found
+    return scores
 
 
 def _mean_length(problems: Sequence[ProblemScore]) -> float | None:
