@@ -25,7 +25,7 @@ PYTEST_ARGS ?=
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow lint format types demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow mutate lint format types docs demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -46,16 +46,16 @@ quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reaso
 quickstart-seeds: $(STAMP) ## the quickstart for seeds 0, 1 and 2, and their table
 	$(BIN)/vlm-rl quickstart --seeds 0,1,2 --sampler $(SAMPLER) --out $(OUT)-seeds
 
-smoke: $(STAMP) ## a few steps on rows of public benchmarks, in SAMPLES=folder (yours; says what it must hold); CONTAMINATED
-	$(BIN)/python -m vlm_rl.data_prep.smoke $(SAMPLES) runs/smoke-data
+smoke: $(STAMP) ## a few steps on rows of public benchmarks in SAMPLES=folder, a run stamped CONTAMINATED
+	$(BIN)/python -m vlm_rl.data_prep.smoke_data $(SAMPLES) runs/smoke-data
 	$(BIN)/vlm-rl train configs/smoke.yaml
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
 STUDIES := rules fixed_norm coin short
 study: $(STAMP) ## what each rule does to response length, 92 runs: over an hour on two cores, resumable (docs/study.md)
-	$(BIN)/python -m vlm_rl.data_prep.study runs/study-data
+	$(BIN)/python -m vlm_rl.data_prep.study_data runs/study-data
 	set -e; for name in $(STUDIES); do \
-		$(BIN)/vlm-rl compare configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
+		$(BIN)/vlm-rl study configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
 	$(BIN)/python perf/study.py --results runs/study
 
 test: $(STAMP) ## the tests, without the minute-long ones
@@ -64,20 +64,30 @@ test: $(STAMP) ## the tests, without the minute-long ones
 test-slow: $(STAMP) ## the minute-long tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
 
+# Which mathematics to break: one of the modules under only_mutate in pyproject.toml.
+MODULE ?= vlm_rl/advantages.py
+mutate: $(STAMP) ## break every expression of MODULE and list what no test notices (build/mutants.txt); minutes
+	rm -rf mutants && mkdir -p build
+	$(TEST_ENV) $(BIN)/mutmut run '$(subst /,.,$(MODULE:.py=)).*'
+	$(BIN)/mutmut results | grep '$(subst /,.,$(MODULE:.py=))\.' | grep -v 'not checked' | tee build/mutants.txt
+
 lint: $(STAMP) ## ruff, check only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(STAMP) ## ruff, mending
+format: $(STAMP) ## ruff, with its fixes applied
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(STAMP) ## the documentation as a site in build/site; a broken link is an error
+	$(BIN)/mkdocs build --strict --quiet
+
 demo: $(STAMP) ## the demo page on the quickstart's run
 	$(BIN)/vlm-rl demo $(RUN)
 
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist mutants *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

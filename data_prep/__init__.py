@@ -1,10 +1,10 @@
-"""Prepared sets out of public data sets, benchmarks and users' own tables: `vlm-rl prepare`.
+"""Prepared sets, made from public data sets, benchmarks and users' own tables: `vlm-rl prepare`.
 
-    command    the command
-    golds      the kind of answer that a gold is
-    toy_sets   the quickstart's data
+    command           the command
+    golds             the kind of answer that a gold is
+    quickstart_data   the quickstart's data
 
-The rest is this room's own. It lies at the top of the repository; vlm_rl/data_prep is a link to it.
+Everything else belongs to this room alone. The folder is at the top of the repository; vlm_rl/data_prep is a link.
 """
 
-__all__ = ["command", "golds", "toy_sets"]
+__all__ = ["command", "golds", "quickstart_data"]

@@ -15,8 +15,8 @@ from typing import Any
 
 from vlm_rl.data_prep.golds import gold_of
 from vlm_rl.data_prep.image_files import ImageRef, ImageStore, image_ref
-from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows
-from vlm_rl.data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.records import Converted, DroppedRow, Fields, RowError, UsableRow, convert_rows
+from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, authors_gold
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError
@@ -24,7 +24,7 @@ from vlm_rl.evaluation.benchmarks.saved_files import with_trial
 from vlm_rl.types import IMAGE_MARKER
 
 
-def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterator[Row | Dropped]:
+def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
     """Yield the rows of a benchmark's file or folder. Raises UserError where it has no table."""
     patterns = [pattern.format(split=split) for pattern in benchmark.tables]
     if not benchmark.has_trials:

@@ -1,12 +1,13 @@
-"""The command `vlm-rl prepare`: its options, and what it prints."""
+"""The command `vlm-rl prepare`: its options and its printed summary."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 
@@ -27,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the prepared set, a new folder")
     parser.add_argument("--revision", default="", help="commit of a hub id")
     parser.add_argument("--split", default="", help="of a data set that has several")
-    pictures = parser.add_argument_group("pictures")
-    pictures.add_argument("--min-pixels", type=int, default=3136)
-    pictures.add_argument("--max-pixels", type=int, default=1_003_520)
-    pictures.add_argument("--patch-size", type=int, default=14, help="14: Qwen2.5-VL; 16: Qwen3-VL")
-    pictures.add_argument(
+    images = parser.add_argument_group("images")
+    images.add_argument("--min-pixels", type=int, default=3136)
+    images.add_argument("--max-pixels", type=int, default=1_003_520)
+    images.add_argument("--patch-size", type=int, default=14, help="14: Qwen2.5-VL; 16: Qwen3-VL")
+    images.add_argument(
         "--text-image", choices=["none", "blank", "typeset"], default="none", help="what text-only problems get"
     )
     filters = parser.add_argument_group("filters")
@@ -44,46 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters.add_argument(
         "--against", type=Path, nargs="*", default=[], metavar="SET", help="prepared benchmarks to share nothing with"
     )
-    filters.add_argument("--keep-overlap", action="store_true", help="report overlap with --against, drop nothing")
+    filters.add_argument("--keep-overlap", action="store_true", help="count what --against finds, but keep it")
     length = parser.add_argument_group("prompt length")
     length.add_argument("--tokenizer", type=Path, metavar="MODEL", help="model folder to count prompt tokens with")
     length.add_argument("--template", default="think_answer")
     length.add_argument("--max-prompt-tokens", type=int, help="images expanded; longer prompts are left out")
-    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="processes for the pictures")
+    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="processes for the images")
     parser.add_argument("--seed", type=int, default=0, help="of the report's random problems")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prepare one set and print its counts."""
-    from vlm_rl.data_prep.hub import locate
-    from vlm_rl.data_prep.options import Options
-    from vlm_rl.data_prep.prepare import prepare
+    """Prepare a set and print its counts."""
+    if arguments.source == "mix":
+        from vlm_rl.data_prep.mix_sets import mix_sets
+
+        print(mix_sets(Path(arguments.path), arguments.out))
+        return
+    from vlm_rl.data_prep.preparation import prepare
     from vlm_rl.grading.grader import Grader
 
-    options = Options(
-        split=arguments.split,
-        min_pixels=arguments.min_pixels,
-        max_pixels=arguments.max_pixels,
-        patch_size=arguments.patch_size,
-        strict=arguments.strict,
-        limit=arguments.limit,
-        text_image=arguments.text_image,
-        min_pass_rate=arguments.min_pass_rate,
-        max_pass_rate=arguments.max_pass_rate,
-        exclude_types=tuple(arguments.exclude_types),
-        max_prompt_tokens=arguments.max_prompt_tokens,
-        keep_duplicates=arguments.keep_duplicates,
-        against=tuple(arguments.against),
-        keep_overlap=arguments.keep_overlap,
-        seed=arguments.seed,
-    )
-    if arguments.source == "mix":
-        from vlm_rl.data_prep.mix import mix
-
-        print(mix(Path(arguments.path), arguments.out))
-        return
-    options.check()
-    path, revision = locate(arguments.source, arguments.path, arguments.revision)
+    options = _options(arguments)
+    path, revision = _locate(arguments.source, arguments.path, arguments.revision)
     count_tokens = counted_with = None
     if arguments.tokenizer is not None:
         count_tokens, counted_with = _counter(arguments.tokenizer, arguments.template, options)
@@ -105,13 +87,33 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{arguments.out / 'report.html'} shows it")
     if missing := report.dropped.get("image_missing"):
         print(
-            f"{missing} rows name pictures that are not there (dropped.jsonl has examples): if the pictures are a "
-            "download of their own, put them beside the table and prepare again"
+            f"{missing} rows name images that do not exist (dropped.jsonl has examples): if the images are a "
+            "separate download, put them beside the table and prepare again"
         )
 
 
+def _options(arguments: argparse.Namespace) -> Options:
+    """Return the checked options of the command line."""
+    from vlm_rl.data_prep.options import Options
+
+    values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(Options)}
+    options = Options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    options.check()
+    return options
+
+
+def _locate(source: str, named: str, revision: str) -> tuple[Path, str]:
+    """Return the data set's path and its commit, "" for a local one; a generic table's YAML file may name it."""
+    from vlm_rl.data_prep.generic import load_mapping
+    from vlm_rl.data_prep.hub import locate
+    from vlm_rl.data_prep.sources import SOURCES
+
+    path, commit = locate(named, revision, SOURCES[source].files if source in SOURCES else ())
+    return path, load_mapping(path).revision if source == "generic" and path.is_file() else commit
+
+
 def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, dict[str, str]]:
-    """How prompts are counted, and the words for it in the manifest."""
+    """Return a function that counts a prompt's tokens, and what the manifest says about it."""
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.templates import TEMPLATES
 

@@ -1,7 +1,7 @@
-"""BytedTsinghua-SIA/DAPO-Math-17k: 1.79 million rows that are some 17,400 problems, each about a hundred times.
+"""Read BytedTsinghua-SIA/DAPO-Math-17k: 1.79 million rows, which are some 17,400 problems about 100 times each.
 
-The copies are folded while the file streams, column by column in Arrow, so that no copy ever becomes a
-Python object. A problem is kept once, and not at all where its copies disagree about the answer.
+The copies are counted while the file streams, column by column in Arrow, so that no copy ever becomes a
+Python object. A problem is kept once, or not at all if its copies disagree about the answer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from typing import Any
 
 from vlm_rl.data.golds import infer_answer_type
 from vlm_rl.data_prep.golds import gold_of
-from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
-from vlm_rl.data_prep.tables import check_columns, find_tables, read_tables
+from vlm_rl.data_prep.records import (
+    Converted,
+    DroppedRow,
+    Fields,
+    RowError,
+    UsableRow,
+    convert_rows,
+    text_of,
+)
+from vlm_rl.data_prep.table_files import check_columns, find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
@@ -28,35 +36,35 @@ _BATCH = 65_536  # rows folded together
 
 
 def strip_wrapper(prompt: str) -> str:
-    """The problem without DAPO's instruction around it."""
+    """Return the problem without DAPO's instruction around it."""
     return SUFFIX.sub("", PREFIX.sub("", prompt)).strip()
 
 
 @dataclass(slots=True)
 class _Copies:
-    """All rows of one problem."""
+    """All rows that hold the same problem."""
 
-    first: int  # number of the row it was first seen in
-    index: Any
+    first: int  # number of the first row
+    index: Any  # of the first row: its id
     validation: bool
     golds: Counter[Any] = field(default_factory=Counter)
 
 
-def read_dapo(path: Path, split: str = "") -> Iterator[Row | Dropped]:
-    """The training file, and DAPO's validation files (AIME), whose rows are marked test-only.
+def read_dapo(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
+    """Read the training file, or DAPO's validation files (AIME), whose rows are marked test-only.
 
-    Validation files have `extra_info.raw_problem`; there the index is a number and not a UUID.
+    Validation files have `extra_info.raw_problem`, and their index is a number and not a UUID.
     """
     tables = find_tables(path, ["data/dapo-math-17k.parquet", "*.parquet", "data/*.parquet"])
     for table in tables:
         yield from _read_file(table)
 
 
-def _read_file(table: Path) -> Iterator[Row | Dropped]:
+def _read_file(table: Path) -> Iterator[UsableRow | DroppedRow]:
     problems: dict[str, _Copies] = {}
     for key, start, golds in _groups(table):
         if isinstance(golds, RowError):
-            yield Dropped(f"{table.name} row {start}", golds.reason, str(golds))
+            yield golds.dropped(f"{table.name} row {start}")
             continue
         question, index, validation = key
         copies = problems.setdefault(strip_wrapper(question), _Copies(start, index, validation))
@@ -66,17 +74,17 @@ def _read_file(table: Path) -> Iterator[Row | Dropped]:
     for question, copies in sorted(problems.items(), key=lambda item: item[1].first):
         where, total = f"{table.name} row {copies.first}", sum(copies.golds.values())
         if total > 1:
-            yield Dropped(
+            yield DroppedRow(
                 where, "duplicate", f"{total - 1} more copies of {question!r:.80}", known=True, count=total - 1
             )
         yield _fold(where, question, copies)
 
 
-def _fold(where: str, question: str, copies: _Copies) -> Row | Dropped:
+def _fold(where: str, question: str, copies: _Copies) -> UsableRow | DroppedRow:
     if len(copies.golds) > 1:
         votes = ", ".join(f"{gold!r} in {count}" for gold, count in copies.golds.most_common())
         detail = f"copies disagree about the answer of {question!r:.80}: {votes}"
-        return Dropped(where, "gold_conflict", detail, known=True)
+        return DroppedRow(where, "gold_conflict", detail, known=True)
     (answer,) = copies.golds
     try:
         if not question:
@@ -85,9 +93,9 @@ def _fold(where: str, question: str, copies: _Copies) -> Row | Dropped:
             raise RowError("id_missing", "extra_info.index is missing")
         gold = gold_of(answer)
     except RowError as error:
-        return Dropped(where, error.reason, str(error))
+        return error.dropped(where)
     meta = {"test_only": True} if copies.validation else {}
-    return Row(where, _problem(f"dapo-{copies.index}", question, gold, meta, source="dapo"))
+    return UsableRow(where, _problem(f"dapo-{copies.index}", question, gold, meta, source="dapo"))
 
 
 def _problem(identity: str, question: str, gold: str, meta: dict[str, Any], *, source: str) -> Problem:
@@ -107,7 +115,10 @@ _Key = tuple[str, Any, bool]
 
 
 def _groups(table: Path) -> Iterator[tuple[_Key, int, Counter[Any] | RowError]]:
-    """((prompt, index of its first row, is validation), first row, counts by gold) of each batch's problems."""
+    """Yield ((prompt, index of its first row, is validation), first row, counts by gold) of each batch's problems.
+
+    In place of the counts there is a RowError for a row whose prompt is not a single message.
+    """
     import pyarrow as pa
     import pyarrow.compute
     import pyarrow.parquet as pq
@@ -123,11 +134,8 @@ def _groups(table: Path) -> Iterator[tuple[_Key, int, Counter[Any] | RowError]]:
                 flat = _flatten(batch, start)
                 bad = pc.invert(pc.is_valid(flat["text"]))
                 for row in flat.filter(bad)["row"].to_pylist():
-                    yield (
-                        ("", None, False),
-                        row,
-                        RowError("bad_type", "prompt must be a list of one message with text"),
-                    )
+                    error = RowError("bad_type", "prompt must be a list of one message with text")
+                    yield ("", None, False), row, error
                 good = flat.filter(pc.invert(bad))
                 yield from _fold_batch(good)
                 start += batch.num_rows
@@ -138,7 +146,7 @@ def _groups(table: Path) -> Iterator[tuple[_Key, int, Counter[Any] | RowError]]:
 
 
 def _flatten(batch: Any, start: int) -> Any:
-    """Flat columns text, gold, row, index, validation; text is null where a prompt is not one message."""
+    """Return flat columns text, gold, row, index, validation; text is null where a prompt is not one message."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute
@@ -146,9 +154,9 @@ def _flatten(batch: Any, start: int) -> Any:
     pc: Any = pyarrow.compute
 
     prompt = batch["prompt"]
-    one = pc.equal(pc.list_value_length(prompt), 1)
-    messages = pc.list_element(pc.if_else(one, prompt, pa.scalar(None, prompt.type)).drop_null(), 0)
-    places = np.flatnonzero(np.asarray(pc.fill_null(one, False)))
+    is_single = pc.equal(pc.list_value_length(prompt), 1)
+    messages = pc.list_element(pc.if_else(is_single, prompt, pa.scalar(None, prompt.type)).drop_null(), 0)
+    places = np.flatnonzero(np.asarray(pc.fill_null(is_single, False)))
     contents = pc.struct_field(messages, "content")
     at = np.full(batch.num_rows, -1)
     at[places] = np.arange(len(places))
@@ -168,6 +176,7 @@ def _flatten(batch: Any, start: int) -> Any:
 
 
 def _fold_batch(flat: Any) -> Iterator[tuple[_Key, int, Counter[Any]]]:
+    """Yield the groups of rows of a batch that have the same text and gold, in the form of `_groups`."""
     groups = flat.group_by(["text", "gold"], use_threads=False).aggregate(
         [("row", "min"), ("row", "count"), ("index", "first"), ("validation", "first")]
     )
@@ -176,8 +185,8 @@ def _fold_batch(flat: Any) -> Iterator[tuple[_Key, int, Counter[Any]]]:
         yield key, group["row_min"], Counter({group["gold"]: group["row_count"]})
 
 
-def read_dapo_processed(path: Path, split: str = "all") -> Iterator[Row | Dropped]:
-    """open-r1/DAPO-Math-17k-Processed: `prompt` and `solution` are plain text; `split` is all, en or cn."""
+def read_dapo_processed(path: Path, split: str = "all") -> Iterator[UsableRow | DroppedRow]:
+    """Read open-r1/DAPO-Math-17k-Processed: `prompt` and `solution` are plain text; `split` is all, en or cn."""
     tables = find_tables(path, [f"{split}/*.parquet", f"data/{split}*.parquet", "*.parquet", "data/*.parquet"])
 
     def convert(row: Fields) -> Converted:

@@ -1,4 +1,4 @@
-r"""Any table with a mapping of its columns, written in YAML and named instead of the data:
+r"""Read any table by a mapping of its columns, a YAML file that is named instead of the data.
 
 # my_set.yaml;  vlm-rl prepare generic --source my_set.yaml --out data/my_set
 path: raw/my_set              # Parquet, JSON lines, JSON, a datasets folder, a folder of one of them, or a hub id
@@ -11,7 +11,7 @@ columns:                      # ours: theirs
   choices: options            # optional: a list of texts
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
-  id: uid                     # optional: without it, a hash of question, answer and the named pictures
+  id: uid                     # optional: without it, a hash of question, answer and the named images
 answer_type: expression       # optional: for all rows; without it each gold's form decides
 test_only: false              # optional: mark as a benchmark
 """
@@ -26,16 +26,26 @@ from typing import Any, Literal
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.golds import gold_of, number_gold
+from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
-from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, id_of, text_of
-from vlm_rl.data_prep.tables import find_tables, read_tables
-from vlm_rl.data_prep.training_sources import pass_rate
+from vlm_rl.data_prep.records import (
+    Converted,
+    DroppedRow,
+    Fields,
+    RowError,
+    UsableRow,
+    convert_rows,
+    id_of,
+    pass_rate_of,
+    text_of,
+)
+from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem
 
 
 class Columns(ConfigSection):
-    """Our names to theirs; "" where the table has none."""
+    """The table's name for each of our columns; "" where it has none."""
 
     question: str
     answer: str
@@ -47,7 +57,7 @@ class Columns(ConfigSection):
 
 
 class GenericSet(ConfigSection):
-    """One YAML file."""
+    """The contents of the YAML file."""
 
     path: str
     source: str
@@ -57,8 +67,8 @@ class GenericSet(ConfigSection):
     test_only: bool = False
 
 
-def read_generic(path: Path, split: str = "") -> Iterator[Row | Dropped]:
-    """The rows of the table that the YAML file `path` describes."""
+def read_generic(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
+    """Yield the rows of the table that the YAML file `path` describes."""
     mapping = load_mapping(path)
     patterns = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json")
     tables = find_tables(data_path(path, mapping), patterns)
@@ -68,18 +78,16 @@ def read_generic(path: Path, split: str = "") -> Iterator[Row | Dropped]:
 
 
 def load_mapping(path: Path) -> GenericSet:
-    """The mapping in a YAML file. Raises UserError with the key that is wrong."""
+    """Read the mapping in a YAML file. Raises UserError naming the key that is wrong."""
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"{path}: a generic source is described by a YAML file; docs/data.md shows one")
+        raise UserError(f"{path}: a generic source is described by a YAML file; docs/data.md shows an example")
     return parse_tree(GenericSet, read_tree(path), str(path))
 
 
 def data_path(path: Path, mapping: GenericSet) -> Path:
-    """Where the data is that the YAML file `path` describes. Raises UserError if nothing is there."""
+    """Return the location of the table that the YAML file `path` describes. Raises UserError if nothing is there."""
     if mapping.revision:
-        from vlm_rl.data_prep.hub import locate  # which knows all sources, this one too
-
-        return locate("generic", mapping.path, mapping.revision)[0]
+        return locate(mapping.path, mapping.revision)[0]
     data = path.parent / mapping.path  # an absolute path stays as it is
     if not data.exists():
         raise UserError(
@@ -90,7 +98,7 @@ def data_path(path: Path, mapping: GenericSet) -> Path:
 
 
 def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows; a column that the first row does not have is a mistake in the mapping, not in the row."""
+    """Yield the rows; a column that the first row lacks is a mistake in the mapping, not in the row."""
     for number, (where, row) in enumerate(rows):
         if number == 0 and isinstance(row, dict):
             for name in columns:
@@ -112,8 +120,8 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         question = question if all(choice in question for choice in choices) else with_choices(question, choices)
     elif kind == "choice":
         choices = parse_choices(question)
-    refs = _pictures(row.get(columns.images) if columns.images else None, store)
-    identity = id_of(row, columns.id) if columns.id else _digest(question, gold, refs)
+    images = _image_refs(row.get(columns.images) if columns.images else None, store)
+    identity = id_of(row, columns.id) if columns.id else _digest(question, gold, images)
     problem = Problem(
         id=f"{mapping.source}-{identity}",
         question=question,
@@ -123,18 +131,18 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         choices=choices,
         source=mapping.source,
         category=str(row.get(columns.category) or "") if columns.category else "",
-        difficulty=pass_rate(row.get(columns.difficulty)) if columns.difficulty else -1.0,
+        difficulty=pass_rate_of(row.get(columns.difficulty)) if columns.difficulty else -1.0,
         meta={"test_only": True} if mapping.test_only else {},
     )
-    return problem, refs
+    return problem, images
 
 
-def _pictures(value: Any, store: ImageStore) -> list[ImageRef]:
+def _image_refs(value: Any, store: ImageStore) -> list[ImageRef]:
     if value in (None, "", []):
         return []
     return [image_ref(item, store) for item in (value if isinstance(value, list) else [value])]
 
 
-def _digest(question: str, gold: str, refs: list[ImageRef]) -> str:
-    names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in refs]
+def _digest(question: str, gold: str, images: list[ImageRef]) -> str:
+    names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in images]
     return hashlib.sha256("\0".join([question, gold, *names]).encode()).hexdigest()[:16]

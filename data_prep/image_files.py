@@ -1,7 +1,7 @@
-"""Where a row's picture lies: a file beside the table, a member of a zip or tar archive, or bytes in the table.
+"""The places a row's image can be: a file beside the table, a member of a zip or tar archive, bytes in the table.
 
-Readers only name pictures; the workers that decode them read the bytes. No path leaves the data set's
-folder, and an archive is read member by member: nothing of it is ever unpacked to disk.
+Readers only name images; the workers that decode them read the bytes. No path may leave the data set's
+folder. An archive is read member by member: nothing of it is ever unpacked to disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ImageFile:
     name: str
 
     def read(self) -> bytes:
-        """Raises RowError if the file is missing, too large or outside `root`."""
+        """Return the file's bytes. Raises RowError if it is missing, too large or outside `root`."""
         base = self.root.resolve()
         try:
             path = (base / self.name).resolve()
@@ -44,7 +44,7 @@ class ImageFile:
                 raise RowError("image_missing", f"there is no image {self.name!r}")
             if path.stat().st_size > DEFAULT_LIMITS.max_bytes:
                 raise RowError(
-                    "image_unreadable", f"the image {self.name!r} is above {DEFAULT_LIMITS.max_bytes} bytes"
+                    "image_unreadable", f"the image {self.name!r} has more than {DEFAULT_LIMITS.max_bytes} bytes"
                 )
             return path.read_bytes()
         except (OSError, ValueError) as error:  # a NUL in the name, a name too long, no permission
@@ -59,13 +59,13 @@ class ZipMember:
     name: str
 
     def read(self) -> bytes:
-        """Raises RowError for a missing, linked, encrypted or implausibly packed member."""
-        archive, names = _open_archive(self.archive)
+        """Return the member's bytes. Raises RowError if it is missing, a link, encrypted or implausibly packed."""
+        archive, names = _open_zip(self.archive)
         info = names.get(_member_key(self.name))
         if info is None:
             raise RowError("image_missing", f"there is no image {self.name!r} in {self.archive.name}")
         if stat.S_ISLNK(info.external_attr >> 16) or info.is_dir() or info.flag_bits & 1:
-            raise RowError("image_outside", f"{self.name!r} in {self.archive.name} is no plain file")
+            raise RowError("image_outside", f"{self.name!r} in {self.archive.name} is not a plain file")
         limit = DEFAULT_LIMITS.max_bytes
         if info.file_size > limit or info.file_size > MAX_RATIO * max(info.compress_size, 64):
             raise RowError(
@@ -73,11 +73,11 @@ class ZipMember:
             )
         try:
             with archive.open(info) as stream:
-                data = stream.read(limit + 1)  # the header's size may lie
+                data = stream.read(limit + 1)  # the size in the header may be false
         except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, EOFError) as error:
             raise RowError("image_unreadable", f"{self.name!r} in {self.archive.name}: {error}") from None
         if len(data) > limit:
-            raise RowError("image_unreadable", f"{self.name!r} in {self.archive.name} is above {limit} bytes")
+            raise RowError("image_unreadable", f"{self.name!r} in {self.archive.name} has more than {limit} bytes")
         return data
 
 
@@ -89,13 +89,13 @@ class TarMember:
     name: str
 
     def read(self) -> bytes:
-        """Raises RowError for a member that is missing, too large or no plain file."""
+        """Return the member's bytes. Raises RowError if it is missing, too large or not a plain file."""
         archive, names = _open_tar(self.archive)
         info = names.get(_member_key(self.name))
         if info is None:
             raise RowError("image_missing", f"there is no image {self.name!r} in {self.archive.name}")
         if not info.isreg():  # a link would be followed to another member, or anywhere
-            raise RowError("image_outside", f"{self.name!r} in {self.archive.name} is no plain file")
+            raise RowError("image_outside", f"{self.name!r} in {self.archive.name} is not a plain file")
         if info.size > DEFAULT_LIMITS.max_bytes:
             raise RowError("image_unreadable", f"{self.name!r} in {self.archive.name} has {info.size} bytes")
         try:
@@ -108,7 +108,7 @@ class TarMember:
 
 @dataclass(frozen=True, slots=True)
 class ImageBytes:
-    """A picture that stands in the table itself."""
+    """An image whose bytes are in the table itself."""
 
     data: bytes
 
@@ -120,25 +120,24 @@ ImageRef = ImageFile | ZipMember | TarMember | ImageBytes
 
 
 class ImageStore:
-    """The pictures beside a table: files below its folder, or an archive there (ARCHIVES)."""
+    """The images beside a table: files below its folder, or an archive there (ARCHIVES)."""
 
     def __init__(self, root: Path) -> None:
+        """Look into the folder `root`. Raises UserError if its images are in a compressed tar."""
         self.root = root
         self.archive = next((root / name for name in ARCHIVES if (root / name).is_file()), None)
         packed = next((file for file in sorted(root.glob("images.t*z*")) if file.is_file()), None)
         if packed is not None and self.archive is None and not (root / "images").is_dir():
-            raise UserError(
-                f"{packed}: a compressed tar cannot be read picture by picture; unpack it there with tar -xf"
-            )
+            raise UserError(f"{packed}: a compressed tar cannot be read image by image; unpack it there with tar -xf")
 
     def find(self, name: str) -> ImageRef:
-        """The reference of a picture that a row names; a missing file is found out when it is read."""
+        """Return the reference to an image that a row names; whether it exists shows when it is read."""
         if self.archive is not None and not self._is_file(name):
             return (ZipMember if self.archive.suffix == ".zip" else TarMember)(self.archive, name)
         return ImageFile(self.root, name)
 
     def is_empty(self) -> bool:
-        """Whether the pictures were not downloaded at all: neither an archive nor a folder with any file."""
+        """Tell whether no images were downloaded: there is no archive, and no image file below the folder."""
         if self.archive is not None or not self.root.is_dir():
             return self.archive is None
         kinds = {".png", ".jpg", ".jpeg", ".webp"}
@@ -152,7 +151,7 @@ class ImageStore:
 
 
 def image_ref(value: Any, store: ImageStore) -> ImageRef:
-    """The reference behind a cell: a path, or datasets' struct of bytes and path. Raises RowError."""
+    """Return the reference in a cell: a path, bytes, or datasets' struct of both. Raises RowError otherwise."""
     if isinstance(value, dict):
         if isinstance(value.get("bytes"), bytes):
             return ImageBytes(value["bytes"])
@@ -165,8 +164,8 @@ def image_ref(value: Any, store: ImageStore) -> ImageRef:
 
 
 @lru_cache(maxsize=4)
-def _open_archive(path: Path) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
-    """The archive and its members by key, opened once in each process."""
+def _open_zip(path: Path) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
+    """Open an archive once in each process; returns it and its members by key."""
     try:
         archive = zipfile.ZipFile(path)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
@@ -179,6 +178,7 @@ def _open_archive(path: Path) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInf
 
 @lru_cache(maxsize=4)
 def _open_tar(path: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]:
+    """Open a tar archive as `_open_zip` opens a zip."""
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115 (stays open as long as the process)
         members: list[tarfile.TarInfo] = []
@@ -192,17 +192,17 @@ def _open_tar(path: Path) -> tuple[tarfile.TarFile, dict[str, tarfile.TarInfo]]:
 
 
 def _by_key(members: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Members by the key that a row's name is looked up with."""
+    """Return the members by the key that a row's name is looked up with."""
     names: dict[str, T] = {}
     for name, info in members:
         parts = PurePosixPath(name.replace("\\", "/")).parts
         if ".." in parts or PurePosixPath(name).is_absolute():
-            continue  # never looked up: a row that wants it finds nothing
+            continue  # a row that names it is told that there is no such image
         names.setdefault(_member_key(name), info)
     return names
 
 
 def _member_key(name: str) -> str:
-    """images/a.png, ./images/a.png and a.png are one picture where the archive wraps a folder of that name."""
+    """Return the same key for images/a.png, ./images/a.png and a.png: an archive may wrap a folder `images`."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return "/".join(parts[1:] if parts and parts[0] == "images" else parts)

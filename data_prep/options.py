@@ -1,51 +1,52 @@
-"""The options of one preparation: everything that decides which rows a prepared set holds, and how."""
+"""The options of a preparation: everything that decides which rows a prepared set holds, and in what form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from vlm_rl.data_prep.pictures import Grid
+from vlm_rl.data_prep.prepared_images import Grid
 from vlm_rl.errors import UserError
-from vlm_rl.types import Problem
+from vlm_rl.types import AnswerType, Problem
 
 GoldCheck = Callable[[Problem], bool]
-"""Whether the grader accepts the gold as an answer to itself."""
+"""Tells whether the grader accepts the gold as an answer to itself."""
 TokenCount = Callable[[Problem], int]
-"""Tokens of the problem's whole prompt, each image counted as one."""
+"""Counts the tokens of the problem's whole prompt, each image as one."""
 TextImage = Literal["none", "blank", "typeset"]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Defaults prepare every usable row for Qwen2.5-VL."""
+    """The options of `vlm-rl prepare`; the defaults prepare every usable row for Qwen2.5-VL."""
 
     split: str = ""  # "" is the source's first
     min_pixels: int = 3136
     max_pixels: int = 1_003_520
-    patch_size: int = 14  # pixels; two patches side by side are one visual token
+    patch_size: int = 14  # pixels; a visual token is 2 x 2 patches
     strict: bool = False  # the first bad row is an error instead of a count
     limit: int | None = None  # stop after this many kept rows
-    text_image: TextImage = "none"  # what problems without a picture get
+    text_image: TextImage = "none"  # what problems without an image get
     min_pass_rate: float = 0.0  # rows whose pass rate is unknown are kept
     max_pass_rate: float = 1.0
     exclude_types: tuple[str, ...] = ()  # answer types
     max_prompt_tokens: int | None = None  # images expanded
     keep_duplicates: bool = False
-    against: tuple[Path, ...] = ()  # prepared benchmarks that no training row may share text or pictures with
-    keep_overlap: bool = False
+    against: tuple[Path, ...] = ()  # prepared benchmarks that no training row may share text or images with
+    keep_overlap: bool = False  # count the rows that do, but keep them
     seed: int = 0  # of the report's random examples
 
     @property
     def grid(self) -> Grid:
+        """The pixel grid that images are fitted to."""
         return Grid(self.min_pixels, self.max_pixels, 2 * self.patch_size)
 
     def check(self) -> None:
-        """Raises UserError for values that no preparation can have."""
+        """Raise UserError for values that no preparation can have."""
         if self.patch_size < 1:
-            raise UserError(f"--patch-size {self.patch_size}: pixels of a patch's side, 14 for Qwen2.5-VL")
+            raise UserError(f"--patch-size {self.patch_size}: give the pixels of a patch's side, 14 for Qwen2.5-VL")
         self.grid.check()
         if self.limit is not None and self.limit < 1:
             raise UserError(f"--limit {self.limit}: keep at least one row")
@@ -54,10 +55,10 @@ class Options:
                 f"--min-pass-rate {self.min_pass_rate} and --max-pass-rate {self.max_pass_rate}: "
                 "need 0 <= min <= max <= 1"
             )
-        known = ("choice", "integer", "float", "expression", "text", "list")
+        known = get_args(AnswerType)
         if unknown := [kind for kind in self.exclude_types if kind not in known]:
             raise UserError(f"--exclude-types {unknown[0]!r}: the types are {', '.join(known)}")
 
     def record(self) -> dict[str, Any]:
-        """The options as the manifest holds them."""
+        """Return the options as the manifest records them."""
         return {**asdict(self), "against": [path.name for path in self.against]}

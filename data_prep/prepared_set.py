@@ -1,28 +1,28 @@
-"""A prepared set on disk: data.parquet, whose pictures `datasets` opens as they are, and manifest.json.
+"""A prepared set on disk: data.parquet, whose images `datasets` opens as they are, and manifest.json.
 
-Row groups are small and pictures are not compressed again, so that a reader can fetch a few rows.
+Row groups are small and images are not compressed again, so that a reader can fetch a few rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vlm_rl.data_prep.pictures import Picture
+from vlm_rl.data_prep.prepared_images import PreparedImage
 from vlm_rl.types import Problem
 
 FORMAT = 2
-ROWS_PER_GROUP = 16  # what a reader takes at a time, pictures included: few, since training draws single rows
+ROWS_PER_GROUP = 16  # what a reader takes at a time, images included: few, since training draws single rows
 DATA, MANIFEST = "data.parquet", "manifest.json"
 
 
 def features() -> Any:
-    """The columns of data.parquet, as datasets.Features."""
+    """Return the columns of data.parquet as datasets.Features."""
     from datasets import Features, List, Value
     from datasets import Image as ImageFeature
 
@@ -41,18 +41,18 @@ def features() -> Any:
             "difficulty": Value("float64"),
             "meta": text,  # JSON
             "prompt_tokens": number,  # images expanded, with the manifest's tokenizer and template; -1: not counted
-            "originals": List(original),  # what each picture was before
+            "originals": List(original),  # what each image was before
         }
     )
 
 
 def schema() -> Any:
-    """The Arrow schema of data.parquet, with the metadata by which `datasets` knows the pictures."""
+    """Return the Arrow schema of data.parquet, with the metadata by which `datasets` knows the images."""
     return features().arrow_schema
 
 
-def to_row(problem: Problem, pictures: Sequence[Picture] = (), *, prompt_tokens: int = -1) -> dict[str, Any]:
-    """A problem as a row of data.parquet; `pictures`, if given, are where its images come from."""
+def to_row(problem: Problem, prepared: Sequence[PreparedImage] = (), *, prompt_tokens: int = -1) -> dict[str, Any]:
+    """Return a problem as a row of data.parquet; `prepared` says what its images were before."""
     return {
         "id": problem.id,
         "question": problem.question,
@@ -67,20 +67,20 @@ def to_row(problem: Problem, pictures: Sequence[Picture] = (), *, prompt_tokens:
         "prompt_tokens": prompt_tokens,
         "originals": [
             {
-                "width": picture.original_width,
-                "height": picture.original_height,
-                "format": picture.original_format,
-                "sha256": picture.original_sha256,
-                "phash": picture.phash,
+                "width": image.original_width,
+                "height": image.original_height,
+                "format": image.original_format,
+                "sha256": image.original_sha256,
+                "phash": image.phash,
             }
-            for picture in pictures
+            for image in prepared
         ],
     }
 
 
 @dataclass(slots=True)
 class SetWriter:
-    """Streams rows into one Parquet file in row groups of ROWS_PER_GROUP; a context manager."""
+    """Streams rows into a Parquet file in row groups of ROWS_PER_GROUP; a context manager."""
 
     file: Path
     schema: Any
@@ -139,7 +139,7 @@ class SetWriter:
             return
         rows = pa.concat_tables(self._pending)
         while rows.num_rows >= at_least:
-            # One chunk: the pages of the file must not tell in how many pieces the rows arrived.
+            # One chunk, so that the file's pages do not depend on the pieces in which the rows arrived.
             group = rows.slice(0, ROWS_PER_GROUP).combine_chunks()
             self._writer.write_table(group, row_group_size=ROWS_PER_GROUP)
             rows = rows.slice(ROWS_PER_GROUP)
@@ -147,7 +147,7 @@ class SetWriter:
 
 
 def _leaves(schema: Any) -> list[str]:
-    """The paths of the file's columns as Parquet names them."""
+    """Return the paths of the file's columns as Parquet names them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -157,19 +157,34 @@ def _leaves(schema: Any) -> list[str]:
     return [layout.column(index).path for index in range(len(layout.names))]
 
 
+def copy_rows(file: Path, wanted: Container[int], writer: SetWriter) -> None:
+    """Copy the rows whose numbers are `wanted` from a Parquet file, a row group at a time."""
+    import pyarrow.parquet as pq
+
+    first = 0
+    with pq.ParquetFile(file) as source:
+        for group in range(source.num_row_groups):
+            count = source.metadata.row_group(group).num_rows
+            chosen = [index for index in range(count) if first + index in wanted]
+            first += count
+            if chosen:
+                writer.add_table(source.read_row_group(group, use_threads=False).take(chosen))
+
+
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write manifest.json: `facts`, completed with the format and the checksum of data.parquet."""
+    """Write manifest.json: `facts`, the format and the checksum of data.parquet."""
     facts = {**facts, "format": FORMAT, "sha256": {DATA: sha256(folder / DATA)}}
     text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared set; {} where it has none."""
+def read_set_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a prepared set, or {} if it has none."""
     file = folder / MANIFEST
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def sha256(file: Path) -> str:
+    """Return the sha256 of a file as hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,70 +1,114 @@
-"""The rows of a data set's own files: a usable one is a `Row`, any other a `Dropped` with its reason.
+"""The rows of a data set's own files, from the reader that yields them to the prepared set.
 
-Pictures travel as references (vlm_rl.data_prep.image_files); nothing is decoded here.
+    a reader yields    UsableRow    or DroppedRow, with its reason
+    a shard records    KeptRow      or DroppedRow
+
+The images of a row travel as references; nothing is decoded here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import Any, Protocol
 
 from vlm_rl.types import IMAGE_MARKER, Problem
 
-if TYPE_CHECKING:
-    from vlm_rl.data_prep.image_files import ImageRef
-    from vlm_rl.data_prep.pictures import PictureRef
+
+class StoredImage(Protocol):
+    """A reference to an encoded image in the data set's files (vlm_rl.data_prep.image_files)."""
+
+    def read(self) -> bytes:
+        """Return the encoded bytes. Raises RowError if they cannot be read."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A usable row; `problem.images` is still empty."""
+class BlankImage:
+    """A white image of the smallest size, drawn by the preparation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypesetImage:
+    """An image of a problem's text, drawn by the preparation."""
+
+    text: str
+
+
+ImageReference = StoredImage | BlankImage | TypesetImage
+
+
+@dataclass(frozen=True, slots=True)
+class UsableRow:
+    """A row that its reader could convert; `problem.images` is still empty."""
 
     where: str  # file and row, for messages
     problem: Problem
-    pictures: tuple[PictureRef, ...] = ()
+    images: tuple[ImageReference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """A row that is not used."""
+class DroppedRow:
+    """A row that is left out."""
 
     where: str
     reason: str  # a short key, counted
     detail: str  # one sentence
     known: bool = False  # a documented property of the data set: strict mode does not stop at it
-    count: int = 1  # rows that this stands for: the copies of one problem are reported together
+    count: int = 1  # rows that this record stands for: the copies of a problem are reported together
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """The facts that later stages need about a row that is in its shard's file."""
+
+    where: str
+    id: str
+    text_key: str  # digest of the normalised question
+    answer: str
+    test_only: bool
+    sha256s: list[str]  # of the original images
+    phashes: list[str]
+    notes: list[str]  # what was changed or flagged
+    resized: int  # images that were encoded again
 
 
 class RowError(Exception):
-    """Raised while one row is converted; becomes a Dropped."""
+    """Raised while a single row is converted; the row becomes a DroppedRow."""
 
     def __init__(self, reason: str, detail: str, *, known: bool = False) -> None:
         super().__init__(detail)
         self.reason = reason
         self.known = known
 
+    def dropped(self, where: str) -> DroppedRow:
+        """Return the record of the row at `where` that raised this."""
+        return DroppedRow(where, self.reason, str(self), self.known)
+
 
 Fields = Mapping[str, Any]
-Converted = tuple[Problem, Sequence["ImageRef"]]
+Converted = tuple[Problem, Sequence[StoredImage]]
 
 
-def convert_rows(rows: Iterable[tuple[str, Any]], convert: Callable[[Fields], Converted]) -> Iterator[Row | Dropped]:
-    """Every row through `convert`; its RowErrors become Dropped."""
+def convert_rows(
+    rows: Iterable[tuple[str, Any]], convert: Callable[[Fields], Converted]
+) -> Iterator[UsableRow | DroppedRow]:
+    """Pass every (where, row) through `convert`; a row that raises RowError comes out as a DroppedRow."""
     for where, row in rows:
         try:
             if isinstance(row, RowError):
                 raise row
             if not isinstance(row, Mapping):
                 raise RowError("bad_type", f"a row must be an object, not {row!r:.60}")
-            problem, pictures = convert(row)
-            yield Row(where, with_markers(problem, len(pictures)), tuple(pictures))
+            problem, images = convert(row)
+            yield UsableRow(where, with_markers(problem, len(images)), tuple(images))
         except RowError as error:
-            yield Dropped(where, error.reason, str(error), error.known)
+            yield error.dropped(where)
 
 
 def with_markers(problem: Problem, num_images: int) -> Problem:
-    """The problem with one marker per picture, noted in its meta where they were added."""
+    """Return the problem with one marker per image; its meta says so if they had to be added."""
     question = fit_markers(problem.question, num_images)
     if question == problem.question:
         return problem
@@ -72,20 +116,22 @@ def with_markers(problem: Problem, num_images: int) -> Problem:
 
 
 def fit_markers(question: str, num_images: int) -> str:
-    """The question with one marker per image: kept if they agree, put in front if there are none.
+    """Return the question with one marker per image; if it has none, they are put in front.
 
-    Raises RowError("marker_mismatch") otherwise: which picture belongs where would be a guess.
+    Raises RowError("marker_mismatch") if it has some but not as many: which image belongs where would be a guess.
     """
-    found = question.count(IMAGE_MARKER)
-    if found == num_images:
+    num_markers = question.count(IMAGE_MARKER)
+    if num_markers == num_images:
         return question
-    if found == 0:
+    if num_markers == 0:
         return f"{IMAGE_MARKER * num_images}\n{question}"
-    raise RowError("marker_mismatch", f"the question has {found} {IMAGE_MARKER} markers for {num_images} images")
+    raise RowError(
+        "marker_mismatch", f"the question has {num_markers} {IMAGE_MARKER} markers for {num_images} images"
+    )
 
 
 def text_of(row: Fields, *keys: str) -> str:
-    """The text under the first of `keys` that the row has. Raises RowError if it is missing or no text."""
+    """Return the text under the first of `keys` that the row has. Raises RowError if it is missing or not text."""
     key = next((key for key in keys if row.get(key) not in (None, "")), keys[0])
     value = row.get(key)
     if value is None or value == "":
@@ -96,9 +142,18 @@ def text_of(row: Fields, *keys: str) -> str:
 
 
 def id_of(row: Fields, *keys: str) -> str:
-    """The id under the first of `keys` that the row has, a number or a text. Raises RowError without one."""
+    """Return the id under the first of `keys` that holds a number or a text. Raises RowError if none does."""
     for key in keys:
         value = row.get(key)
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             return str(value)
     raise RowError("id_missing", f"none of {', '.join(keys)} names the row")
+
+
+def pass_rate_of(value: Any) -> float:
+    """Return a pass rate in [0, 1], or -1 if `value` is not one (-1 itself, missing, text that is not a number)."""
+    try:
+        rate = float(Fraction(value.strip())) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return -1.0
+    return rate if 0 <= rate <= 1 else -1.0

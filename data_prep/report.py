@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.prepared_set import DATA, read_manifest
+from vlm_rl.data_prep.prepared_set import DATA, read_set_manifest
 from vlm_rl.report.html import Section, data_uri, escape, page_html
 from vlm_rl.types import IMAGE_MARKER
 
@@ -34,7 +34,7 @@ _STYLE = """<style>
 
 def write_report(folder: Path, *, seed: int = 0) -> Path:
     """Write report.html beside a prepared set's data.parquet, from its own files alone."""
-    manifest, rows = read_manifest(folder), _light_rows(folder)
+    manifest, rows = read_set_manifest(folder), _light_rows(folder)
     name = f"{manifest.get('source', 'a prepared set')}"
     sections = [
         _ledger(manifest),

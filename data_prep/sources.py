@@ -1,8 +1,8 @@
-"""Every data set that `vlm-rl prepare` knows: its reader, and where and how large it is published.
+"""The data sets that `vlm-rl prepare` knows: their readers, and where and how large they are published.
 
-A reader is given a path and a split; it yields a `Row` for every usable row and a `Dropped` for every
-other one, so that in = kept + dropped closes. To add a data set: write a reader, name it in SOURCES.
-A benchmark is a file of vlm_rl.evaluation.benchmarks and a line of its registry.
+A reader is given a path and a split. It yields a UsableRow or a DroppedRow for every row, so that
+in = kept + dropped. To add a data set, write a reader and name it in SOURCES.
+A benchmark is added in vlm_rl.evaluation.benchmarks instead: a file, and a line of its registry.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from vlm_rl.data_prep import training_sources as training
 from vlm_rl.data_prep.benchmarks import read_benchmark
 from vlm_rl.data_prep.dapo import read_dapo, read_dapo_processed
 from vlm_rl.data_prep.generic import read_generic
-from vlm_rl.data_prep.records import Dropped, Row
+from vlm_rl.data_prep.records import DroppedRow, UsableRow
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 
-Reader = Callable[[Path, str], Iterator[Row | Dropped]]
+Reader = Callable[[Path, str], Iterator[UsableRow | DroppedRow]]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set as published."""
+    """A data set as it is published."""
 
     reader: Reader
-    hub: str  # its id on the hub; "" where there is none
-    files: tuple[str, ...]  # what is needed of the hub's repository
+    hub: str  # its id on the hub; "" if it has none
+    files: tuple[str, ...]  # globs of what is needed from the hub's repository
     splits: tuple[str, ...] = ("",)  # the first is the default; "" where there is only one
     rows: tuple[int, ...] = ()  # published numbers of rows, in the order of the splits or of the editions
 
-    def read(self, path: Path, split: str = "") -> Iterator[Row | Dropped]:
-        """Its rows. Raises UserError for a split that does not exist."""
+    def read(self, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
+        """Yield the data set's rows. Raises UserError for a split that does not exist."""
         if split and split not in self.splits:
             raise UserError(
                 f"--split {split!r}: this data set has {', '.join(filter(None, self.splits)) or 'no splits'}"

@@ -1,4 +1,4 @@
-"""Readers of the public training sets, in the layouts that their authors and the hub publish."""
+"""Read the public training sets, in the layouts that their authors and the hub publish."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from vlm_rl.data_prep.golds import gold_of, last_box, type_and_choices
 from vlm_rl.data_prep.image_files import ImageStore, image_ref
-from vlm_rl.data_prep.records import Converted, Dropped, Fields, Row, RowError, convert_rows, text_of
-from vlm_rl.data_prep.tables import find_tables, read_tables
+from vlm_rl.data_prep.records import (
+    Converted,
+    DroppedRow,
+    Fields,
+    RowError,
+    UsableRow,
+    convert_rows,
+    pass_rate_of,
+    text_of,
+)
+from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.types import Problem
 
 # -- ViRL39K ---------------------------------------------------------------------------------------
@@ -23,8 +31,8 @@ _NOISE_LINE = re.compile(r"^[ \t]*The above problem is with the following images
 _SLASH_N = re.compile(r"(?:(?<=[.?!:;,>\s)])|\A)/n(?=[A-Z(<\d\s]|\Z)")  # a line break written as "/n", never m/n
 
 
-def read_virl39k(path: Path, split: str = "") -> Iterator[Row | Dropped]:
-    """TIGER-Lab/ViRL39K (and our toy set): one Parquet file beside its images folder or images.zip.
+def read_virl39k(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
+    """Read TIGER-Lab/ViRL39K and the counting tasks: a Parquet file beside its images folder or images.zip.
 
     `path` is the folder or the Parquet file. `PassRate_32BTrained` becomes the difficulty, -1 where
     it is not annotated.
@@ -48,7 +56,7 @@ def read_virl39k(path: Path, split: str = "") -> Iterator[Row | Dropped]:
             choices=choices,
             source=f"virl39k/{row['source'] or 'unknown'}",
             category=row["category"] or "",
-            difficulty=pass_rate(row["PassRate_32BTrained"]),
+            difficulty=pass_rate_of(row["PassRate_32BTrained"]),
         )
         return problem, [store.find(name) for name in names]
 
@@ -56,37 +64,28 @@ def read_virl39k(path: Path, split: str = "") -> Iterator[Row | Dropped]:
 
 
 def clean_virl(question: str) -> str:
-    """Without the line that only announces pictures, and with "/n" as the line break it was meant as."""
+    """Remove the line that only announces images, and turn "/n" into the line break that it stands for."""
     return _SLASH_N.sub("\n", _NOISE_LINE.sub("", question)).strip()
-
-
-def pass_rate(value: Any) -> float:
-    """A pass rate in [0, 1]; -1 for everything that is none (-1 itself, missing, text that is no number)."""
-    try:
-        rate = float(Fraction(value.strip())) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-        return -1.0
-    return rate if 0 <= rate <= 1 else -1.0
 
 
 # -- text ------------------------------------------------------------------------------------------
 
 
-def read_polaris(path: Path, split: str = "") -> Iterator[Row | Dropped]:
-    """POLARIS-Project/Polaris-Dataset-53K: problem, answer, difficulty (a pass rate written as text)."""
+def read_polaris(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
+    """Read POLARIS-Project/Polaris-Dataset-53K: problem, answer, difficulty (a pass rate written as text)."""
     tables = find_tables(path, ["*.jsonl", "data/*.jsonl", "*.parquet", "data/*.parquet"])
 
     def convert(row: Fields) -> Converted:
         gold, question = gold_of(row.get("answer")), text_of(row, "problem")
         kind, choices = type_and_choices(gold, question)
-        rate = pass_rate(row.get("difficulty"))
+        rate = pass_rate_of(row.get("difficulty"))
         return _text_problem("polaris", row, question, gold, kind=kind, choices=choices, difficulty=rate), ()
 
-    return _numbered(convert_rows(read_tables(tables), convert), "polaris")
+    return _with_ids(convert_rows(read_tables(tables), convert), "polaris")
 
 
-def read_math(path: Path, split: str = "train") -> Iterator[Row | Dropped]:
-    """MATH: Hendrycks' folders (train/algebra/1.json), MATH-lighteval's Parquet, or hiyouga/math12k's.
+def read_math(path: Path, split: str = "train") -> Iterator[UsableRow | DroppedRow]:
+    """Read MATH: Hendrycks' folders (train/algebra/1.json), MATH-lighteval's Parquet, or hiyouga/math12k's.
 
     The gold is the `answer` column, or the last box of the solution. Rows of the test split are
     marked test-only.
@@ -108,11 +107,11 @@ def read_math(path: Path, split: str = "train") -> Iterator[Row | Dropped]:
         ), ()
 
     rows = _hendrycks_rows(files, folder) if files else read_tables(tables)
-    return _numbered(convert_rows(rows, convert), f"math-{split}")
+    return _with_ids(convert_rows(rows, convert), f"math-{split}")
 
 
 def _hendrycks_rows(files: list[Path], folder: Path) -> Iterator[tuple[str, Any]]:
-    """One problem per file; its name is its id."""
+    """Yield the rows of files that hold a problem each; the file's name is the problem's id."""
     for file in sorted(files, key=lambda file: (file.parent.name, len(file.stem), file.stem)):
         name = file.relative_to(folder).with_suffix("").as_posix()
         try:
@@ -123,7 +122,7 @@ def _hendrycks_rows(files: list[Path], folder: Path) -> Iterator[tuple[str, Any]
 
 
 def _text_problem(source: str, row: Fields, question: str, gold: str, *, kind: Any, **fields: Any) -> Problem:
-    """A problem without pictures; an id of its own only where the row has one (see `_numbered`)."""
+    """Return a problem without images; its id is "" if the row has none (see `_with_ids`)."""
     name = next((row[key] for key in ("unique_id", "id", "idx") if row.get(key) not in (None, "")), "")
     identity = f"{source}-{name}" if name != "" else ""
     return Problem(
@@ -131,20 +130,20 @@ def _text_problem(source: str, row: Fields, question: str, gold: str, *, kind: A
     )
 
 
-def _numbered(rows: Iterator[Row | Dropped], prefix: str) -> Iterator[Row | Dropped]:
-    """Rows without an id get one made of their own text, so that no other row can change it."""
-    for item in rows:
-        if isinstance(item, Row) and not item.problem.id:
-            digest = hashlib.sha256(item.problem.question.encode()).hexdigest()[:16]
-            item = replace(item, problem=replace(item.problem, id=f"{prefix}-{digest}"))
-        yield item
+def _with_ids(rows: Iterator[UsableRow | DroppedRow], prefix: str) -> Iterator[UsableRow | DroppedRow]:
+    """Give rows without an id a digest of their own text, so that no other row can change it."""
+    for row in rows:
+        if isinstance(row, UsableRow) and not row.problem.id:
+            digest = hashlib.sha256(row.problem.question.encode()).hexdigest()[:16]
+            row = replace(row, problem=replace(row.problem, id=f"{prefix}-{digest}"))
+        yield row
 
 
 # -- geometry3k ------------------------------------------------------------------------------------
 
 
-def read_geometry3k(path: Path, split: str = "train") -> Iterator[Row | Dropped]:
-    """hiyouga/geometry3k: Parquet with embedded pictures, problem, answer; newer files also id and choices.
+def read_geometry3k(path: Path, split: str = "train") -> Iterator[UsableRow | DroppedRow]:
+    """Read hiyouga/geometry3k: Parquet with embedded images, problem, answer; newer files also id and choices.
 
     Rows of the validation and test splits are marked test-only.
     """
@@ -160,4 +159,4 @@ def read_geometry3k(path: Path, split: str = "train") -> Iterator[Row | Dropped]
         problem = _text_problem("geometry3k", row, question, gold, kind=kind, choices=choices, meta=meta)
         return problem, [image_ref(image, store) for image in images]
 
-    return _numbered(convert_rows(read_tables(tables), convert), f"geometry3k-{split}")
+    return _with_ids(convert_rows(read_tables(tables), convert), f"geometry3k-{split}")

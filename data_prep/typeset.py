@@ -1,8 +1,8 @@
-r"""A problem's text as a picture: black on white, words wrapped, formulas between dollars set as formulas.
+r"""Draw a problem's text as an image: black on white, lines wrapped, formulas between dollars set as formulas.
 
-Matplotlib's mathtext sets a useful part of LaTeX; a formula beyond it (an environment, say) is shown as
-its source in a typewriter face, which a reader, or a model, can still read. Text in a script that the
-font lacks (Chinese) is refused rather than drawn as boxes.
+Matplotlib's mathtext sets a useful part of LaTeX. A formula beyond it (an environment, for example) is shown
+as its source in a monospaced font, which a reader or a model can still read. Text in a script that the font
+lacks (Chinese) is refused instead of drawn as boxes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _REWRITES = (
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Something on a line: its ink (0 white to 255 black) and the rows of it above the base line."""
+    """A word or a formula on a line."""
 
-    ink: np.ndarray  # uint8 [height, width]
-    ascent: int
-    glue: bool = False  # no space in front
-    alone: bool = False  # a display formula: a line of its own
+    ink: np.ndarray  # uint8 [height, width], 0 white to 255 black
+    ascent: int  # rows of ink above the base line
+    glue: bool = False  # no space in front of it
+    alone: bool = False  # a display formula, which has a line to itself
 
     @property
     def width(self) -> int:
@@ -64,28 +64,29 @@ class _Piece:
 
 
 def typeset(text: str, *, max_pixels: int) -> Image.Image:
-    """The text as an RGB picture, WIDTH pixels wide or wider where the lines would not fit in `max_pixels`.
+    """Return the text as an RGB image, WIDTH pixels wide.
 
-    Raises RowError if the font lacks a character, or if the text is too long to stay readable.
+    Raises RowError if the font lacks a character, or if the image would have more than `max_pixels`.
     """
     lines: list[list[_Piece]] = []
     for paragraph in _paragraphs(_EQUATION.sub("$$", text)):
         lines += _wrap(list(_pieces(paragraph)), WIDTH - 2 * MARGIN)
     image = _draw(lines, WIDTH)
     if image.width * image.height > max_pixels:
-        detail = f"set as a picture it has {image.width}x{image.height} pixels and would be scaled down to be read"
+        detail = f"drawn as an image it has {image.width}x{image.height} pixels; the limit is {max_pixels}"
         raise RowError("typeset_too_long", detail, known=True)
     return image
 
 
 def _paragraphs(text: str) -> list[str]:
-    """The text cut at line breaks, except inside formulas and environments."""
+    """Cut the text at line breaks, except inside formulas and environments."""
     closed = _FORMULA.sub(lambda match: match.group().replace("\n", " "), text)
     closed = _ENVIRONMENT.sub(lambda match: match.group().replace("\n", " "), closed)
     return [part.strip() for part in closed.split("\n") if part.strip()]
 
 
 def _pieces(paragraph: str) -> Iterator[_Piece]:
+    """Yield the words and formulas of a paragraph in order."""
     position = 0
     for match in _FORMULA.finditer(paragraph):
         before = paragraph[position : match.start()]
@@ -111,7 +112,7 @@ def _words(text: str, *, glue: bool) -> Iterator[_Piece]:
 def _word(word: str, size: int, *, mono: bool = False, glue: bool = False) -> _Piece:
     name = "DejaVuSansMono.ttf" if mono else "DejaVuSans.ttf"
     if missing := sorted(set(word) - _known_characters(name)):
-        raise RowError("typeset_font", f"the font has no {missing[0]!r}: this text cannot be drawn", known=True)
+        raise RowError("typeset_font", f"the font has no {missing[0]!r}, so the text cannot be drawn", known=True)
     font = _font(name, size)
     ascent, descent = font.getmetrics()
     width = max(1, int(np.ceil(font.getlength(word))))
@@ -121,7 +122,7 @@ def _word(word: str, size: int, *, mono: bool = False, glue: bool = False) -> _P
 
 
 def _formula(source: str, *, glue: bool, alone: bool) -> list[_Piece]:
-    """The formula as one piece, or the words of its source."""
+    """Return the formula as a single piece, or as the words of its source where mathtext cannot set it."""
     clean = source
     for pattern, replacement in _REWRITES:
         clean = pattern.sub(replacement, clean)
@@ -139,7 +140,7 @@ def _formula(source: str, *, glue: bool, alone: bool) -> list[_Piece]:
 
 
 def _wrap(pieces: Sequence[_Piece], width: int) -> list[list[_Piece]]:
-    """Lines of pieces; a piece that is wider than a line is cut into several."""
+    """Distribute the pieces over lines; a piece that is wider than a line is cut."""
     space = FONT_SIZE // 3
     lines: list[list[_Piece]] = [[]]
     used = 0
@@ -198,7 +199,7 @@ def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=1)
 def _font_folder() -> Path:
-    """The fonts that matplotlib brings along: the same pictures on every machine."""
+    """Return the folder of matplotlib's own fonts: they draw the same images on every machine."""
     import matplotlib as mpl
 
     return Path(mpl.get_data_path()) / "fonts" / "ttf"

@@ -76,11 +76,11 @@ def _folders(run: RunDirectory) -> dict[int, Path]:
 
 def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) -> Loaded:
     """Open tokenizer and weights. Raises UserError for a folder that is refused or cannot be opened."""
-    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from vlm_rl.data.model_folder import check_model_folder
     from vlm_rl.data.prompts import PromptBuilder
+    from vlm_rl.distributed import default_device, model_dtype
     from vlm_rl.samplers.factory import make_sampler
     from vlm_rl.templates import TEMPLATES
 
@@ -92,7 +92,7 @@ def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) 
         min_pixels=checkpoint.min_pixels,
         max_pixels=checkpoint.max_pixels,
     )
-    on_cpu = not torch.accelerator.is_available()
+    device = default_device()
     context = builder.config.get_text_config().max_position_embeddings
     sampler = make_sampler(
         engine,
@@ -100,8 +100,8 @@ def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) 
         builder=builder,
         max_model_len=min(context, _MAX_PROMPT_TOKENS + max_tokens),
         batch_size=1,
-        dtype=torch.float32 if on_cpu else torch.bfloat16,
-        vllm_options=None if on_cpu else {"gpu_memory_utilization": 0.85},
+        dtype=model_dtype(device),
+        vllm_options=None if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
     )
     return Loaded(builder, sampler)
 

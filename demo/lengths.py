@@ -14,9 +14,8 @@ import numpy as np
 
 from vlm_rl.demo.library import Drawn, OpenRun, drawn_of
 from vlm_rl.demo.table import DIFFICULTIES, Table
-from vlm_rl.evaluation.paired import sign_test
 from vlm_rl.report.run_curves import RunCurves
-from vlm_rl.stats import Estimate, estimate, running_mean, wilson_interval
+from vlm_rl.stats import Estimate, estimate, running_mean, score_interval, sign_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Summary:
     num_problems: int
     num_responses: int
     accuracy: float
-    interval: tuple[float, float]  # 95 %, Wilson over problems
+    interval: tuple[float, float]  # 95 %, over problems
     median: float
     p90: float
     mean: float
@@ -58,13 +57,13 @@ def _summary(table: Table, index: int, keep_P: np.ndarray) -> Summary:
         num_problems=len(score),
         num_responses=len(length),
         accuracy=accuracy,
-        interval=wilson_interval(accuracy, len(score)) if len(score) else (math.nan, math.nan),
+        interval=score_interval(score),
         median=quantile(length, 0.5),
         p90=quantile(length, 0.9),
         mean=float(length.mean()) if len(length) else math.nan,
         cut=float(cut.mean()) if len(cut) else math.nan,
         tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P]),
-        score=estimate(change),
+        score=estimate(change, limit=1),
         won=int((change > 0).sum()),
         lost=int((change < 0).sum()),
     )
@@ -86,7 +85,7 @@ def duels(table: Table, keep_P: np.ndarray) -> list[Duel]:
     columns = sorted(last.values())
     length, score = table.length_CP[:, keep_P], table.score_CP[:, keep_P]
     return [
-        Duel(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a]))
+        Duel(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], limit=1))
         for place, b in enumerate(columns)
         for a in columns[:place]
     ]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from vlm_rl.report.html import split_response
+from vlm_rl.templates import END_THINK, THINK
 
-END_THINK, THINK = "</think>", "<think>"
 Stop = Literal["", "stop", "length", "cancelled"]  # "" while it runs
 IsCancelled = Callable[[], bool]
 

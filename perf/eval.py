@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.prepare import prepare
-from vlm_rl.data_prep.toy import tokenizer_texts, write_toy
+from vlm_rl.data_prep.counting_squares import SQUARES
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.evaluation.evaluate import evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
@@ -84,7 +84,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     begun = time.perf_counter()
-    model = options.model or build_tiny_model(scratch / "tiny", tokenizer_texts=tokenizer_texts())
+    model = options.model or build_tiny_model(scratch / "tiny", tokenizer_texts=SQUARES.tokenizer_texts())
     data = options.data or toy_set(scratch, options.problems)
     problems: Sequence[Problem] = load_set(data)[: options.problems]
     builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
@@ -126,7 +126,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def toy_set(scratch: Path, count: int) -> Path:
-    raw = write_toy(scratch / "raw", seed=0, train=1, heldout=count, warm=1, mixture=1)
+    raw = SQUARES.write(scratch / "raw", seed=0, train=1, heldout=count, warm=1, mixture=1)
     prepare("virl39k", raw / "heldout", scratch / "heldout")
     return scratch / "heldout"
 

@@ -9,11 +9,11 @@ moments, on groups like ViRL39K's: one image of about 1,000 tokens, 150 tokens o
 quarter of --tokens to all of it. It needs torch, transformers and this repository's vlm_rl: no processor, no
 tokenizer, no DeepSpeed, no vLLM.
 
-Three ways take turns on the same weights: `flex` and `blocks`, our rows with FlexAttention and with
-padded blocks, and `padded`, one row per response through transformers' own attention with log-probs
-in chunks, as TRL 1.16 computes them. MFU is the step's arithmetic, counted once without padding and without
-recomputation, over the matrix-product rate measured in the same run. Before that, a slice of two
-layers, FlexAttention's gradients among them, is held against padded rows in float32.
+Three ways take turns on the same weights: `patched` and `unpatched`, our rows with model.layer_patches on and
+off (attention is FlexAttention in both), and `padded`, one row per response through transformers' own attention and
+layers with log-probs in chunks, as TRL 1.16 computes them. MFU is the step's arithmetic, counted once without
+padding and without recomputation, over the matrix-product rate measured in the same run. Before that, a slice of
+two layers, FlexAttention's gradients among them, is compared with padded rows in float32.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from weighed_groups import WeighedGroup, pack
 
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.packing import Chunk, TrainGroup, pack_row
+from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.types import Prompt, Rollout
 
 CLIP = {"ratio": "sequence", "surrogate": "clip", "clip_low": 2e-3, "clip_high": 2.5e-3, "cap": 2.0}  # LUSPO's
+WAYS = ("patched", "unpatched", "padded")
 IMAGE, START, END = 8, 6, 7  # ids; all others from 16 on are text
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -108,22 +110,20 @@ def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
     )
 
 
-def make_policy(
-    config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dtype, *, padded: bool = False
-) -> Policy:
-    """The same random weights each time."""
+def make_policy(config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dtype, *, way: str) -> Policy:
+    """Return a policy of the same random weights each time."""
     torch.manual_seed(0)
-    implementation = {"text_config": "sdpa" if padded else attention.NAME, "vision_config": "sdpa"}
+    implementation = {"text_config": "sdpa" if way == "padded" else attention.NAME, "vision_config": "sdpa"}
     with torch.device(device):
         model = Qwen2_5_VLForConditionalGeneration._from_config(
             config, dtype=dtype, attn_implementation=implementation
         )
-    return Policy(model, banned_ids=(IMAGE,), temperature=1.0)
+    return Policy(model, banned_ids=(IMAGE,), temperature=1.0, layer_patches=way == "patched")
 
 
 def make_groups(
     vocabulary: int, *, prompts: int, responses: int, tokens: int, side: int, text: int
-) -> list[TrainGroup]:
+) -> list[WeighedGroup]:
     rng = np.random.default_rng(0)
     draw = partial(rng.integers, 16, vocabulary, dtype=np.int32)
     lengths = np.linspace(tokens / 4, tokens, responses).round().astype(int)
@@ -139,33 +139,33 @@ def make_groups(
         ]
         advantages = rng.normal(size=responses)
         weights = token_weights("length_weighted", lengths[None], advantages[None], max_tokens=tokens)[0] / prompts
-        groups.append(TrainGroup(prompt, rollouts, advantages, weights, use_correction=False))
+        groups.append(WeighedGroup(prompt, rollouts, advantages, weights))
     return groups
 
 
 # --- the two ways -----------------------------------------------------------------------------------
 
 
-def shared_backward(policy: Policy, groups: list[TrainGroup], device: torch.device) -> Tensor:
+def shared_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device) -> Tensor:
     """Gradients of the step through our rows, a group each; the log-probs."""
     logps = []
     for index, group in enumerate(groups):
         chunk = Chunk(index, tuple(range(len(group.rollouts))))
-        row = pack_row(groups, [chunk], partial(rope_positions, policy.model)).to(device)
+        row = pack([chunk], groups, partial(rope_positions, policy.model)).to(device)
         logp_K, entropy_K = policy(row)
         policy_loss(logp_K, entropy_K, row.loss, **CLIP)[0].backward()
         logps.append(logp_K.detach())
     return torch.cat(logps)
 
 
-def padded_backward(policy: Policy, groups: list[TrainGroup], device: torch.device, *, rows: int) -> Tensor:
+def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device, *, rows: int) -> Tensor:
     """The same through one padded row per response, ``rows`` at a time, with a copy of prompt and image each."""
     logps = []
     for index, group in enumerate(groups):
         prompt = torch.from_numpy(group.prompt.ids).long()
         for first in range(0, len(group.rollouts), rows):
             part = range(first, min(first + rows, len(group.rollouts)))
-            packed = pack_row(groups, [Chunk(index, tuple(part))], partial(rope_positions, policy.model)).to(device)
+            packed = pack([Chunk(index, tuple(part))], groups, partial(rope_positions, policy.model)).to(device)
             sequences = [torch.cat([prompt, torch.from_numpy(group.rollouts[i].ids).long()]) for i in part]
             ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
             mask = torch.arange(ids.shape[1]) < torch.tensor([len(s) for s in sequences])[:, None]
@@ -226,7 +226,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / best
 
 
-def useful_operations(policy: Policy, groups: list[TrainGroup]) -> float:
+def useful_operations(policy: Policy, groups: list[WeighedGroup]) -> float:
     """Forward and backward of the step, prompts and images once, no padding and nothing computed again.
 
     Six operations for each weight and token; twelve for each pair of tokens and unit of attention width.
@@ -276,18 +276,16 @@ def print_correctness(size: str, device: torch.device) -> None:
     config = make_config(size, layers=2)
     groups = make_groups(config.text_config.vocab_size, prompts=1, responses=3, tokens=40, side=8, text=30)
     torch.backends.cuda.matmul.allow_tf32 = False
-    padded = make_policy(config, device, torch.float32, padded=True)
+    padded = make_policy(config, device, torch.float32, way="padded")
     wanted_logp, wanted = padded_backward(padded, groups, device, rows=3), gradient(padded)
     del padded
     print("two layers, against padded rows in float32: log-probs (largest gap), gradients (share of the norm)")
     for dtype in (torch.float32, torch.bfloat16):
-        for use_flex in (True, False):
-            policy = make_policy(config, device, dtype)
-            policy.use_flex = use_flex
+        for way in ("patched", "unpatched"):
+            policy = make_policy(config, device, dtype, way=way)
             logp = shared_backward(policy, groups, device)
             gap = (gradient(policy) - wanted).norm() / wanted.norm()
-            name = "flex" if use_flex and device.type == "cuda" else "blocks" if device.type == "cuda" else "cpu"
-            print(f"  {name:<8}{dtype!s:<16}{(logp - wanted_logp).abs().max():.1e}   {gap:.1e}", flush=True)
+            print(f"  {way:<11}{dtype!s:<16}{(logp - wanted_logp).abs().max():.1e}   {gap:.1e}", flush=True)
 
 
 def print_speed(options: argparse.Namespace, device: torch.device) -> None:
@@ -304,8 +302,7 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
     print(f"matrix products: {rate / 1e12:.1f} Tops/s; useful tokens of a step: {useful}")
     print("| way | s a step | useful tokens/s | MFU | peak GiB |\n|---|---|---|---|---|")
     for name in options.ways:
-        policy = make_policy(config, device, dtype, padded=name == "padded")
-        policy.use_flex = name == "flex"
+        policy = make_policy(config, device, dtype, way=name)
         if options.checkpointing:
             policy.enable_checkpointing(offload=options.offload)
         optimizer = MasterAdamW(list(policy.model.parameters()))
@@ -338,9 +335,7 @@ def main() -> None:
     parser.add_argument("--padded-rows", type=int, default=2, help="rows of a padded micro-batch")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--offload", action="store_true", help="what checkpointing keeps waits in host memory")
-    parser.add_argument(
-        "--ways", nargs="+", choices=["flex", "blocks", "padded"], default=["flex", "blocks", "padded"]
-    )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     options = parser.parse_args()
     options.tokens = options.tokens or (60 if options.size == "tiny" else 1000)
     options.side = options.side or (8 if options.size == "tiny" else 32)

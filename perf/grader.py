@@ -17,7 +17,8 @@ import statistics
 import time
 from collections import Counter
 
-from vlm_rl.grading.grader import Grader, GradeTask, extract
+from vlm_rl.grading.extraction import extract_boxes
+from vlm_rl.grading.grader import Grader, GradeTask
 from vlm_rl.templates import TEMPLATES
 
 TEMPLATE = TEMPLATES["think_answer"]
@@ -101,7 +102,7 @@ def measure_directly(tasks: list[GradeTask]) -> None:
 
     seconds = []
     for one in tasks:
-        texts, _ = extract(one.response, TEMPLATE)
+        texts, _ = extract_boxes(one.response, TEMPLATE)
         gold = one.gold if isinstance(one.gold, str) else one.gold[0]
         begun = time.perf_counter()
         sides = [parse(f"${text}$", extraction_config=[LatexExtractionConfig()]) for text in (gold, texts[-1])]

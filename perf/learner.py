@@ -196,8 +196,8 @@ def make_groups(
     import numpy as np
     from PIL import Image
     from transformers import AutoProcessor
+    from weighed_groups import WeighedGroup
 
-    from vlm_rl.learner.packing import TrainGroup
     from vlm_rl.losses import token_weights
     from vlm_rl.types import Prompt, Rollout
 
@@ -222,7 +222,7 @@ def make_groups(
         advantages = rng.normal(size=shape.responses)
         lengths_PG = np.array([[len(rollout.ids) for rollout in rollouts]])
         weights = token_weights(aggregation, lengths_PG, advantages[None], max_tokens=shape.longest)[0] / count
-        groups.append(TrainGroup(prompt, rollouts, advantages, weights, use_correction=False))
+        groups.append(WeighedGroup(prompt, rollouts, advantages, weights))
     return groups
 
 
@@ -243,9 +243,10 @@ def loss_of(logp_K: Any, inputs: Any) -> Any:
 def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]:
     """The product's rows: prompt and image once, the responses after it, one group to a row."""
     import torch
+    from weighed_groups import pack
 
     from vlm_rl.data.prompts import rope_positions
-    from vlm_rl.learner.packing import Chunk, pack_row
+    from vlm_rl.learner.packing import Chunk
     from vlm_rl.learner.policy import Policy, load_model
 
     policy = Policy(load_model(model_path, dtype=torch.float32), banned_ids=(), temperature=1.0)
@@ -256,7 +257,7 @@ def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]
     def backward() -> torch.Tensor:
         logps = []
         for index in range(len(groups)):
-            row = pack_row(groups, [Chunk(index, tuple(range(shape.responses)))], positions)
+            row = pack([Chunk(index, tuple(range(shape.responses)))], groups, positions)
             logp_K, _ = policy(row)
             loss_of(logp_K, row.loss).backward()
             logps.append(logp_K.detach())
@@ -285,7 +286,7 @@ def padded_micro_batch(model: Any, part: list[tuple[Any, int]]) -> Any:
     import numpy as np
     import torch
 
-    from vlm_rl.losses import LossInputs
+    from vlm_rl.types import LossInputs
 
     responses = [group.rollouts[index].ids for group, index in part]
     lengths = torch.tensor([len(response) for response in responses])

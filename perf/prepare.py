@@ -28,16 +28,16 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, ImageDraw, ImageFilter
+from vlm_rl.data_prep.pictures import perceptual_hash, prepare_picture
+from vlm_rl.data_prep.smoke import VIRL_COLUMNS
 
 from vlm_rl.data.images import decode, encode_jpeg, encode_png, fit_to_grid
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.filters import cached
 from vlm_rl.data_prep.image_files import ImageFile
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.pictures import perceptual_hash, prepare_picture
 from vlm_rl.data_prep.prepared_set import SetWriter, read_manifest, schema, sha256, to_row
-from vlm_rl.data_prep.smoke import VIRL_COLUMNS
-from vlm_rl.data_prep.toy import tokenizer_texts
 from vlm_rl.grading.grader import Grader
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
@@ -63,7 +63,7 @@ def main() -> None:
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)
     try:
-        model = build_tiny_model(options.folder / "model", tokenizer_texts=[*tokenizer_texts(), TEXT])
+        model = build_tiny_model(options.folder / "model", tokenizer_texts=[*SQUARES.tokenizer_texts(), TEXT])
         if options.rows:
             with_pictures(options.folder, options.rows, options.workers, model)
         if options.dapo_rows:

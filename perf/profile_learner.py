@@ -5,7 +5,7 @@
 
 The points are versus_trl.py's; needs none of TRL. The shares of each kind of operation are torch's profiler's.
 With --kept it gives instead the size of the tensors that autograd saves in a forward pass, weights apart, in
-float32 and bfloat16, with vlm_rl.learner.lean_layers and with transformers' own norms and MLPs.
+float32 and bfloat16, with model.layer_patches on and off.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from floor import matrix_rate
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 from versus_trl import Point, build_models, groups_of, our_step
+from weighed_groups import pack
 
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.learner import lean_layers
-from vlm_rl.learner.packing import pack_row, plan_rows
+from vlm_rl.learner.packing import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
 
 KINDS = {
@@ -44,13 +43,12 @@ def kind_of(operation: str) -> str:
     return next((kind for kind, names in KINDS.items() if name in names), "all else, element by element")
 
 
-def kept(point: Point, folder: Path, dtype: torch.dtype, *, pointwise_ours: bool) -> float:
-    """MiB that autograd saves in the forward pass of one row, weights apart."""
+def kept(point: Point, folder: Path, dtype: torch.dtype, *, patched: bool) -> float:
+    """Return the MiB that autograd saves in the forward pass of one row, weights apart."""
     model = load_model(folder / point.model, dtype=dtype)
-    with patch.object(lean_layers, "keep_less", lean_layers.keep_less if pointwise_ours else lambda _: None):
-        policy = Policy(model, banned_ids=(), temperature=1.0)
+    policy = Policy(model, banned_ids=(), temperature=1.0, layer_patches=patched)
     ((chunks,),) = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)
-    row = pack_row(groups_of(point, folder), chunks, partial(rope_positions, model))
+    row = pack(chunks, groups_of(point, folder), partial(rope_positions, model))
     storages: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,8 +72,8 @@ def print_shares(point: Point, folder: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         step()
     spent: Counter[str] = Counter()
-    for one in profiled.key_averages():
-        spent[kind_of(one.key)] += one.self_cpu_time_total
+    for average in profiled.key_averages():
+        spent[kind_of(average.key)] += average.self_cpu_time_total
     print(f"{point}: {seconds:.1f} CPU s a step; matrix products do {matrix_rate() / 1e9:.0f} G operations a second")
     for kind, time_spent in spent.most_common():
         print(f"{kind:<30}{100 * time_spent / spent.total():>6.1f} %")
@@ -83,8 +81,8 @@ def print_shares(point: Point, folder: Path) -> None:
 
 def print_kept(point: Point, folder: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        ours, theirs = (kept(point, folder, dtype, pointwise_ours=own) for own in (True, False))
-        print(f"kept for the backward pass in {dtype}: {ours:.0f} MiB, by transformers' layers {theirs:.0f}")
+        ours, theirs = (kept(point, folder, dtype, patched=patched) for patched in (True, False))
+        print(f"kept for the backward pass in {dtype}: {ours:.0f} MiB, with transformers' own layers {theirs:.0f}")
 
 
 def main() -> None:

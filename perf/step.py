@@ -65,16 +65,16 @@ def print_shares(run: RunDirectory) -> None:
 def toy_run(folder: Path, *, sampler: str) -> RunDirectory:
     """A short LUSPO run of the quickstart's shape, from a random tiny model."""
     from vlm_rl.config import parse_config
-    from vlm_rl.data_prep.prepare import prepare
-    from vlm_rl.data_prep.toy import tokenizer_texts, write_toy
+    from vlm_rl.data_prep.counting_squares import SQUARES
+    from vlm_rl.data_prep.preparation import prepare
     from vlm_rl.toy.tiny_model import build_tiny_model
     from vlm_rl.train import train
 
-    raw = write_toy(folder / "raw", seed=0, train=64, heldout=8, warm=8, mixture=8)
+    raw = SQUARES.write(folder / "raw", seed=0, train=64, heldout=8, warm=8, mixture=8)
     prepare("virl39k", raw / "train", folder / "train")
     config = {
         "out": str(folder / "run"),
-        "model": {"path": str(build_tiny_model(folder / "model", tokenizer_texts=tokenizer_texts()))},
+        "model": {"path": str(build_tiny_model(folder / "model", tokenizer_texts=SQUARES.tokenizer_texts()))},
         "data": {"train": [str(folder / "train")], "max_prompt_tokens": 160},
         "reward": {"overlong_buffer": 36},
         "rollout": {"sampler": sampler, "prompts_per_step": 16, "max_tokens": 72},

@@ -248,12 +248,13 @@ def groups_of(point: Point, folder: Path) -> list[Any]:
 def our_step(point: Point, folder: Path) -> Callable[[], Any]:
     """What makes an optimizer step of the product, packing included, and returns its UpdateResult."""
     import torch
+    from weighed_groups import pack
 
     from vlm_rl.config import TrainConfig
     from vlm_rl.data.prompts import rope_positions
     from vlm_rl.distributed import init_ranks
     from vlm_rl.learner.learner import Learner
-    from vlm_rl.learner.packing import pack_row, plan_rows
+    from vlm_rl.learner.packing import plan_rows
     from vlm_rl.learner.policy import Policy, load_model
     from vlm_rl.losses import policy_loss
 
@@ -270,7 +271,7 @@ def our_step(point: Point, folder: Path) -> Callable[[], Any]:
 
     def step() -> Any:
         plan = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)[0]
-        return learner.update([pack_row(groups, chunks, positions) for chunks in plan], loss)
+        return learner.update([pack(chunks, groups, positions) for chunks in plan], loss)
 
     return step
 

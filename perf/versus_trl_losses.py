@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
-from vlm_rl.losses import LossInputs, policy_loss, token_weights
+from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.types import LossInputs
 
 TOLERANCE = 1e-10
 GROUPS, RESPONSES, MAX_TOKENS = 3, 4, 20

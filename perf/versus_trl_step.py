@@ -103,7 +103,7 @@ def write_problems(folder: Path, point: Point) -> None:
     import pyarrow.parquet as pq
     from PIL import Image
 
-    from vlm_rl.data_prep.prepare import prepare
+    from vlm_rl.data_prep.preparation import prepare
 
     rng = np.random.default_rng(0)
     (folder / "raw" / "images").mkdir(parents=True)

@@ -48,11 +48,11 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny Qwen2.5-VL folder. Read it, never write into it."""
-    from vlm_rl.data_prep.toy import tokenizer_texts
+    from vlm_rl.data_prep.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return build_tiny_model(folder, seed=0, tokenizer_texts=tokenizer_texts())
+    return build_tiny_model(folder, seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
 
 
 @pytest.fixture(scope="session")

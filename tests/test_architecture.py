@@ -31,7 +31,7 @@ ABOVE_BUT_FOR = {"toy": {"train"}}
 
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
-    "deepspeed": "vlm_rl/learner/",
+    "deepspeed": "vlm_rl/learner/deepspeed.py",
     "vllm": "vlm_rl/samplers/vllm.py",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 import vlm_rl
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.prepare import prepare, write_problems
-from vlm_rl.data_prep.smoke import write_virl
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem

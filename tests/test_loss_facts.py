@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.hadw import Belief, difficulty_weights
-from vlm_rl.losses import AGGREGATIONS, LossInputs, kl_estimate, policy_loss, token_weights
+from vlm_rl.losses import AGGREGATIONS, kl_estimate, policy_loss, token_weights
+from vlm_rl.types import LossInputs
 
 L_MAX = 16
 ADVANTAGE_VALUES = (-1.5, -0.3, 0.0, 0.4, 2.0)

@@ -13,37 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.paper_sums import paper_sum
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
-from vlm_rl.losses import AGGREGATIONS, LossInputs, correction_weights, kl_estimate, policy_loss, token_weights
+from vlm_rl.losses import AGGREGATIONS, correction_weights, kl_estimate, policy_loss, token_weights
+from vlm_rl.types import LossInputs
 
 L_MAX = 50
-
-
-def equations(
-    name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray, *, max_tokens: int = L_MAX
-) -> Tensor:
-    """The aggregation of terms[group][response][token], written as the papers write it."""
-    flat = [response for group in terms for response in group]
-    num = len(flat)
-    zero = torch.zeros((), dtype=torch.float64)
-    if name == "sequence":
-        return sum((sum(r, zero) / len(r) for r in flat if r), zero) / num
-    if name == "token":
-        return sum((sum(r, zero) for r in flat), zero) / sum(len(r) for r in flat)
-    if name == "length_weighted":
-        return sum((sum(r, zero) for r in flat), zero) / num
-    if name == "constant":
-        return sum((sum(r, zero) for r in flat), zero) / (num * max_tokens)
-    assert name == "balanced"
-    total = zero
-    for group, row in zip(terms, advantages, strict=True):
-        for sign in (1, -1):
-            subset = [r for r, a in zip(group, row, strict=True) if np.sign(a) == sign]
-            tokens = sum(len(r) for r in subset)
-            if tokens:
-                total = total + len(subset) / len(group) * sum((sum(r, zero) for r in subset), zero) / tokens
-    return total / len(terms)
 
 
 @st.composite
@@ -71,7 +47,9 @@ def test_weights_equal_the_papers_sums(name: str, batch: tuple[np.ndarray, np.nd
     weights = token_weights(name, lengths, advantages, max_tokens=L_MAX)
     per_token = np.repeat(weights.ravel(), lengths.ravel())
     weighted = float((torch.from_numpy(per_token) * values).sum())
-    assert weighted == pytest.approx(float(equations(name, terms, advantages)), rel=1e-12, abs=1e-14)
+    assert weighted == pytest.approx(
+        float(paper_sum(name, terms, advantages, max_tokens=L_MAX)), rel=1e-12, abs=1e-14
+    )
     assert not weights[lengths == 0].any()
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.graded_groups import RIGHT, WRONG, make_group
 from vlm_rl.advantages import compute_advantages, leave_one_out
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.losses import token_weights
@@ -20,32 +21,7 @@ from vlm_rl.metrics import (
     length_pull_metrics,
     update_metrics,
 )
-from vlm_rl.types import Grade, Group, Problem, Reward, Rollout
-
-PROBLEM = Problem("p", "", (), "1", "integer")
-
-
-def make_group(
-    lengths: Sequence[int],
-    parts: Sequence[tuple[float, float, float]],
-    advantages: Sequence[float],
-    *,
-    verdicts: Sequence[str] | None = None,
-    cut: Sequence[int] = (),
-) -> Group:
-    verdicts = verdicts or ["correct" if part[0] > 0 else "wrong" for part in parts]
-    rollouts = tuple(
-        Rollout("p", i, np.zeros(n, np.int32), np.zeros(n, np.float32), "", "length" if i in cut else "stop", 0)
-        for i, n in enumerate(lengths)
-    )
-    rewards = tuple(
-        Reward(dict(zip(("accuracy", "format", "overlong"), part, strict=True)), Grade(verdict, None, "", ""))  # type: ignore
-        for part, verdict in zip(parts, verdicts, strict=True)
-    )
-    return Group(PROBLEM, rollouts, rewards, np.array(advantages, dtype=np.float64))
-
-
-RIGHT, WRONG = (1.0, 0.5, 0.0), (0.0, 0.0, 0.0)
+from vlm_rl.types import Group
 
 
 def test_batch_metrics_by_hand() -> None:

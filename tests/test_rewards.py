@@ -223,6 +223,6 @@ def test_a_mistake_in_a_reward_function_comes_out_of_the_thread(grader: Grader) 
     config = RewardConfig(function="tests.helpers.own_reward.short_words", allow_function=True)
     function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
     function.function = lambda *_: float("inf")
-    with Scoring(function) as scoring, pytest.raises(UserError, match="gave inf for problem 'p'"):
+    with Scoring(function) as scoring, pytest.raises(UserError, match="returned inf for problem 'p'"):
         scoring.add(0, [(PROBLEM, prompt(), rollout(PERFECT))])
         scoring.rewards()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests.conftest import shared_data
 from vlm_rl.config import load_config
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.smoke import BENCHMARKS, MAX_PIXELS, ROWS, prepare_smoke
+from vlm_rl.data_prep.smoke_data import BENCHMARKS, MAX_PIXELS, ROWS, make_smoke_data
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.directory import RunDirectory
@@ -26,7 +26,7 @@ from vlm_rl.toy.quickstart import ToyData, quickstart_config
 from vlm_rl.types import IMAGE_MARKER
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-SETS = (*BENCHMARKS, "text", "text_blank", "dressed")
+SETS = (*BENCHMARKS, "text", "text_blank", "formats")
 CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
 
 
@@ -42,9 +42,9 @@ def vlm_rl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which `python -m vlm_rl.data_prep.smoke ... runs/smoke-data` was run."""
+    """A folder in which `python -m vlm_rl.data_prep.smoke_data ... runs/smoke-data` was run."""
     folder = tmp_path_factory.mktemp("smoke")
-    prepare_smoke(shared_data(), folder / "runs" / "smoke-data")
+    make_smoke_data(shared_data(), folder / "runs" / "smoke-data")
     return folder
 
 
@@ -69,8 +69,8 @@ def test_the_configuration_names_what_is_prepared(prepared: Path) -> None:
 def test_real_rows_are_in_the_sets_whole(prepared: Path) -> None:
     for name in SETS:
         problems = load_set(prepared / "runs" / "smoke-data" / name)
-        assert len(problems) == (6 if name == "dressed" else ROWS)
-        assert all(problem.test_only for problem in problems) == (name != "dressed")
+        assert len(problems) == (6 if name == "formats" else ROWS)
+        assert all(problem.test_only for problem in problems) == (name != "formats")
         for problem in problems:
             assert problem.question.count(IMAGE_MARKER) == len(problem.images)
             for data in problem.images:
@@ -90,9 +90,9 @@ def test_text_rows_come_with_a_blank_image_and_without(prepared: Path) -> None:
 
 def test_preparing_refuses_a_folder_that_exists_and_samples_that_do_not(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists"):
-        prepare_smoke(shared_data(), prepared / "runs" / "smoke-data")
+        make_smoke_data(shared_data(), prepared / "runs" / "smoke-data")
     with pytest.raises(UserError, match="no folder 'mathvision'") as caught:
-        prepare_smoke(tmp_path, tmp_path / "new")
+        make_smoke_data(tmp_path, tmp_path / "new")
     assert all(f"\n  {name}/ " in str(caught.value) for name in (*BENCHMARKS, "dapo_math"))
     assert list(tmp_path.iterdir()) == []
 
@@ -168,18 +168,18 @@ def test_one_spoiled_set_among_clean_ones_is_refused_before_anything_runs(
 
     elsewhere = shutil.copytree(trained.checkpoints()[-1][1], tmp_path / "copied")  # the manifest travels along
     data = prepared / "runs" / "smoke-data"
-    sets = [str(data / "dressed"), str(data / "wemath")]
+    sets = [str(data / "formats"), str(data / "wemath")]
     assert cli.main(["eval", "--model", str(elsewhere), "--data", *sets, "--out", str(tmp_path / "scores")]) == 2
     assert "wemath" in capsys.readouterr().err and not (tmp_path / "scores").exists()
 
 
 def test_on_another_set_the_score_carries_the_stamp(prepared: Path, trained: RunDirectory) -> None:
-    model, data = trained.checkpoints()[-1][1], prepared / "runs" / "smoke-data" / "dressed"
+    model, data = trained.checkpoints()[-1][1], prepared / "runs" / "smoke-data" / "formats"
     arguments = ["--model", model, "--data", data, "--out", "other-scores", "--max-tokens", 8]
     done = vlm_rl(prepared, "eval", *arguments, "--sampler", "transformers")
     assert done.returncode == 0, done.stderr[-3000:]
     results = RunDirectory(prepared / "other-scores").open()
-    assert [(one.benchmark, one.step) for one in results.evals()] == [("dressed", 6)]
+    assert [(one.benchmark, one.step) for one in results.evals()] == [("formats", 6)]
     assert list(results.contaminated()) == CONTAMINATED
     assert results.config().algorithm.name == "luspo", "the training run's own configuration"
 

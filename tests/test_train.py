@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from tests.helpers.graded_groups import RIGHT, WRONG, make_group
+from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import (
     WORKER,
     Toys,
@@ -24,18 +26,16 @@ from tests.helpers.toy_runs import (
     metrics_of,
     rollouts_of,
 )
-from tests.test_metrics import RIGHT, WRONG, make_group
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.config import Config, parse_config
 from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.prepare import write_problems
 from vlm_rl.hadw import Belief
 from vlm_rl.recorder import Timings
 from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import ROLLOUT_SCHEMA, RunDirectory
-from vlm_rl.samplers.base import StaleWeightsError
+from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.train import collect, weigh, with_advantages
 
 # shared with other trainers of this kind, so that curves can be laid over each other

@@ -152,7 +152,6 @@ def _add_eval_compare(actions: Commands) -> None:
     compare = actions.add_parser("compare", help="compare evaluations problem by problem")
     compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
     compare.add_argument("--json", type=Path, help="also write the comparison to this file")
-    compare.add_argument("--seed", type=int, default=0, help="of the bootstrap")
     compare.set_defaults(command=_eval_compare)
 
 
@@ -342,12 +341,12 @@ def _quickstart(options: argparse.Namespace) -> None:
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose another --out (make quickstart OUT=...)")
 
-    from vlm_rl.data_prep.toy_sets import prepare_toy
+    from vlm_rl.data_prep.quickstart_data import make_quickstart_data
     from vlm_rl.toy.quickstart import print_seeds, quickstart
 
     results = {}
     for seed, out in outs.items():
-        toy = prepare_toy(out.with_name(f"{out.name}-data"), seed=seed)
+        toy = make_quickstart_data(out.with_name(f"{out.name}-data"), seed=seed)
         results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
     if options.seeds:
         print_seeds(results)

@@ -28,6 +28,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+LayerPatches = Literal["auto"] | bool
 _Model = TypeVar("_Model", bound=BaseModel)
 
 # What a resume may change; any other change would make it a different run.
@@ -51,6 +52,10 @@ class ModelConfig(ConfigSection):
     """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway."""
+    layer_patches: LayerPatches = "auto"
+    """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
+    numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,
+    where it has not."""
 
     @model_validator(mode="after")
     def _offload_what_is_kept(self) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Ranks: how a process joins its group, and the few collectives on plain values that training needs."""
+"""Ranks: how a process joins its group, its device, and the few collectives on plain values that training needs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,22 @@ def init_ranks() -> torch.device:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
     return device
+
+
+def default_device() -> torch.device:
+    """Return this process's accelerator, or the CPU where there is none."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def model_dtype(device: torch.device, setting: str = "auto") -> torch.dtype:
+    """Return the dtype of a model's weights on the device: bfloat16 on an accelerator, float32 on a CPU.
+
+    ``setting`` is model.dtype; anything but "auto" names the dtype itself.
+    """
+    if setting == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return getattr(torch, setting)
 
 
 def rank() -> int:

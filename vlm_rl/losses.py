@@ -10,33 +10,34 @@ is split (``token_weights``). KL to a frozen reference and entropy H are token m
 A micro-batch therefore returns a plain sum, and gradients cannot depend on micro-batches, packing,
 accumulation or the number of ranks.
 
-Everything here is a pure function of tensors. K counts the response tokens of one micro-batch,
-laid end to end; ``response_K`` holds the response, 0 .. n - 1, that each of them belongs to.
+Everything here is a pure function of tensors. K counts the response tokens of one micro-batch, end to end;
+``response_K`` holds the response, 0 .. n - 1, that each of them belongs to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vlm_rl.types import LossInputs
+
 # --- importance ratio -------------------------------------------------------------------------
 
 
 def token_ratio(logp_K: Tensor, old_logp_K: Tensor, response_K: Tensor, lengths_n: Tensor) -> Tensor:
-    """w_it = exp(lp_it - lp_old_it) (GRPO, arXiv 2402.03300, equation 3)."""
+    """Return w_it = exp(lp_it - lp_old_it) [K] (GRPO, arXiv 2402.03300, equation 3)."""
     return torch.exp(logp_K - old_logp_K)
 
 
 def sequence_ratio(logp_K: Tensor, old_logp_K: Tensor, response_K: Tensor, lengths_n: Tensor) -> Tensor:
-    """s_i = exp((1/|y_i|) sum_t (lp_it - lp_old_it)), written per token (GSPO, arXiv 2507.18071, eq. 7).
+    """Return s_i = exp((1/|y_i|) sum_t (lp_it - lp_old_it)), written per token [K] (GSPO, arXiv 2507.18071, eq. 7).
 
-    The per-token form s_it = sg(s_i) * exp(lp_it - sg(lp_it)) (GSPO-token, equation 14) has the
-    value s_i on every token; summed over a response with any weight that is constant in t its
-    gradient is |y_i| times that weight times grad s_i, which is what one term s_i per response has.
+    The per-token form s_it = sg(s_i) * exp(lp_it - sg(lp_it)) (GSPO-token, equation 14) has the value s_i on
+    every token. Summed over a response with any weight that is constant in t, its gradient is |y_i| times that
+    weight times grad s_i: the gradient of a single term s_i per response.
     """
     mean_n = _mean_by_response((logp_K - old_logp_K).detach(), response_K, lengths_n)
     return torch.exp(mean_n)[response_K] * torch.exp(logp_K - logp_K.detach())
@@ -56,13 +57,13 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def clip(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float) -> Tensor:
-    """l = -min(w A, clip(w, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; DAPO's two bounds)."""
+    """Return l = -min(w A, clip(w, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; DAPO's two bounds)."""
     clipped_K = ratio_K.clamp(1 - low, 1 + high)
     return -torch.minimum(ratio_K * advantage_K, clipped_K * advantage_K)
 
 
 def cispo(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float) -> Tensor:
-    """l = -sg(clip(w, 1 - low, 1 + high)) A lp (CISPO, arXiv 2506.13585, equation 4).
+    """Return l = -sg(clip(w, 1 - low, 1 + high)) A lp (CISPO, arXiv 2506.13585, equation 4).
 
     low = 1 is no lower bound, since w > 0. A clipped token keeps a (bounded) gradient.
     """
@@ -78,34 +79,34 @@ SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, float, float], Tensor]] 
 
 
 def sequence_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
-    """1 / (N |y_i|): the mean over responses of their token means (GRPO, equation 3)."""
+    """Return 1 / (N |y_i|): the mean over responses of their token means (GRPO, equation 3)."""
     return 1.0 / (lengths_PG.size * np.maximum(lengths_PG, 1))
 
 
 def token_mean_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
-    """1 / sum_j |y_j|: the mean over all tokens (DAPO, arXiv 2503.14476, equation 8)."""
+    """Return 1 / sum_j |y_j|: the mean over all tokens (DAPO, arXiv 2503.14476, equation 8)."""
     return np.full(lengths_PG.shape, 1.0 / lengths_PG.sum())
 
 
 def length_weighted_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
-    """1 / N: (1/N) sum_i |y_i| s_i A_i written per token (LUSPO, arXiv 2602.05261).
+    """Return 1 / N: (1/N) sum_i |y_i| s_i A_i written per token (LUSPO, arXiv 2602.05261).
 
-    Nothing divides by a token count, so the gradient grows with length; the paper has it so.
+    Nothing divides by a token count, so the gradient grows with length, as in the paper.
     """
     return np.full(lengths_PG.shape, 1.0 / lengths_PG.size)
 
 
 def constant_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
-    """1 / (N L_max): no response's length in any denominator (Dr.GRPO, arXiv 2503.20783)."""
+    """Return 1 / (N L_max): no response's length in any denominator (Dr.GRPO, arXiv 2503.20783)."""
     return np.full(lengths_PG.shape, 1.0 / (lengths_PG.size * max_tokens))
 
 
 def balanced_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Token means inside each sign subset of each group, weighted by subset size (BA, arXiv 2605.04077).
+    """Return the weights of token means inside each sign subset of a group, by subset size (BA, arXiv 2605.04077).
 
-    (1/P) sum_groups sum_{S in S+, S-} (|S|/G) [sum_{i in S} sum_t l_it / sum_{i in S} |y_i|], so a
-    token of response i in S weighs 1 / (P G meanlen(S)). A response with A = 0 is in neither
-    subset and weighs nothing, G stays the denominator, an empty subset adds nothing (ours).
+    The loss is (1/P) sum_groups sum_{S in S+, S-} (|S|/G) [sum_{i in S} sum_t l_it / sum_{i in S} |y_i|], so a
+    token of response i in S weighs 1 / (P G meanlen(S)). Ours, where the paper says nothing: a response with
+    A = 0 is in neither subset and weighs nothing, G stays the denominator, and an empty subset adds nothing.
     """
     weights_PG = np.zeros(lengths_PG.shape)
     for sign in (1.0, -1.0):
@@ -126,10 +127,16 @@ AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
 
 
 def token_weights(name: str, lengths_PG: np.ndarray, advantages_PG: np.ndarray, *, max_tokens: int) -> np.ndarray:
-    """Weight [P, G] of every token of each response, for one optimizer step over all ranks, float64.
+    """Return the weight [P, G] of every token of each response, for one optimizer step over all ranks, float64.
 
-    ``lengths_PG`` and ``advantages_PG`` cover the whole mini-batch. Degenerate groups count in P and
-    N; groups that dynamic sampling dropped are not there. A response of no tokens weighs 0.
+    Groups whose rewards are all equal count in P and N; groups that dynamic sampling dropped are not in the
+    mini-batch. A response of no tokens weighs 0.
+
+    Args:
+        name: a key of AGGREGATIONS.
+        lengths_PG: response lengths of the whole mini-batch, in tokens.
+        advantages_PG: their advantages.
+        max_tokens: L_max, the longest response allowed.
     """
     assert lengths_PG.shape == advantages_PG.shape and lengths_PG.ndim == 2, (
         lengths_PG.shape,
@@ -153,10 +160,18 @@ def correction_weights(
     ratio: str,
     cap: float,
 ) -> Tensor:
-    """min(exp(lp_old - lp_beh), cap), detached: truncated importance sampling for engine noise.
+    """Return min(exp(lp_old - lp_sampler), cap) [K], detached: truncated importance sampling for engine noise.
 
-    lp_beh is the log-prob the sampler's engine reported. For `sequence` ratios the exponent is its
-    length-normalised mean over the response, as the ratio's own is.
+    lp_sampler is the log-prob that the sampler's engine reported. For `sequence` ratios the exponent is its
+    mean over the response, as in the ratio itself.
+
+    Args:
+        old_logp_K: the learner's log-probs at the weights that drew the responses.
+        sampler_logp_K: the sampler's.
+        response_K: the response that each token belongs to.
+        lengths_n: tokens of each response.
+        ratio: a key of RATIOS.
+        cap: the largest weight.
     """
     gap_K = (old_logp_K - sampler_logp_K).detach()
     if ratio == "sequence":
@@ -168,30 +183,16 @@ def correction_weights(
 
 
 def kl_estimate(logp_K: Tensor, reference_logp_K: Tensor) -> Tensor:
-    """k3 = exp(lp_ref - lp) - (lp_ref - lp) - 1 per token: unbiased for KL(policy || reference), never negative.
+    """Return k3 = exp(lp_ref - lp) - (lp_ref - lp) - 1 per token [K] (GRPO, arXiv 2402.03300, equation 4).
 
-    GRPO, arXiv 2402.03300, equation 4. Its value is that of the divergence; its gradient, taken through
-    lp alone as GRPO takes it, is (1 - exp(lp_ref - lp)) grad lp.
+    It is an unbiased estimate of KL(policy || reference) and never negative. Its gradient, taken through lp
+    alone as GRPO takes it, is (1 - exp(lp_ref - lp)) grad lp.
     """
     gap_K = reference_logp_K - logp_K
     return torch.exp(gap_K) - gap_K - 1
 
 
 # --- the loss ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LossInputs:
-    """What the loss needs of one micro-batch besides the current log-probs."""
-
-    old_logp_K: Tensor | None  # None: one mini-batch per rollout batch, so they are logp_K.detach()
-    sampler_logp_K: Tensor | None  # None: no correction
-    response_K: Tensor  # int64, which response each token belongs to
-    lengths_n: Tensor  # int64
-    advantages_n: Tensor
-    weights_n: Tensor  # weight of each token of the response
-    mean_weight: Tensor | float = 0.0  # 1 / tokens of the optimizer step: weight of a token in KL and H
-    reference_logp_K: Tensor | None = None  # the frozen reference's, where there is a KL term
 
 
 def policy_loss(
@@ -207,15 +208,32 @@ def policy_loss(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum of this micro-batch, and sums over its tokens for the metrics.
+    """Return the loss of one micro-batch, a weighted sum, and sums over its tokens for the metrics.
 
-    Summed over all micro-batches of all ranks this is the loss of the optimizer step; nothing is
-    left to divide by. The sums, detached: tokens; clipped_low (A < 0 and w < 1 - low); clipped_high
-    (A > 0 and w > 1 + high); gap, |lp_old - lp_sampler|, where there is a sampler; kl, where there is
-    a reference; policy_loss, the first term alone.
+    Added up over all micro-batches of all ranks this is the loss of the optimizer step; nothing is left to
+    divide by. The sums, detached, are:
 
-    KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out
-    the tokens of A = 0, ``length_weighted`` would let them grow with length.
+        tokens         response tokens
+        policy_loss    the first term of the loss alone
+        clipped_low    tokens with A < 0 and w < 1 - clip_low
+        clipped_high   tokens with A > 0 and w > 1 + clip_high
+        gap            |lp_old - lp_sampler|, where there are the sampler's log-probs
+        kl             the KL estimate, where there is a reference
+
+    KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out the
+    tokens of A = 0, and ``length_weighted`` would let both grow with length.
+
+    Args:
+        logp_K: current log-probs, with gradient.
+        entropy_K: current entropies.
+        inputs: all else that the loss needs of the micro-batch.
+        ratio: a key of RATIOS.
+        surrogate: a key of SURROGATES.
+        clip_low: distance of the ratio's lower bound from 1.
+        clip_high: distance of its upper bound from 1.
+        cap: the largest correction weight.
+        kl_coef: weight of the KL term.
+        entropy_coef: weight of the entropy bonus.
     """
     old_logp_K = logp_K.detach() if inputs.old_logp_K is None else inputs.old_logp_K
     ratio_K = RATIOS[ratio](logp_K, old_logp_K, inputs.response_K, inputs.lengths_n)
@@ -246,6 +264,6 @@ def policy_loss(
 
 
 def supervised_loss(logp_K: Tensor, entropy_K: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """Minus the weighted log-likelihood: the warm start's loss."""
+    """Return minus the weighted log-likelihood, the warm start's loss, and its number of tokens for the metrics."""
     weight_K = inputs.weights_n[inputs.response_K].to(logp_K.dtype)
     return -(weight_K * logp_K).sum(), {"tokens": torch.tensor(len(logp_K), device=logp_K.device)}

@@ -18,7 +18,7 @@ import torch
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
-from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.data.model_folder import check_context, check_model_folder
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import (
@@ -28,19 +28,22 @@ from vlm_rl.data.sets import (
     load_training_sets,
     refuse_contaminated,
 )
-from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, rank, world_size
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, model_dtype, rank, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
-from vlm_rl.learner.learner import Learner, Reference
+from vlm_rl.learner import layer_patches
+from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.reference import Reference
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.checkpoint import commit, prune, recover, saving
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import resume_command
-from vlm_rl.samplers.base import FingerprintBuilder, Sampler, SamplingParams, check_fresh
+from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -108,8 +111,15 @@ class Session:
     # -- building ------------------------------------------------------------------------------------
 
     def _load_policy(self, path: Path) -> Policy:
+        check_context(
+            self.builder.config,
+            prompt_tokens=self.config.data.max_prompt_tokens,
+            response_tokens=self.config.rollout.max_tokens,
+            settings="data.max_prompt_tokens + rollout.max_tokens",
+        )
         policy = self._load_plain_policy(path)
-        _check_context(policy, self.config)
+        if rank() == 0:
+            print(layer_patches.describe(policy.replaced_layers), flush=True)
         if self.config.model.freeze_vision:
             policy.freeze_vision()
         if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
@@ -121,6 +131,7 @@ class Session:
             load_model(path, dtype=self._dtype()),
             banned_ids=self.builder.banned_ids,
             temperature=self.config.rollout.temperature,
+            layer_patches=self.config.model.layer_patches,
         )
 
     def _load_reference(self) -> Reference:
@@ -147,10 +158,7 @@ class Session:
         )
 
     def _dtype(self) -> torch.dtype:
-        name = self.config.model.dtype
-        if name == "auto":
-            name = "float32" if self.device.type == "cpu" else "bfloat16"
-        return getattr(torch, name)
+        return model_dtype(self.device, self.config.model.dtype)
 
     # -- the run directory ---------------------------------------------------------------------------
 
@@ -325,13 +333,3 @@ def _check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], co
         f"shortest, {shortest!r}, has {lengths[shortest]} tokens; raise it, "
         "or lower data.max_pixels and prepare again"
     )
-
-
-def _check_context(policy: Policy, config: Config) -> None:
-    context = policy.model.config.get_text_config().max_position_embeddings
-    wanted = config.data.max_prompt_tokens + config.rollout.max_tokens
-    if wanted > context:
-        raise UserError(
-            f"data.max_prompt_tokens + rollout.max_tokens is {wanted}, above the model's context of {context}: "
-            "lower one of them"
-        )

@@ -23,7 +23,7 @@ from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import gather_shares, rank, share, world_size
 from vlm_rl.hadw import difficulty_weights, update_belief
 from vlm_rl.learner.learner import UpdateResult
-from vlm_rl.learner.packing import PackedRow, TrainGroup, pack_row, plan_rows
+from vlm_rl.learner.packing import PackedRow, pack_row, plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.metrics import difficulty_metrics
 from vlm_rl.recorder import Timings, step_metrics
@@ -221,14 +221,15 @@ def pack(s: Session, batch: Batch, groups: Sequence[Group], weights_PG: np.ndarr
         num_ranks=world_size(),
         pair_cost=1 / (6 * s.policy.model.config.get_text_config().hidden_size),
     )[rank()]
-    mine = {chunk.group: groups[chunk.group] for chunks in plan for chunk in chunks}
-    train_groups = {
-        index: TrainGroup(batch.prompts[group.problem], group.rollouts, group.advantages_G, weights_PG[index])
-        for index, group in mine.items()
-    }
-    positions = partial(rope_positions, s.policy.model)
-    mean_weight = 1 / sum(int(group.lengths_G.sum()) for group in groups)
-    return [pack_row(train_groups, chunks, positions, mean_weight=mean_weight) for chunks in plan]
+    row_of = partial(
+        pack_row,
+        groups=groups,
+        prompts={chunk.group: batch.prompts[groups[chunk.group].problem] for chunks in plan for chunk in chunks},
+        weights_PG=weights_PG,
+        positions=partial(rope_positions, s.policy.model),
+        mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
+    )
+    return [row_of(chunks) for chunks in plan]
 
 
 def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timings) -> list[UpdateResult]:

@@ -123,3 +123,17 @@ class Group:
     def lengths_G(self) -> np.ndarray:
         """Return the tokens of each response, int64 [G]."""
         return np.array([len(r.ids) for r in self.rollouts], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossInputs:
+    """What the loss needs of one packed row besides the current log-probs: K response tokens of n responses."""
+
+    old_logp_K: torch.Tensor | None  # None: one mini-batch per rollout batch, so they are the current ones, detached
+    sampler_logp_K: torch.Tensor | None  # the log-probs that the sampler reported; None: no correction
+    response_K: torch.Tensor  # int64, which of the n responses each token belongs to
+    lengths_n: torch.Tensor  # int64
+    advantages_n: torch.Tensor
+    weights_n: torch.Tensor  # weight of each token of the response
+    mean_weight: torch.Tensor | float = 0.0  # 1 / tokens of the optimizer step: a token's weight in KL and entropy
+    reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import toy_problem
 from vlm_rl.config import DataConfig
-from vlm_rl.data.lazy_images import PictureFile
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.sets import contaminated_sources, load_set, load_training_sets, refuse_contaminated
-from vlm_rl.data_prep.prepare import write_problems
+from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
@@ -129,7 +129,8 @@ def test_a_prepared_set_comes_back_as_it_was(tmp_path) -> None:
 MEASURE = """
 import hashlib, random, sys
 import psutil
-from vlm_rl.data.sets import (load_set)
+import vlm_rl.distributed  # torch, which load_set loads when it is first called
+from vlm_rl.data.sets import load_set
 process = psutil.Process()
 before = process.memory_info().rss
 problems = load_set(sys.argv[1])
@@ -170,10 +171,10 @@ def test_pictures_of_any_row_in_any_order_are_the_files(tmp_path, monkeypatch) -
     ]
     problems = load_set(write(tmp_path / "set", *written))
     assert [len(one.images) for one in problems] == counts
-    file = PictureFile(tmp_path / "set" / "data.parquet")
+    file = ImageColumn(tmp_path / "set" / "data.parquet")
     assert pq.ParquetFile(file.path).num_row_groups == 3
     per_group = sum(100 * count for count in counts[:16])
-    monkeypatch.setattr("vlm_rl.data.lazy_images.KEPT_BYTES", 2 * per_group)
+    monkeypatch.setattr("vlm_rl.data.stored_images.KEPT_BYTES", 2 * per_group)
     for index in [39, 0, 20, 1, 38, 17, 2, 39]:
         assert file.row(index) == written[index].images
         assert len(file._kept) <= 2 and file._num_kept_bytes <= 2 * per_group
@@ -188,7 +189,7 @@ def test_pictures_that_cannot_be_read_any_more_name_the_file(tmp_path) -> None:
     (one,) = load_set(folder)
     with (folder / "data.parquet").open("r+b") as file:  # in place, as something else might
         file.truncate(8)
-    with pytest.raises(UserError, match=r"data\.parquet: the pictures of row group 0 cannot be read"):
+    with pytest.raises(UserError, match=r"data\.parquet: the images of row group 0 cannot be read"):
         list(one.images)
 
 

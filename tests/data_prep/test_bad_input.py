@@ -23,9 +23,9 @@ from tests.data_prep.test_prepare import encoded, manifest, noise, table
 from vlm_rl.data.images import decode_image, encode_png
 from vlm_rl.data_prep.image_files import ZipMember
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.prepare import prepare
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.records import RowError
-from vlm_rl.data_prep.smoke import write_virl
+from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 
 
@@ -102,7 +102,7 @@ def mixed_rows() -> tuple[list[dict], list[dict], dict[str, bytes]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_good_rows_are_byte_equal_with_and_without_bad_ones(tmp_path, monkeypatch, workers) -> None:
-    monkeypatch.setattr("vlm_rl.data_prep.prepare.SHARD_ROWS", 16)
+    monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 16)
     good, between, pictures = mixed_rows()
     (tmp_path / "outside.png").write_bytes(pictures["1.png"])
     clean = write_virl(tmp_path / "clean", good, pictures)
@@ -299,7 +299,7 @@ def test_archives_that_attack_cost_their_rows_only(tmp_path, kind) -> None:
     for row in rows[1:]:
         one = write_virl(tmp_path / f"one-{row['question'][7:11].strip('./')}", [{}, row], {})
         (one / f"images.{kind}").hardlink_to(folder / f"images.{kind}")
-        with pytest.raises(UserError, match=r"^39Krelease\.parquet row 1: .*\(image_\w+\); mend the row"):
+        with pytest.raises(UserError, match=r"^39Krelease\.parquet row 1: .*\(image_\w+\); fix the row"):
             prepare("virl39k", one, tmp_path / "strict", Options(strict=True))
     assert not (tmp_path / "strict").exists()
 

@@ -16,10 +16,10 @@ from PIL import Image
 from vlm_rl import cli
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.hub import locate
-from vlm_rl.data_prep.mix import allot, mix
+from vlm_rl.data_prep.mix_sets import allot, mix_sets
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.prepare import prepare
-from vlm_rl.data_prep.smoke import write_virl
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 
 
@@ -75,14 +75,14 @@ def test_a_mix_has_its_shares_and_repeats_byte_for_byte(tmp_path) -> None:
     one, two = prepared(tmp_path, "one", 50), prepared(tmp_path, "two", 50)
     sets = [{"path": one.name, "weight": 3}, {"path": two.name, "weight": 1}]
     file = recipe(tmp_path, sets=sets, rows=20)
-    mix(file, tmp_path / "a")
-    mix(file, tmp_path / "b")
+    mix_sets(file, tmp_path / "a")
+    mix_sets(file, tmp_path / "b")
     assert (tmp_path / "a/data.parquet").read_bytes() == (tmp_path / "b/data.parquet").read_bytes()
     assert Counter(name.split("-")[0] for name in ids(tmp_path / "a")) == {"one": 15, "two": 5}
     assert (tmp_path / "a/report.html").is_file()
-    mix(recipe(tmp_path, sets=sets, rows=40), tmp_path / "larger")
+    mix_sets(recipe(tmp_path, sets=sets, rows=40), tmp_path / "larger")
     assert set(ids(tmp_path / "a")) < set(ids(tmp_path / "larger"))
-    mix(recipe(tmp_path, sets=sets, rows=20, seed=1), tmp_path / "other")
+    mix_sets(recipe(tmp_path, sets=sets, rows=20, seed=1), tmp_path / "other")
     assert set(ids(tmp_path / "other")) != set(ids(tmp_path / "a"))
 
 
@@ -90,7 +90,7 @@ def test_quotas_of_sets_and_sources(tmp_path) -> None:
     one, two = prepared(tmp_path, "one", 20), prepared(tmp_path, "two", 20)
     sets = [{"path": str(one), "quota": 5}, {"path": str(two)}]
     file = recipe(tmp_path, sets=sets, rows=100, quotas={"virl39k/a": 2})
-    mix(file, tmp_path / "out")
+    mix_sets(file, tmp_path / "out")
     rows = pq.read_table(tmp_path / "out/data.parquet").to_pylist()
     taken = Counter((row["id"].split("-")[0], row["source"]) for row in rows)
     assert taken[("one", "virl39k/a")] <= 2 and taken[("two", "virl39k/a")] == 2
@@ -102,17 +102,17 @@ def test_mixes_that_do_not_fit(tmp_path) -> None:
     one = prepared(tmp_path, "one", 4)
     other = prepared(tmp_path, "other", 4, Options(max_pixels=50_176))
     with pytest.raises(UserError, match=r"prepared with max_pixels 50176, .* with 1003520"):
-        mix(recipe(tmp_path, sets=[{"path": "one"}, {"path": "other"}]), tmp_path / "out")
+        mix_sets(recipe(tmp_path, sets=[{"path": "one"}, {"path": "other"}]), tmp_path / "out")
     with pytest.raises(UserError, match=r"'one-0' is in .*one and again"):
-        mix(recipe(tmp_path, sets=[{"path": "one"}, {"path": str(one)}]), tmp_path / "out")
+        mix_sets(recipe(tmp_path, sets=[{"path": "one"}, {"path": str(one)}]), tmp_path / "out")
     with pytest.raises(UserError, match="not a prepared set"):
-        mix(recipe(tmp_path, sets=[{"path": "none"}]), tmp_path / "out")
+        mix_sets(recipe(tmp_path, sets=[{"path": "none"}]), tmp_path / "out")
     with pytest.raises(UserError, match="wieght"):
-        mix(recipe(tmp_path, sets=[{"path": "one", "wieght": 2}]), tmp_path / "out")
+        mix_sets(recipe(tmp_path, sets=[{"path": "one", "wieght": 2}]), tmp_path / "out")
     facts = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps({**facts, "test_only": True}))
     with pytest.raises(UserError, match="is a benchmark"):
-        mix(recipe(tmp_path, sets=[{"path": "other"}]), tmp_path / "out")
+        mix_sets(recipe(tmp_path, sets=[{"path": "other"}]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -212,8 +212,8 @@ def test_a_generic_table_may_lie_on_the_hub(tmp_path, monkeypatch, capsys) -> No
 
 def test_a_hub_id_wants_a_revision_and_a_local_path_none(tmp_path) -> None:
     with pytest.raises(UserError, match="--revision COMMIT"):
-        locate("virl39k", "TIGER-Lab/ViRL39K", "")
+        locate("TIGER-Lab/ViRL39K", "")
     with pytest.raises(UserError, match="only a hub id has one"):
-        locate("virl39k", str(tmp_path), COMMIT)
+        locate(str(tmp_path), COMMIT)
     with pytest.raises(UserError, match="not in the cache"):
-        locate("virl39k", "nobody/nothing", COMMIT)
+        locate("nobody/nothing", COMMIT)

@@ -21,14 +21,15 @@ from PIL import Image
 import vlm_rl.data_prep.shards
 from tests.conftest import shared_data
 from vlm_rl.data.images import decode_image, encode_jpeg, encode_png
-from vlm_rl.data_prep.filters import NEAR_BITS, cached, normalised
+from vlm_rl.data_prep.duplicates import NEAR_BITS, normalised
+from vlm_rl.data_prep.filters import cached
 from vlm_rl.data_prep.image_files import ImageBytes
+from vlm_rl.data_prep.leakage import BenchmarkIndex
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.overlap import Benchmarks
-from vlm_rl.data_prep.pictures import Grid, perceptual_hash, prepare_picture
-from vlm_rl.data_prep.prepare import prepare
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.prepared_images import Grid, perceptual_hash, prepare_image
 from vlm_rl.data_prep.records import RowError
-from vlm_rl.data_prep.smoke import write_virl
+from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
@@ -48,7 +49,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def fitted(data: bytes, grid: Grid = GRID, *, test_only: bool = False):
-    return prepare_picture(ImageBytes(data), where="x", grid=grid, test_only=test_only)
+    return prepare_image(ImageBytes(data), where="x", grid=grid, test_only=test_only)
 
 
 def table(folder: Path) -> list[dict]:
@@ -138,10 +139,10 @@ def test_the_perceptual_hash_survives_sizes_and_formats(size) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-import vlm_rl.data_prep.prepare
-from vlm_rl.data_prep.prepare import prepare
+import vlm_rl.data_prep.preparation
+from vlm_rl.data_prep.preparation import prepare
 if __name__ == "__main__":
-    vlm_rl.data_prep.prepare.SHARD_ROWS = 8
+    vlm_rl.data_prep.preparation.SHARD_ROWS = 8
     print(prepare("virl39k", Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3])))
 """
 
@@ -168,7 +169,7 @@ def test_a_killed_preparation_goes_on_without_redoing_finished_shards(tmp_path, 
     process.wait()
     finished = {path.name: path.stat().st_mtime_ns for path in partial.glob("shard-*.json")}
     assert 3 <= len(finished) < 15 and not out.exists()
-    monkeypatch.setattr("vlm_rl.data_prep.prepare.SHARD_ROWS", 8)
+    monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 8)
     made: list[str] = []
     original = vlm_rl.data_prep.shards.make_shard
     monkeypatch.setattr(
@@ -198,12 +199,18 @@ def wait_for_lock(partial: Path) -> None:
                 time.sleep(0.05)
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("change", ["options", "source", "shard"])
 def test_shards_of_another_plan_or_broken_ones_are_made_again(tmp_path, monkeypatch, change) -> None:
-    monkeypatch.setattr("vlm_rl.data_prep.prepare.SHARD_ROWS", 8)
+    monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 8)
     source, out = many(tmp_path / "virl", 24), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("vlm_rl.data_prep.prepare.assemble", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "vlm_rl.data_prep.preparation.merge_shards", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             prepare("virl39k", source, out)
     partial = tmp_path / ".out.partial"
@@ -228,7 +235,9 @@ def test_finished_shards_hold_what_strict_mode_stops_at(tmp_path, monkeypatch) -
     rows = [{"question": "<image>", "image": ["images/none.png"]}, {}]
     source, out = write_virl(tmp_path / "virl", rows, {}), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("vlm_rl.data_prep.prepare.assemble", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "vlm_rl.data_prep.preparation.merge_shards", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             prepare("virl39k", source, out)
     with pytest.raises(UserError, match=r"^39Krelease\.parquet row 0: .*image_missing"):
@@ -237,17 +246,17 @@ def test_finished_shards_hold_what_strict_mode_stops_at(tmp_path, monkeypatch) -
 
 
 def test_two_preparations_of_one_set_do_not_mix(tmp_path) -> None:
-    from vlm_rl.data_prep.workspace import Workspace
+    from vlm_rl.data_prep.partial_set import PartialSet
 
     source = many(tmp_path / "virl", 2)
-    with Workspace(tmp_path / "out", {}), pytest.raises(UserError, match="another preparation is writing it"):
+    with PartialSet(tmp_path / "out", {}), pytest.raises(UserError, match="another preparation is writing it"):
         prepare("virl39k", source, tmp_path / "out")
 
 
 def test_the_number_of_workers_and_shards_changes_nothing(tmp_path, monkeypatch) -> None:
     source = many(tmp_path / "virl", 40)
     prepare("virl39k", source, tmp_path / "a")
-    monkeypatch.setattr("vlm_rl.data_prep.prepare.SHARD_ROWS", 7)
+    monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 7)
     prepare("virl39k", source, tmp_path / "b", workers=2)
     assert (tmp_path / "a/data.parquet").read_bytes() == (tmp_path / "b/data.parquet").read_bytes()
 
@@ -453,7 +462,7 @@ def test_overlap_with_a_benchmark_by_text_and_picture(tmp_path, benchmark) -> No
 @pytest.mark.parametrize(("shared", "is_overlap"), [(12, False), (13, True)])
 def test_thirteen_words_in_a_row_are_an_overlap_and_twelve_are_none(shared, is_overlap) -> None:
     words = [f"w{number}" for number in range(30)]
-    benchmarks = Benchmarks()
+    benchmarks = BenchmarkIndex()
     benchmarks.add("bench/1", " ".join(words), [])
     question = " ".join(["Other", *words[5 : 5 + shared], "and an end of its own"])
     assert bool(benchmarks.by_text(question, [])) == is_overlap
@@ -560,7 +569,7 @@ def test_a_set_of_annotations_alone_is_not_run(tmp_path) -> None:
 
     prepare("mathvista", shared_data() / "mathvista", tmp_path / "mathvista")
     assert len(problems_of(tmp_path / "mathvista")) == 250  # scorable
-    with pytest.raises(UserError, match="has no picture, only its annotation"):
+    with pytest.raises(UserError, match="has no image, only its annotation"):
         load_eval_sets(DataConfig(train=["x"], eval=[str(tmp_path / "mathvista")]))
 
 

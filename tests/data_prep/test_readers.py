@@ -15,14 +15,16 @@ import pytest
 from PIL import Image
 
 from tests.conftest import shared_data
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.dapo import read_dapo
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.prepare import prepare, write_problems
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.prepared_set import to_row
-from vlm_rl.data_prep.records import Dropped, Row, RowError, fit_markers
-from vlm_rl.data_prep.smoke import write_dressed_virl, write_virl
+from vlm_rl.data_prep.records import DroppedRow, RowError, UsableRow, fit_markers
+from vlm_rl.data_prep.smoke_data import write_unusual_formats
 from vlm_rl.data_prep.sources import SOURCES
+from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
@@ -37,11 +39,11 @@ def read(source: str, path: Path, split: str = "") -> tuple[dict[str, Problem], 
     """Problems with the bytes of their pictures, and the dropped rows by reason, those of the pictures included."""
     problems, dropped = {}, Counter()
     for item in SOURCES[source].read(path, split):
-        if isinstance(item, Dropped):
+        if isinstance(item, DroppedRow):
             dropped[item.reason] += item.count
             continue
         try:
-            images = tuple(ref.read() for ref in item.pictures)
+            images = tuple(ref.read() for ref in item.images)
         except RowError as error:
             dropped[error.reason] += 1
         else:
@@ -248,9 +250,12 @@ def dapo_file(path: Path, rows: list[tuple[str, str]]) -> Path:
 def test_dapo_keeps_a_problem_once_and_drops_disputed_ones(tmp_path):
     rows = [("What is 1+1?", "2"), ("What is 2+2?", "4"), ("What is 1+1?", "2"), ("What is 2+2?", "5")]
     items = list(read_dapo(dapo_file(tmp_path / "train.parquet", rows)))
-    kept = [item.problem for item in items if isinstance(item, Row)]
+    kept = [item.problem for item in items if isinstance(item, UsableRow)]
     assert [(p.id, p.question, p.answer, p.test_only) for p in kept] == [("dapo-uuid-0", "What is 1+1?", "2", False)]
-    assert Counter(item.reason for item in items if isinstance(item, Dropped)) == {"duplicate": 2, "gold_conflict": 1}
+    assert Counter(item.reason for item in items if isinstance(item, DroppedRow)) == {
+        "duplicate": 2,
+        "gold_conflict": 1,
+    }
 
 
 def test_virl_rows_of_every_kind(tmp_path):
@@ -378,7 +383,7 @@ def test_strict_accepts_a_known_property_of_the_data(tmp_path):
 
 def test_unusual_formats_and_several_pictures_in_a_row(tmp_path):
     sample = sorted((shared_data() / "mathvision/images").glob("*.jpg"))[3]
-    folder = write_dressed_virl(tmp_path / "virl", sample)
+    folder = write_unusual_formats(tmp_path / "virl", sample)
     report = prepare("virl39k", folder, tmp_path / "out", Options(strict=True, max_pixels=100_352))
     rows = rows_of(tmp_path / "out")
     assert report.kept == 6

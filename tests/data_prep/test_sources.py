@@ -16,10 +16,11 @@ from tests.data_prep.test_readers import read
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.golds import last_box, number_gold
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.prepare import prepare
-from vlm_rl.data_prep.smoke import write_virl
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.records import pass_rate_of
 from vlm_rl.data_prep.sources import SOURCES
-from vlm_rl.data_prep.training_sources import clean_virl, pass_rate
+from vlm_rl.data_prep.training_sources import clean_virl
+from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
@@ -68,7 +69,7 @@ def test_virl_noise_is_removed_and_fractions_stay(raw, clean) -> None:
      (7, -1.0), (float("nan"), -1.0), ("1/0", -1.0)],
 )  # fmt: skip
 def test_pass_rates(value, rate) -> None:
-    assert pass_rate(value) == rate
+    assert pass_rate_of(value) == rate
 
 
 def test_virl_markers_leading_trailing_in_the_middle_and_missing(tmp_path) -> None:

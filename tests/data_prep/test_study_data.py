@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForImageTextToText
 
-import vlm_rl.data_prep.study as study
+import vlm_rl.data_prep.study_data as study
 from vlm_rl.data.sets import load_set
 
 
@@ -46,4 +46,4 @@ def test_failed_starts_are_named(tmp_path: Path, small, monkeypatch) -> None:
     (tmp_path / "start-a").mkdir()  # there already: kept
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(SystemExit, match="failed: b;"):
-        study.prepare_study(tmp_path)
+        study.make_study_data(tmp_path)

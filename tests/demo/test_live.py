@@ -32,7 +32,7 @@ from tests.helpers.example_run import build_run, square_image
 from tests.helpers.hostile import HOSTILE
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.toy import tokenizer_texts
+from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.demo.ask_queue import Conversation, Desk, Limits, View
 from vlm_rl.demo.backends import (
     Checkpoint,
@@ -635,7 +635,7 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
     run = build_run(folder / "luspo", steps=2, num_problems=4)
     text = (run.path / "config.yaml").read_text()
     (run.path / "config.yaml").write_text(text.replace("models/tiny", str(tiny_model)))
-    second = build_tiny_model(folder / "other", seed=1, tokenizer_texts=tokenizer_texts())
+    second = build_tiny_model(folder / "other", seed=1, tokenizer_texts=SQUARES.tokenizer_texts())
     for step in (1, 2):
         place = shutil.copytree(second, run.path / "checkpoints" / f"step-{step:06d}")
         (place / "MANIFEST.json").write_text("{}")

@@ -19,7 +19,7 @@ from tests.conftest import shared_data
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.prepare import prepare
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.evaluation.evaluate import evaluate
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import RunDirectory

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_rl.data_prep.prepare import prepare
-from vlm_rl.data_prep.toy import write_toy
+from vlm_rl.data_prep.counting_squares import SQUARES
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.run.directory import RunDirectory
 
 NUM_KNOWN = 3  # problems that are answered before the kill
@@ -36,7 +36,7 @@ def lines(journal: Path) -> list[bytes]:
 
 @pytest.mark.slow
 def test_a_killed_evaluation_goes_on(tmp_path: Path, tiny_model: Path) -> None:
-    raw = write_toy(tmp_path / "raw", seed=0, train=1, heldout=24, warm=1, mixture=1)
+    raw = SQUARES.write(tmp_path / "raw", seed=0, train=1, heldout=24, warm=1, mixture=1)
     data = tmp_path / "heldout"
     prepare("virl39k", raw / "heldout", data)
     out, journal = tmp_path / "out", tmp_path / "out" / "eval" / f".{data.name}-000000-0.jsonl"

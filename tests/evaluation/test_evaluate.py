@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.helpers.benchmark_rows import REAL_FILES
 from vlm_rl.cli import main
 from vlm_rl.config import parse_config
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.records import Row
+from vlm_rl.data_prep.records import UsableRow
 from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.distributed import merge_shares
 from vlm_rl.errors import UserError
@@ -40,7 +39,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
-from vlm_rl.stats import bootstrap_interval, random_derangement, score_interval, wilson_interval
+from vlm_rl.stats import random_derangement, score_interval
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout, StopReason, Verdict
 
@@ -58,43 +57,6 @@ def problem(index: int, *images: bytes, answer: str = "4") -> Problem:
 
 
 # -- numbers ---------------------------------------------------------------------------------------
-
-
-def test_interval_of_a_coin_is_the_normal_one() -> None:
-    scores = np.array([0.0, 1.0] * 200)
-    low, high = bootstrap_interval(scores, seed=1)
-    # standard error sqrt(.25 / 400) = .025; 1.96 of it on either side; quantiles of 2000 draws wander a little
-    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.005)
-    assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.005)
-    assert bootstrap_interval(scores, seed=1) == (low, high)
-    assert bootstrap_interval(scores, seed=2) != (low, high)
-    narrow = bootstrap_interval(scores, seed=1, confidence=0.5)
-    assert narrow[0] == pytest.approx(0.5 - 0.6745 * 0.025, abs=0.005)
-
-
-def test_interval_of_constants_and_of_nothing() -> None:
-    assert bootstrap_interval(np.full(7, 0.25)) == (0.25, 0.25)
-    assert np.isnan(bootstrap_interval(np.array([]))).all() and np.isnan(score_interval(np.array([]))).all()
-
-
-def test_interval_of_a_perfect_score_is_no_point() -> None:
-    """At a share of 1 Wilson's interval begins at n / (n + z^2), at 0 it ends at z^2 / (n + z^2)."""
-    z2 = 1.959964**2
-    assert score_interval(np.ones(256)) == pytest.approx((256 / (256 + z2), 1), abs=1e-6)
-    assert score_interval(np.zeros(10)) == pytest.approx((0, z2 / (10 + z2)), abs=1e-6)
-    assert score_interval(np.ones(1))[1] == 1 and score_interval(np.zeros(1))[0] == 0  # never outside [0, 1]
-    mixed = np.array([1.0, 1.0, 0.0])
-    assert score_interval(mixed, seed=3) == bootstrap_interval(mixed, seed=3)
-
-
-@given(st.integers(0, 300), st.integers(1, 300))
-def test_ends_of_wilsons_interval_are_just_not_rejected(right: int, count: int) -> None:
-    """Its definition: |share - end| = z sqrt(end (1 - end) / n), inside [0, 1] and around the share."""
-    share = min(right, count) / count
-    low, high = wilson_interval(share, count)
-    assert 0 <= low <= share <= high <= 1
-    for end in (low, high):
-        assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), abs=1e-6)
 
 
 @given(st.integers(2, 40), st.integers(0, 2**32))
@@ -157,7 +119,7 @@ def test_summary_by_hand() -> None:
     assert summary["mean_length_correct"] == 80 / 3
     assert summary["mean_length_wrong"] == 320 / 5
     # The interval is over problems: from the four means, not from the eight samples.
-    assert summary["interval"] == list(bootstrap_interval(np.array([0.5, 1, 0, 0]), seed=0))
+    assert summary["interval"] == list(score_interval(np.array([0.5, 1, 0, 0]), seed=0))
     uneven = [record("a", "correct", 1), record("a", "correct", 1), record("b", "wrong", 1)]
     assert summarise(uneven, seed=0)["accuracy"] == 1 / 2  # of problems
 
@@ -490,7 +452,7 @@ def test_preparation_and_scoring_read_the_same_problems(
     files = annotation_files(name)
     scored = read_annotations(BENCHMARKS[name], files)
     folder = files[0] if len(files) == 1 else files[0].parent.parent
-    prepared = [row.problem for row in SOURCES[name].read(folder) if isinstance(row, Row)]
+    prepared = [row.problem for row in SOURCES[name].read(folder) if isinstance(row, UsableRow)]
     assert {problem.id: facts(problem) for problem in prepared} == {problem.id: facts(problem) for problem in scored}
 
 

@@ -1,12 +1,13 @@
-"""Groups of random responses on real prompts, and the reference they are compared with.
+"""Groups of random responses on real prompts, their packed rows, and the reference they are compared with.
 
-The reference knows nothing of packing: one padded row per response, its images repeated, through
-the unmodified transformers model with its own positions and its own attention.
+The reference knows nothing of packing: one padded row per response, its images repeated, through the
+unmodified transformers model with its own positions and its own attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,51 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from vlm_rl.learner.packing import TrainGroup
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.learner.packing import Chunk, PackedRow, PositionFunction, pack_row
+from vlm_rl.types import Group, Problem, Prompt, Rollout
+
+
+@dataclass(frozen=True)
+class WeighedGroup:
+    """A prompt's responses with what a run would work out for them; any number of responses."""
+
+    prompt: Prompt
+    rollouts: Sequence[Rollout]
+    advantages_G: np.ndarray
+    weights_G: np.ndarray
+    old_logps: Sequence[np.ndarray] | None = None  # per response [R]; None: those of the forward pass itself
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(rollout.ids) for rollout in self.rollouts]
+
+
+def pack(
+    chunks: Sequence[Chunk],
+    groups: Sequence[WeighedGroup],
+    positions: PositionFunction,
+    *,
+    mean_weight: float = 0.0,
+    with_sampler: bool = False,
+) -> PackedRow:
+    """Pack the chunks as the trainer does, then fill in old log-probs and leave out the sampler's random ones."""
+    weights_PG = np.zeros((len(groups), max(len(group.rollouts) for group in groups)))
+    for row, group in zip(weights_PG, groups, strict=True):
+        row[: len(group.rollouts)] = group.weights_G
+    problem = Problem(id="", question="", images=(), answer="", answer_type="text")
+    row = pack_row(
+        chunks,
+        groups=[Group(problem, tuple(group.rollouts), (), group.advantages_G) for group in groups],
+        prompts={index: group.prompt for index, group in enumerate(groups)},
+        weights_PG=weights_PG,
+        positions=positions,
+        mean_weight=mean_weight,
+    )
+    old = [logps[i] for chunk in chunks if (logps := groups[chunk.group].old_logps) for i in chunk.responses]
+    loss = row.loss if with_sampler else replace(row.loss, sampler_logp_K=None)
+    if old:
+        loss = replace(loss, old_logp_K=torch.from_numpy(np.concatenate(old).astype(np.float32)))
+    return replace(row, loss=loss)
 
 
 def noise_image(width: int, height: int, seed: int) -> Image.Image:
@@ -51,7 +95,7 @@ def _processor(model: Path) -> Any:
 
 def random_group(
     prompt: Prompt, lengths: Sequence[int], *, vocabulary: int, seed: int, banned: Sequence[int] = ()
-) -> TrainGroup:
+) -> WeighedGroup:
     """Responses of random allowed tokens with random advantages and weights."""
     rng = np.random.default_rng(seed)
     allowed = np.setdiff1d(np.arange(vocabulary), np.array(banned, dtype=int))
@@ -67,12 +111,11 @@ def random_group(
         )
         for index, length in enumerate(lengths)
     ]
-    return TrainGroup(
+    return WeighedGroup(
         prompt=prompt,
         rollouts=rollouts,
         advantages_G=rng.normal(size=len(lengths)),
         weights_G=rng.uniform(0.01, 0.1, len(lengths)),
-        use_correction=False,
     )
 
 
@@ -81,14 +124,22 @@ def load_reference(model: Path) -> torch.nn.Module:
 
 
 def padded_logps(
-    reference: torch.nn.Module, groups: Sequence[TrainGroup], *, banned: Sequence[int] = (), temperature: float = 1.0
+    reference: torch.nn.Module,
+    groups: Sequence[WeighedGroup],
+    *,
+    banned: Sequence[int] = (),
+    temperature: float = 1.0,
 ) -> list[list[Tensor]]:
     """Log-probs of every response of every group, with gradient, one padded row per response."""
     return padded_scores(reference, groups, banned=banned, temperature=temperature)[0]
 
 
 def padded_scores(
-    reference: torch.nn.Module, groups: Sequence[TrainGroup], *, banned: Sequence[int] = (), temperature: float = 1.0
+    reference: torch.nn.Module,
+    groups: Sequence[WeighedGroup],
+    *,
+    banned: Sequence[int] = (),
+    temperature: float = 1.0,
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     """Log-probs and entropies of the tokens of every response of every group."""
     rows = [(g.prompt, rollout.ids) for g in groups for rollout in g.rollouts]
@@ -123,6 +174,6 @@ def padded_scores(
     return _by_group(logps, groups), _by_group(entropies, groups)
 
 
-def _by_group(flat: Sequence[Tensor], groups: Sequence[TrainGroup]) -> list[list[Tensor]]:
+def _by_group(flat: Sequence[Tensor], groups: Sequence[WeighedGroup]) -> list[list[Tensor]]:
     values = iter(flat)
     return [[next(values) for _ in group.rollouts] for group in groups]

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.helpers.groups import make_prompt, noise_image, random_group
+from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
@@ -30,10 +31,13 @@ from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, init_ranks, rank, world_size
 from vlm_rl.hadw import Belief, difficulty_weights
 from vlm_rl.learner import policy as policy_module
-from vlm_rl.learner.learner import GuardAbortError, Learner, Reference, UpdateResult
-from vlm_rl.learner.packing import Chunk, PackedRow, TrainGroup, pack_row, plan_rows
+from vlm_rl.learner.guard import GuardAbortError
+from vlm_rl.learner.learner import Learner, UpdateResult
+from vlm_rl.learner.packing import Chunk, PackedRow, plan_rows
 from vlm_rl.learner.policy import Policy, load_model
-from vlm_rl.losses import LossInputs, policy_loss, token_weights
+from vlm_rl.learner.reference import Reference
+from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.types import LossInputs
 
 TEMPERATURE = 0.9
 LR = 1e-3
@@ -53,11 +57,11 @@ def fresh_model(model: Path) -> Any:
 
 
 @cache
-def five_groups(model: Path) -> list[TrainGroup]:
+def five_groups(model: Path) -> list[WeighedGroup]:
     return make_groups(model, fresh_model(model).config)
 
 
-def make_groups(model: Path, config: Any) -> list[TrainGroup]:
+def make_groups(model: Path, config: Any) -> list[WeighedGroup]:
     """Five groups: unequal prompts and images, one of them text only."""
     texts = ["How many?", "How many red squares are there, and why?"]
     return [
@@ -98,13 +102,13 @@ class Case:
         return {name: tensor - self.start[name] for name, tensor in self.weights().items()}
 
     def rows(
-        self, *, budget: int = 90, groups: Sequence[TrainGroup] | None = None, mean_weight: float = 0.0
+        self, *, budget: int = 90, groups: Sequence[WeighedGroup] | None = None, mean_weight: float = 0.0
     ) -> list[PackedRow]:
         """This rank's rows."""
         chosen = self.groups if groups is None else groups
         plan = plan_rows(
             [len(group.prompt.ids) for group in chosen],
-            [[len(rollout.ids) for rollout in group.rollouts] for group in chosen],
+            [group.lengths for group in chosen],
             budget=budget,
             num_ranks=world_size(),
         )
@@ -119,10 +123,10 @@ class Case:
         return self.pack(mine, self.groups)
 
     def pack(
-        self, plan: Sequence[Sequence[Chunk]], groups: Sequence[TrainGroup], mean_weight: float = 0.0
+        self, plan: Sequence[Sequence[Chunk]], groups: Sequence[WeighedGroup], mean_weight: float = 0.0
     ) -> list[PackedRow]:
         positions = partial(rope_positions, self.policy.model)
-        return [pack_row(groups, chunks, positions, mean_weight=mean_weight) for chunks in plan]
+        return [pack(chunks, groups, positions, mean_weight=mean_weight) for chunks in plan]
 
     def train(self, rows: Sequence[PackedRow], steps: int = STEPS) -> list[UpdateResult]:
         return [self.learner.update(rows, loss_function) for _ in range(steps)]
@@ -202,11 +206,14 @@ def clipped_norm(model: Path, stage: int) -> dict[str, Any]:
 def no_signal(model: Path, stage: int) -> dict[str, Any]:
     """All rewards equal: zero advantages everywhere."""
     case = Case(model, stage)
-    equal = [
-        TrainGroup(g.prompt, g.rollouts, 0.0 * g.advantages_G, g.weights_G, use_correction=False) for g in case.groups
-    ]
+    equal = [replace(group, advantages_G=0.0 * group.advantages_G) for group in case.groups]
     (result,) = case.train(case.rows(groups=equal), steps=1)
-    return {"delta": case.delta(), "norm": result.grad_norm, "loss": result.loss, "applied": result.applied}
+    return {
+        "delta": case.delta(),
+        "norm": result.grad_norm,
+        "loss": result.loss,
+        "skipped": case.learner.guard.num_skipped,
+    }
 
 
 def head_in_chunks(model: Path, stage: int) -> dict[str, Any]:
@@ -224,9 +231,7 @@ def one_group(model: Path, stage: int) -> dict[str, Any]:
     """Fewer groups than ranks, and one response: the other rank has padding only."""
     case = Case(model, stage)
     alone = case.groups[0]
-    group = TrainGroup(
-        alone.prompt, alone.rollouts[:1], alone.advantages_G[:1], alone.weights_G[:1], use_correction=False
-    )
+    group = WeighedGroup(alone.prompt, alone.rollouts[:1], alone.advantages_G[:1], alone.weights_G[:1])
     return trained(case, case.rows(groups=[group]))
 
 
@@ -250,12 +255,15 @@ def guarded(model: Path, stage: int) -> dict[str, Any]:
     for fault, factor in {"nan": math.nan, "inf": math.inf, "spike": 1e7}.items():
         result = case.learner.update(rows, partial(poisoned, factor))
         unchanged = equal(case.weights(), before)
-        bad[fault] = {"applied": result.applied, "norm": result.grad_norm, "unchanged": unchanged}
+        bad[fault] = {
+            "skipped": case.learner.guard.skipped_in_a_row,
+            "norm": result.grad_norm,
+            "unchanged": unchanged,
+        }
     (good,) = case.train(rows, steps=1)
     return {
         **bad,
         "moved_before": norm_of({name: before[name] - case.start[name] for name in before}),
-        "good_applied": good.applied,
         "good_norm": good.grad_norm,
         "skipped": case.learner.guard.num_skipped,
         "in_a_row": case.learner.guard.skipped_in_a_row,
@@ -339,12 +347,12 @@ def _gradients(
         case = Case(model, stage, freeze_vision=freeze_vision, lr=GRADIENT_LR)
         groups = weighed(case, rule, hadw=hadw)
         groups = groups[turn:] + groups[:turn]
-        mean_weight = 1 / sum(len(rollout.ids) for group in groups for rollout in group.rollouts)
+        mean_weight = 1 / sum(sum(group.lengths) for group in groups)
         rows = case.rows(budget=budget, groups=groups, mean_weight=mean_weight)
         if kl_coef:
             rows = case.learner.with_reference_log_probs(rows, perturbed_reference(model, stage))
         result = case.learner.update(rows, loss)
-        assert result.applied
+        assert case.learner.guard.num_skipped == 0
         deltas.append(case.delta())
         counts.append(len(rows))
     first = deltas[0]
@@ -357,13 +365,13 @@ def _gradients(
     }
 
 
-def weighed(case: Case, rule: Algorithm, *, hadw: bool) -> list[TrainGroup]:
+def weighed(case: Case, rule: Algorithm, *, hadw: bool) -> list[WeighedGroup]:
     return weigh(case.groups, plain_log_probs(case), rule, hadw=hadw)
 
 
 def weigh(
-    groups: Sequence[TrainGroup], logps: Sequence[Sequence[np.ndarray]], rule: Algorithm, *, hadw: bool
-) -> list[TrainGroup]:
+    groups: Sequence[WeighedGroup], logps: Sequence[Sequence[np.ndarray]], rule: Algorithm, *, hadw: bool
+) -> list[WeighedGroup]:
     """The groups with the rule's advantages and weights, and old log-probs on both sides of its clip bounds."""
     rng = np.random.default_rng(5)
     rewards_PG = rng.choice([0.0, 0.5, 1.5], size=(len(groups), 4))
@@ -372,17 +380,16 @@ def weigh(
     if hadw:
         belief = Belief(ability=0.4)
         advantages_PG *= difficulty_weights(advantages_PG, (rewards_PG > 1).mean(axis=1), belief, scale=1.3)
-    lengths_PG = np.array([[len(rollout.ids) for rollout in group.rollouts] for group in groups])
+    lengths_PG = np.array([group.lengths for group in groups])
     weights_PG = token_weights(rule.aggregation, lengths_PG, advantages_PG, max_tokens=MAX_TOKENS)
     spread = 0.2 if rule.ratio == "token" else 2e-3
     return [
-        TrainGroup(
+        WeighedGroup(
             group.prompt,
             group.rollouts,
             advantages_G,
             weights_G,
             [logp + rng.normal(0, spread, len(logp)) for logp in logps[index]],
-            use_correction=False,
         )
         for index, (group, advantages_G, weights_G) in enumerate(zip(groups, advantages_PG, weights_PG, strict=True))
     ]
@@ -448,9 +455,9 @@ def main(model: Path, stage: int, out: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     init_ranks()
     gc.freeze()  # every engine of ZeRO 3 collects garbage: not from what was imported
-    found = {name: CASES[name](model, stage) for name in names}
+    results = {name: CASES[name](model, stage) for name in names}
     if rank() == 0:
-        torch.save(found, out)
+        torch.save(results, out)
 
 
 if __name__ == "__main__":

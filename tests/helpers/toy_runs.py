@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 import yaml
 
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.prepare import write_problems
-from vlm_rl.data_prep.toy import make_problems, render, trace
+from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.run.checkpoint import newest_verified, verify
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
@@ -144,8 +144,8 @@ def make_toys(folder: Path, *, tiny_model: Path, runner: Runner) -> Toys:
     heldout = toy_set(folder / "heldout", count=4, split="heldout")
     traces = folder / "traces.json"
     rng = np.random.default_rng(0)
-    problems = make_problems(12, seed=0, split="train")
-    traces.write_text(json.dumps([(p.id, trace(p, "guess", rng)) for _ in range(16) for p in problems]))
+    problems = SQUARES.make_problems(12, seed=0, split="train")
+    traces.write_text(json.dumps([(p.id, SQUARES.trace(p, "guess", rng)) for _ in range(16) for p in problems]))
     warm = folder / "warm"
     job = {"model": str(tiny_model), "train": str(train), "traces": str(traces), "out": str(warm)}
     result = runner(warm_start=job)
@@ -154,8 +154,9 @@ def make_toys(folder: Path, *, tiny_model: Path, runner: Runner) -> Toys:
 
 
 def toy_problem(index: int, split: str, count: int) -> Problem:
-    toy = make_problems(count, seed=0, split=split)[index]
-    return Problem(toy.id, toy.question, (encode_png(render(toy, seed=0)),), str(toy.count), "integer", source="Toy")
+    toy = SQUARES.make_problems(count, seed=0, split=split)[index]
+    image = encode_png(SQUARES.draw(toy, seed=0))
+    return Problem(toy.id, toy.question, (image,), str(toy.count), "integer", source="Toy")
 
 
 def toy_set(out: Path, *, count: int, split: str) -> Path:

@@ -30,7 +30,7 @@ from vlm_rl.cli import main
 from vlm_rl.config import ConfigSection
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
-from vlm_rl.learner.learner import _import_deepspeed
+from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.recorder import Timings
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.types import Grade
@@ -252,7 +252,7 @@ def fork(job: Job) -> int:
 
 
 def serve() -> None:
-    _import_deepspeed()
+    import_deepspeed()
     torch.set_num_threads(1)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Everything an update touches lies on one device: tried on torch's fake CUDA tensors, which no GPU is needed for.
+"""Everything an update touches is on one device: tried on torch's fake CUDA tensors, which need no GPU.
 
 A fake tensor has a shape and a device and no numbers, and refuses to meet one of another device.
 """
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.helpers.groups import WeighedGroup, pack
 from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.packing import Chunk, PackedRow, TrainGroup, pack_row
+from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Head
 from vlm_rl.losses import RATIOS, SURROGATES, policy_loss, supervised_loss
 from vlm_rl.types import Prompt, Rollout
@@ -26,21 +27,22 @@ HIDDEN, VOCABULARY, HEADS, KV_HEADS = 8, 32, 4, 2
 OPTIONS = {"clip_low": 0.1, "clip_high": 0.1, "cap": 2.0}
 
 
-def make_group(index: int) -> TrainGroup:
+def make_group(index: int) -> WeighedGroup:
     ids = np.arange(5 + index, dtype=np.int32)
     prompt = Prompt(str(index), "", "", ids, ids, (), {"pixel_values": torch.zeros(4, 8)})
     rollouts = [
         Rollout(str(index), i, np.arange(n, dtype=np.int32), np.zeros(n, np.float32), "", "stop", 0)
         for i, n in enumerate(LENGTHS)
     ]
-    return TrainGroup(prompt, rollouts, np.ones(3), np.ones(3), [np.zeros(n) for n in LENGTHS])
+    return WeighedGroup(prompt, rollouts, np.ones(3), np.ones(3), [np.zeros(n) for n in LENGTHS])
 
 
 @pytest.fixture
 def row() -> PackedRow:
     """Two groups, with images, old log-probs and the sampler's."""
     chunks = [Chunk(0, (0, 1, 2)), Chunk(1, (0, 1, 2))]
-    return pack_row([make_group(0), make_group(1)], chunks, lambda p: torch.arange(len(p.ids)).expand(3, -1))
+    groups = [make_group(0), make_group(1)]
+    return pack(chunks, groups, lambda p: torch.arange(len(p.ids)).expand(3, -1), with_sampler=True)
 
 
 def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -61,7 +63,7 @@ def test_every_tensor_of_a_row_moves(row: PackedRow) -> None:
     moved = dict(tensors_in(row.to("meta"), "row"))
     assert moved.keys() == dict(tensors_in(row, "row")).keys()
     assert {"row.loss.weights_n", "row.loss.old_logp_K", "row.vision[pixel_values]"} < moved.keys()
-    assert any(name.startswith("row.layout.blocks") for name in moved)
+    assert "row.layout.pieces_2T" in moved
     assert not [name for name, tensor in moved.items() if tensor.device.type != "meta"]
 
 
@@ -83,13 +85,16 @@ def test_a_row_left_behind_is_refused(row: PackedRow) -> None:
         policy_loss(logp_K, logp_K, row.loss, ratio="token", surrogate="clip", **OPTIONS)
 
 
-def test_attention_and_head_stay_on_their_device(row: PackedRow) -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_and_head_stay_on_their_device(row: PackedRow, monkeypatch: pytest.MonkeyPatch) -> None:
     num_tokens = len(row.ids_T)
+    monkeypatch.setattr(attention, "_compiled_flex", lambda: attention.flex_attention)  # nothing can be compiled
     with FakeTensorMode(allow_non_fake_inputs=True):
         moved = row.to("cuda")
         query = torch.empty(1, HEADS, num_tokens, HIDDEN, device="cuda")
         key = value = torch.empty(1, KV_HEADS, num_tokens, HIDDEN, device="cuda")
-        output, _ = attention.shared_prefix_attention(nn.Module(), query, key, value, None, layout=moved.layout)
+        masked = {"layout": moved.layout, "block_mask": attention.flex_mask(moved.layout)}
+        output, _ = attention.shared_prefix_attention(nn.Module(), query, key, value, None, **masked)
         assert output.device.type == "cuda"
         assert output.shape == (1, num_tokens, HEADS, HIDDEN)
         head = Head(nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda"), banned_ids=[1], temperature=1.0)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.helpers.groups import make_prompt, random_group
+from tests.helpers.groups import make_prompt, pack, random_group
 from vlm_rl.config import Config, load_config, parse_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import SHIPPED, DryRun, dry_run, print_dry_run, stack_bytes_per_token
-from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
@@ -155,16 +156,26 @@ def kept_bytes(policy: Policy, row, layers: torch.nn.ModuleList) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_activation_estimate_is_what_the_layers_keep(tiny_model: Path, dtype: torch.dtype) -> None:
-    policy = Policy(load_model(tiny_model, dtype=dtype), banned_ids=(), temperature=1.0)
+@pytest.mark.parametrize("patched", [True, False])
+def test_the_activation_estimate_is_what_the_layers_keep(tiny_model: Path, dtype: torch.dtype, patched: bool) -> None:
+    model = load_model(tiny_model, dtype=dtype)
+    policy = Policy(model, banned_ids=(), temperature=1.0, layer_patches=patched)
     prompt = make_prompt(tiny_model, "How many red squares are there? " * 4)
     group = random_group(prompt, [120] * 8, vocabulary=300, seed=0)
-    row = pack_row([group], [Chunk(0, tuple(range(8)))], lambda p: rope_positions(policy.model, p))
+    row = pack([Chunk(0, tuple(range(8)))], [group], lambda p: rope_positions(policy.model, p))
     text = policy.model.config.get_text_config()
     kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
     depth, one_output = text.num_hidden_layers, text.hidden_size * dtype.itemsize
     estimate = len(row.ids_T) * (
-        stack_bytes_per_token(text.hidden_size, kv, text.intermediate_size, depth, dtype, checkpointed=False)
+        stack_bytes_per_token(
+            hidden=text.hidden_size,
+            kv=kv,
+            mlp=text.intermediate_size,
+            layers=depth,
+            dtype=dtype,
+            patched=patched,
+            checkpointed=False,
+        )
         - depth * one_output  # on a CPU the attention's output is what its projection takes, not copied
     )
     measured = kept_bytes(policy, row, policy.model.model.language_model.layers)
@@ -172,11 +183,25 @@ def test_the_activation_estimate_is_what_the_layers_keep(tiny_model: Path, dtype
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
-    sizes = (3584, 512, 18944, 28, torch.bfloat16)
-    whole = stack_bytes_per_token(*sizes, checkpointed=False)
-    kept = stack_bytes_per_token(*sizes, checkpointed=True)
-    assert kept == whole // 28 + 28 * 3584 * 2
-    assert stack_bytes_per_token(*sizes, checkpointed=True, offloaded=True) == whole // 28
+    stack = partial(
+        stack_bytes_per_token,
+        hidden=3584,
+        kv=512,
+        mlp=18944,
+        layers=28,
+        dtype=torch.bfloat16,
+        patched=False,
+    )
+    whole = stack(checkpointed=False)
+    assert stack(checkpointed=True) == whole // 28 + 28 * 3584 * 2
+    assert stack(checkpointed=True, offloaded=True) == whole // 28
+
+
+def test_the_estimate_follows_the_switch_of_the_patches() -> None:
+    """A shipped configuration is planned for a GPU, where auto leaves transformers' own layers."""
+    on, off, auto = (plan_of(LUSPO_7B, f"model.layer_patches={setting}") for setting in ("true", "false", "auto"))
+    assert (on.is_patched, off.is_patched, auto.is_patched) == (True, False, False)
+    assert on.memory.activations < off.memory.activations == auto.memory.activations
 
 
 # -- refusals ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from vlm_rl.learner.lean_layers import _RMSNorm, _SiluTimes, keep_less
+from vlm_rl.learner.lean_layers import _RMSNorm, _SiluTimes, install
 from vlm_rl.learner.policy import Policy, load_model
 
 
@@ -36,7 +36,7 @@ def outcome(module: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.P
 def test_each_norm_and_mlp_of_a_model_is_as_transformers_computes_it(tiny_model: Path, dtype: torch.dtype) -> None:
     theirs = layers_of(load_model(tiny_model, dtype=dtype))
     replaced = load_model(tiny_model, dtype=dtype)
-    keep_less(replaced)
+    install(replaced)
     ours = layers_of(replaced)
     text, vision = replaced.config.text_config, replaced.config.vision_config
     assert len(ours) == 3 * text.num_hidden_layers + 3 * vision.depth + 2  # the last norm of each

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from vlm_rl.learner.packing import Chunk, TrainGroup, pack_row, plan_rows
+from tests.helpers.groups import WeighedGroup, pack
+from vlm_rl.learner.packing import Chunk, plan_rows, row_layout
 from vlm_rl.types import Prompt, Rollout
 
 GROUPS = st.lists(
@@ -97,7 +102,7 @@ def test_the_plan_repeats_itself() -> None:
 # -- rows ----------------------------------------------------------------------------------------
 
 
-def group(prompt_length: int, lengths: list[int], *, first: int, with_sampler: bool = True) -> TrainGroup:
+def group(prompt_length: int, lengths: list[int], *, first: int) -> WeighedGroup:
     """Prompt and response tokens are consecutive numbers from `first` on; log-probs are minus the token."""
     ids = np.arange(first, first + prompt_length, dtype=np.int32)
     prompt = Prompt("p", "", "", ids, ids, (), {})
@@ -107,7 +112,7 @@ def group(prompt_length: int, lengths: list[int], *, first: int, with_sampler: b
         rollouts.append(Rollout("p", index, tokens, -tokens.astype(np.float32), "", "stop", 0))
         start += length
     count = len(lengths)
-    return TrainGroup(prompt, rollouts, np.arange(count) - 0.5, np.arange(count) + 1.0, use_correction=with_sampler)
+    return WeighedGroup(prompt, rollouts, np.arange(count) - 0.5, np.arange(count) + 1.0)
 
 
 def line(prompt: Prompt) -> torch.Tensor:
@@ -117,7 +122,7 @@ def line(prompt: Prompt) -> torch.Tensor:
 def test_a_row_by_hand() -> None:
     """Prompts of 3 and 2 tokens, responses of 2 and 1 tokens, and of 3."""
     groups = [group(3, [2, 1], first=100), group(2, [3], first=200)]
-    row = pack_row(groups, [Chunk(0, (0, 1)), Chunk(1, (0,))], line)
+    row = pack([Chunk(0, (0, 1)), Chunk(1, (0,))], groups, line, with_sampler=True)
     assert row.ids_T.tolist() == [100, 101, 102, 103, 104, 105, 200, 201, 202, 203, 204]
     # each response goes on behind its own prompt: 3 4 | 3 | 2 3 4
     assert row.positions_3T[0].tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 4]
@@ -131,24 +136,45 @@ def test_a_row_by_hand() -> None:
     assert row.loss.sampler_logp_K is not None
     assert row.loss.sampler_logp_K.tolist() == [-103, -104, -105, -202, -203, -204]
     assert row.loss.old_logp_K is None
-    assert row.owners_n == ((0, 0), (0, 1), (1, 0))
     assert not row.is_padding
 
 
 def test_padding_weighs_nothing() -> None:
-    row = pack_row([group(3, [2, 1], first=100)], [Chunk(0, (1,), is_padding=True)], line)
+    row = pack([Chunk(0, (1,), is_padding=True)], [group(3, [2, 1], first=100)], line)
     assert row.is_padding
     assert row.loss.weights_n.tolist() == [0.0]
 
 
-def test_supervised_rows_have_no_sampler() -> None:
-    row = pack_row([group(3, [2], first=100, with_sampler=False)], [Chunk(0, (0,))], line)
-    assert row.loss.sampler_logp_K is None
+class Allocated(TorchDispatchMode):
+    """Adds up the bytes of every tensor that torch makes while it is entered, freed ones too."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self.num_bytes += sum(
+            x.untyped_storage().nbytes() for x in tree_leaves(output) if isinstance(x, torch.Tensor)
+        )
+        return output
+
+
+def test_the_layout_of_a_long_response_takes_little_memory() -> None:
+    """A prompt of 1,000 tokens and a response of 32,768: the layout is linear in the row, never a matrix over it."""
+    prompt, response = 1000, 32_768
+    spans = [((0, prompt), [(prompt, response)])]
+    tracemalloc.start()  # sees what numpy allocates, and nothing of torch
+    with Allocated() as allocated:
+        layout = row_layout(spans)
+    _, by_numpy = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert allocated.num_bytes + by_numpy < 10e6
+    assert layout.pieces_2T.nbytes == 2 * 8 * (prompt + response)
+    assert layout.cuts == ((0, prompt, prompt + response),)
 
 
 @pytest.mark.parametrize("lengths", [[0, 2], [2, 0], [0]])
 def test_an_empty_response_has_no_tokens_and_shifts_nothing(lengths: list[int]) -> None:
-    row = pack_row([group(3, lengths, first=100)], [Chunk(0, tuple(range(len(lengths))))], line)
+    row = pack([Chunk(0, tuple(range(len(lengths))))], [group(3, lengths, first=100)], line)
     assert row.loss.lengths_n.tolist() == lengths
     assert row.target_K.tolist() == [103, 104][: sum(lengths)]
     assert row.predictor_K.tolist() == [2, 3][: sum(lengths)]
@@ -157,5 +183,5 @@ def test_an_empty_response_has_no_tokens_and_shifts_nothing(lengths: list[int]) 
 
 def test_positions_go_on_behind_the_highest_of_the_prompt() -> None:
     """With an image the highest position is not the last token's: here 0 5 1, so the response starts at 6."""
-    row = pack_row([group(3, [2], first=100)], [Chunk(0, (0,))], lambda _: torch.tensor([[0, 5, 1]] * 3))
+    row = pack([Chunk(0, (0,))], [group(3, [2], first=100)], lambda _: torch.tensor([[0, 5, 1]] * 3))
     assert row.positions_3T.tolist() == [[0, 5, 1, 6, 7]] * 3

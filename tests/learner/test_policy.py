@@ -9,16 +9,24 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.helpers.groups import load_reference, make_prompt, noise_image, padded_logps, random_group
+from tests.helpers.groups import (
+    WeighedGroup,
+    load_reference,
+    make_prompt,
+    noise_image,
+    pack,
+    padded_logps,
+    random_group,
+)
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.learner import policy as policy_module
-from vlm_rl.learner.packing import Chunk, TrainGroup, pack_row, plan_rows
+from vlm_rl.learner.packing import Chunk, plan_rows
 from vlm_rl.learner.policy import Policy, load_model
 
 CASES = ["one_image", "several_images", "text_only", "length_one", "unequal_images", "unequal_prompts", "everything"]
 
 
-def groups_of(case: str, model: Path, vocabulary: int, banned: list[int]) -> list[TrainGroup]:
+def groups_of(case: str, model: Path, vocabulary: int, banned: list[int]) -> list[WeighedGroup]:
     square, wide, tall = noise_image(84, 84, 1), noise_image(196, 56, 2), noise_image(56, 140, 3)
     short, long = "How many?", "How many red squares are there, and why do you think so? Say it in words."
     prompts = {
@@ -41,17 +49,18 @@ def groups_of(case: str, model: Path, vocabulary: int, banned: list[int]) -> lis
     ]
 
 
-def packed_logps(policy: Policy, groups: list[TrainGroup], rows: list[list[Chunk]]) -> list[list[torch.Tensor]]:
+def packed_logps(policy: Policy, groups: list[WeighedGroup], rows: list[list[Chunk]]) -> list[list[torch.Tensor]]:
     result = [[torch.empty(0)] * len(g.rollouts) for g in groups]
     for chunks in rows:
-        row = pack_row(groups, chunks, lambda prompt: rope_positions(policy.model, prompt))
+        row = pack(chunks, groups, lambda prompt: rope_positions(policy.model, prompt))
         logp_K, _ = policy(row)
-        for (group, response), values in zip(row.owners_n, logp_K.split(row.loss.lengths_n.tolist()), strict=True):
-            result[group][response] = values
+        members = [(chunk.group, index) for chunk in chunks for index in chunk.responses]
+        for (group, index), values in zip(members, logp_K.split(row.loss.lengths_n.tolist()), strict=True):
+            result[group][index] = values
     return result
 
 
-def one_row(groups: list[TrainGroup]) -> list[list[Chunk]]:
+def one_row(groups: list[WeighedGroup]) -> list[list[Chunk]]:
     return [[Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(groups)]]
 
 
@@ -98,8 +107,7 @@ def test_log_probs_and_gradients_equal_padded_rows(case: str, tiny_model: Path, 
 def test_splitting_a_group_over_rows_changes_nothing(tiny_model: Path, banned: list[int]) -> None:
     policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=1.0)
     groups = groups_of("everything", tiny_model, policy.model.config.text_config.vocab_size, banned)
-    lengths = [[len(r.ids) for r in g.rollouts] for g in groups]
-    rows = plan_rows([len(g.prompt.ids) for g in groups], lengths, budget=40)[0]
+    rows = plan_rows([len(g.prompt.ids) for g in groups], [g.lengths for g in groups], budget=40)[0]
     assert len(rows) > len(groups)
     with torch.no_grad():
         whole = packed_logps(policy, groups, one_row(groups))
@@ -113,7 +121,7 @@ def test_chunked_head_equals_the_whole_matrix(tiny_model: Path, banned: list[int
     policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=0.7)
     vocabulary = policy.model.config.text_config.vocab_size
     groups = groups_of("one_image", tiny_model, vocabulary, banned)
-    row = pack_row(groups, one_row(groups)[0], lambda prompt: rope_positions(policy.model, prompt))
+    row = pack(one_row(groups)[0], groups, lambda prompt: rope_positions(policy.model, prompt))
 
     def run() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         policy.zero_grad()
@@ -174,7 +182,7 @@ def test_what_is_offloaded_are_the_layers_inputs_and_no_weights(
             assert not moved
     assert all(torch.equal(a, b) for a, b in zip(gradients[True], gradients[False], strict=True))
     text = policy.model.config.text_config
-    num_tokens = len(groups[0].prompt.ids) + sum(len(rollout.ids) for rollout in groups[0].rollouts)
+    num_tokens = len(groups[0].prompt.ids) + sum(groups[0].lengths)
     inputs = [tensor for tensor in moved if tensor.shape == (1, num_tokens, text.hidden_size)]
     assert len(inputs) >= text.num_hidden_layers
     of_layers = {p.data_ptr() for p in policy.model.model.language_model.layers.parameters()}

@@ -1,4 +1,4 @@
-"""Attention over a shared-prefix row, both ways of computing it, against one dense mask over the row."""
+"""Attention over a shared-prefix row against one dense mask over the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.packing import Layout, row_layout
-from vlm_rl.learner.shared_prefix_attention import by_blocks, flex_mask, may_attend, shared_prefix_attention
+from vlm_rl.learner.shared_prefix_attention import flex_mask, may_attend, shared_prefix_attention
 
 HEADS, KV_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
 
@@ -32,11 +32,11 @@ def layout_and_mask(groups: list[tuple[int, list[int]]]) -> tuple[Layout, torch.
             at += length
             owner += [group] * length
             piece += [index] * length
-        spans.append((start, prompt, placed))
+        spans.append(((start, prompt), placed))
     owner_T, piece_T = torch.tensor(owner), torch.tensor(piece)
     same_group = owner_T[:, None] == owner_T
     visible = (piece_T == -1) | (piece_T[:, None] == piece_T)  # the prompt, or the response's own tokens
-    return row_layout(spans, at), (same_group & visible).tril()
+    return row_layout(spans), (same_group & visible).tril()
 
 
 def run(function, num_tokens: int) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ def run(function, num_tokens: int) -> list[torch.Tensor]:
 
 @settings(max_examples=40)
 @given(groups=rows)
-def test_both_ways_and_the_flex_mask_equal_a_dense_mask(groups: list[tuple[int, list[int]]]) -> None:
+def test_attention_and_the_flex_mask_equal_a_dense_mask(groups: list[tuple[int, list[int]]]) -> None:
     layout, mask = layout_and_mask(groups)
     index = torch.arange(len(mask))
     assert torch.equal(may_attend(layout.pieces_2T, index[:, None], index), mask)
@@ -66,10 +66,8 @@ def test_both_ways_and_the_flex_mask_equal_a_dense_mask(groups: list[tuple[int, 
     on_cpu = run(
         lambda q, k, v: shared_prefix_attention(torch.nn.Identity(), q, k, v, None, SCALE, layout)[0], len(mask)
     )
-    blocks = run(lambda q, k, v: by_blocks(q, k, v, layout, SCALE), len(mask))
-    for got in (on_cpu, blocks):
-        for ours, wanted in zip(got, expected, strict=True):
-            torch.testing.assert_close(ours, wanted, atol=1e-12, rtol=1e-12)
+    for ours, wanted in zip(on_cpu, expected, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-12, rtol=1e-12)
 
 
 def test_flex_attention_has_the_same_mask_and_output(monkeypatch: pytest.MonkeyPatch) -> None:

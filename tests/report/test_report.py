@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from PIL import Image
 from tests.helpers.browser import open_page
 from tests.helpers.example_run import build_run
 from tests.helpers.pages import Page
-from tests.run.test_directory import row
+from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.errors import UserError
 from vlm_rl.report.charts import Series, lines
 from vlm_rl.report.examples import Example, Sample, choose, side_by_side
@@ -20,7 +19,6 @@ from vlm_rl.report.html import data_uri, escape, split_response
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import control_sentences, write_hero, write_report
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.stats import running_mean
 
 HOSTILE = (
     "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
@@ -115,7 +113,7 @@ def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path):
     run = build_run(tmp_path / "<b>run", steps=2, num_problems=2, response=HOSTILE, question=HOSTILE)
-    run.write_rollouts(1, 1, [row(1, text=HOSTILE)])
+    run.write_rollouts(1, 1, [rollout_row(1, text=HOSTILE)])
     out = write_report([run], tmp_path / "report.html")
     page = Page(out)
     assert not set(page.tags) & {"form", "input"} and page.tags.count("script") == len(page.charts) + 2
@@ -173,11 +171,13 @@ def test_curves_count_by_hand(tmp_path):
     run = build_run(tmp_path / "run", steps=0, eval_steps=())
     lengths = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110]
     rows = [
-        row(1, length=n, verdict="correct" if n <= 20 else "timeout", stop_reason="length" if n > 90 else "stop")
+        rollout_row(
+            1, length=n, verdict="correct" if n <= 20 else "timeout", stop_reason="length" if n > 90 else "stop"
+        )
         for n in lengths
     ]
     run.write_rollouts(1, 1, rows)
-    run.write_rollouts(2, 1, [row(2, length=8, verdict="wrong")])
+    run.write_rollouts(2, 1, [rollout_row(2, length=8, verdict="wrong")])
     run.write_rollouts(3, 1, [])
     r = RunCurves(run).rollouts
     # 11 evenly spaced values: p10 and p90 are the second and the tenth
@@ -209,13 +209,6 @@ def test_a_score_is_read_from_the_summary(run):
     assert (score.accuracy, [score.low, score.high]) == (result.summary["accuracy"], result.summary["interval"])
     assert score.mean_length == np.mean(result.rows()["length"].to_numpy())
     assert score.num_problems == 24 and score.truncated == 0.0
-
-
-def test_the_running_mean_by_hand():
-    # window 3: (1+2)/2, (1+2+6)/3, (2+6+7)/3, (6+7)/2
-    np.testing.assert_allclose(running_mean(np.array([1.0, 2, 6, 7]), 3), [1.5, 3, 5, 6.5])
-    gap = np.array([1.0, np.nan, 3, 5])  # (1)/1, NaN, (3+5)/2, (3+5)/2
-    np.testing.assert_allclose(running_mean(gap, 3), [1, np.nan, 4, 4])
 
 
 def test_a_chart_needs_a_finite_value():

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.example_run import build_run
-from vlm_rl.config import parse_config
+from tests.helpers.rollout_rows import CONFIG, rollout_row
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import (
     EVAL_SCHEMA,
@@ -24,33 +24,6 @@ from vlm_rl.run.directory import (
     distinct_names,
     write_atomically,
 )
-
-CONFIG = parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}})
-
-
-def row(step: int = 3, attempt: int = 1, **changes) -> RolloutRow:
-    values = {
-        "step": step,
-        "attempt": attempt,
-        "prompt_id": "p",
-        "response_index": 0,
-        "text": "é <think>\x00",
-        "token_ids": [5, 6, 7],
-        "logprobs": [-0.5, -0.25, 0.0],
-        "reward": 1.2,
-        "reward_accuracy": 1.0,
-        "reward_format": 0.5,
-        "reward_overlong": -0.3,
-        "advantage": 0.7,
-        "verdict": "correct",
-        "extracted": None,
-        "path": "integer",
-        "reason": "",
-        "length": 3,
-        "stop_reason": "stop",
-        "policy_version": 2,
-    }
-    return RolloutRow(**(values | changes))
 
 
 @pytest.fixture
@@ -150,7 +123,7 @@ def test_a_log_cut_at_any_byte_reads_and_goes_on(run):
 
 
 def test_rollouts_come_back_with_the_fixed_columns(run):
-    path = run.write_rollouts(12, 1, [row(12), row(12, response_index=1, extracted="4")])
+    path = run.write_rollouts(12, 1, [rollout_row(12), rollout_row(12, response_index=1, extracted="4")])
     assert path.relative_to(run.path).as_posix() == "rollouts/step-000012.parquet"
     table = run.rollouts(12)
     assert table.schema.equals(ROLLOUT_SCHEMA)
@@ -161,8 +134,8 @@ def test_rollouts_come_back_with_the_fixed_columns(run):
 
 
 def test_a_later_attempt_replaces_the_rollouts(run):
-    run.write_rollouts(3, 1, [row(), row()])
-    run.write_rollouts(3, 2, [row(attempt=2)])
+    run.write_rollouts(3, 1, [rollout_row(), rollout_row()])
+    run.write_rollouts(3, 2, [rollout_row(attempt=2)])
     assert run.rollouts(3)["attempt"].to_pylist() == [2]
     assert run.rollout_steps() == [3]
     assert [path.name for path in (run.path / "rollouts").iterdir()] == ["step-000003.parquet"]
@@ -174,7 +147,7 @@ def test_a_step_without_responses_is_stored_too(run):
 
 
 def test_missing_rollouts_say_which_there_are(run):
-    run.write_rollouts(3, 1, [row()])
+    run.write_rollouts(3, 1, [rollout_row()])
     with pytest.raises(UserError, match="no rollouts of step 7; it has steps 3 to 3"):
         run.rollouts(7)
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.example_run import build_run
-from tests.run.test_directory import CONFIG, row
+from tests.helpers.rollout_rows import CONFIG, rollout_row
 from vlm_rl.errors import UserError
 from vlm_rl.run.terminal import StepLine, clock, progress, resume_command, sample_table, visible
 from vlm_rl.run.trackers import make_trackers
@@ -93,7 +93,8 @@ def test_a_note_is_one_line_taken_literally_after_the_live_line_is_gone():
 
 def test_samples_show_each_prompts_best_and_worst():
     rows = [
-        row(prompt_id=f"p{i // 4}", response_index=i % 4, reward=r) for i, r in enumerate([0, 0, 0, 0, 1, 0, 0.5, 0])
+        rollout_row(prompt_id=f"p{i // 4}", response_index=i % 4, reward=r)
+        for i, r in enumerate([0, 0, 0, 0, 1, 0, 0.5, 0])
     ]
     where = console()
     sample_table(rows, step=3, limit=2, console=where)
@@ -104,7 +105,7 @@ def test_samples_show_each_prompts_best_and_worst():
 def test_model_text_cannot_drive_the_terminal():
     hostile = "\x1b]0;title\x07\x1b[2J[red]x[/red]\r\n\x9b1A\u202e"
     where = console()
-    sample_table([row(text=hostile, extracted="\x1b[1m")], step=1, console=where)
+    sample_table([rollout_row(text=hostile, extracted="\x1b[1m")], step=1, console=where)
     shown = text_of(where)
     assert not any(char in shown for char in "\x1b\x07\r\x9b\u202e")
     assert "[red]x[/red]" in shown and "<1b>" in shown
@@ -181,7 +182,7 @@ def test_an_unknown_or_absent_tracker_is_the_users_error(tmp_path):
 
 def test_stored_rows_make_a_table(tmp_path):
     run = build_run(tmp_path / "run", steps=1, eval_steps=())
-    rows = [type(row())(**record) for record in run.rollouts(1).to_pylist()]
+    rows = [type(rollout_row())(**record) for record in run.rollouts(1).to_pylist()]
     where = console()
     sample_table(rows, step=1, console=where)
     assert text_of(where).count("toy-1-") == 6

@@ -25,18 +25,11 @@ from transformers import (
 from tests.helpers.pictures import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.samplers import base
-from vlm_rl.samplers.base import (
-    FingerprintBuilder,
-    Sampler,
-    SamplingParams,
-    StaleWeightsError,
-    check_fresh,
-    fingerprint,
-    response_seed,
-)
+from vlm_rl.samplers import fingerprint as fingerprint_module
+from vlm_rl.samplers.base import Sampler, SamplingParams, response_seed
 from vlm_rl.samplers.distribution import draw, process_logits, uniforms
 from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -456,7 +449,7 @@ def test_a_fingerprint_does_not_depend_on_the_layout() -> None:
 def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     whole = fingerprint([("w", tensor)])
-    monkeypatch.setattr(base, "_CHUNK", 7)
+    monkeypatch.setattr(fingerprint_module, "_CHUNK", 7)
     assert fingerprint([("w", tensor)]).agrees(whole)
 
 
@@ -616,8 +609,9 @@ import torch.distributed as dist
 from transformers import AutoModelForImageTextToText
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.samplers.base import SamplingParams, check_fresh, fingerprint
+from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.fingerprint import check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 

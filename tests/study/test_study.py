@@ -28,7 +28,6 @@ from vlm_rl.config import AlgorithmConfig, load_config
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.report.charts import PALETTE
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.stats import estimate, incomplete_beta, t_cdf, t_quantile
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import words
 from vlm_rl.study.plan import Study, load_study
@@ -41,7 +40,6 @@ from vlm_rl.study.results import (
     difference,
     final_estimate,
     final_values,
-    smoothed,
     stretch_mean,
 )
 
@@ -134,50 +132,6 @@ def test_the_documented_study_is_valid(tmp_path):
     assert len(study.runs(tmp_path)) == 15 and study.base["train"]["lr"] == 1e-4
 
 
-# -- Student's t -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("df", "value"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423)])
-def test_tabulated_quantiles(df, value):
-    assert t_quantile(0.975, df) == pytest.approx(value, abs=5e-5)
-    assert t_quantile(0.025, df) == pytest.approx(-value, abs=5e-5)
-
-
-def test_more_quantiles():
-    assert t_quantile(0.8, 4) == pytest.approx(0.9410, abs=5e-5)
-    for p in (0.55, 0.9, 0.999):  # closed forms: a Cauchy distribution, and df 2
-        assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-10)
-        assert t_quantile(p, 2) == pytest.approx((2 * p - 1) / math.sqrt(2 * p * (1 - p)), rel=1e-10)
-    assert t_quantile(0.975, 1e7) == pytest.approx(1.959964, abs=1e-5)  # the normal distribution's
-    assert t_quantile(0.5, 3) == 0.0
-    assert t_cdf(0.0, 5) == 0.5 and t_cdf(-1.0, 1) == pytest.approx(0.25)
-
-
-def test_the_incomplete_beta_function_by_hand():
-    # I_x(1, b) = 1 - (1 - x)^b;  I_x(2, 2) = x^2 (3 - 2 x);  I_x(a, b) = 1 - I_{1-x}(b, a)
-    for x in (0.0, 0.1, 0.5, 0.93, 1.0):
-        assert incomplete_beta(1, 3.5, x) == pytest.approx(1 - (1 - x) ** 3.5, abs=1e-13)
-        assert incomplete_beta(2, 2, x) == pytest.approx(x * x * (3 - 2 * x), abs=1e-13)
-        assert incomplete_beta(0.5, 20, x) + incomplete_beta(20, 0.5, 1 - x) == pytest.approx(1, abs=1e-13)
-
-
-def test_an_estimate_by_hand():
-    # 1, 2, 6, NaN: mean 3, deviations -2, -1, 3, variance 14 / 2 = 7; df 2: t_.975 = 4.3027, t_.8 = 1.0607
-    one = estimate([1.0, 2.0, 6.0, math.nan])
-    error = math.sqrt(7 / 3)
-    assert (one.num, one.mean, one.std) == (3, 3.0, pytest.approx(math.sqrt(7)))
-    assert (one.low, one.high) == (pytest.approx(3 - 4.3027 * error, 1e-4), pytest.approx(3 + 4.3027 * error, 1e-4))
-    assert one.detectable == pytest.approx((4.3027 + 1.0607) * error, 1e-4)
-    assert one.has_interval and not one.excludes_zero
-    assert estimate([5.0, 5.5, 6.0]).excludes_zero and estimate([-5.0, -5.5, -6.0]).excludes_zero
-
-
-def test_one_value_has_no_interval():
-    one = estimate([4.0])
-    assert (one.num, one.mean, one.has_interval, one.excludes_zero) == (1, 4.0, False, False)
-    assert math.isnan(one.detectable) and math.isnan(estimate([]).mean)
-
-
 # -- arithmetic over seeds -------------------------------------------------------------------------
 
 
@@ -222,17 +176,6 @@ def test_a_band_is_over_the_seeds():
     np.testing.assert_array_equal(found.low, [1, 2, 8])
     np.testing.assert_array_equal(found.high, [3, 2, 8])
     assert band(runs, "entropy") is None
-
-
-def test_smoothing_by_hand():
-    # 40 steps: windows of 3. Gaps stay gaps and do not eat their neighbours.
-    y = np.zeros(40)
-    y[10], y[20] = 6, math.nan
-    y[21] = 4
-    out = smoothed(y)
-    np.testing.assert_allclose(out[8:13], [0, 2, 2, 2, 0])
-    np.testing.assert_allclose(out[19:24], [0, math.nan, 2, 4 / 3, 0])
-    np.testing.assert_array_equal(smoothed(np.arange(10.0)), np.arange(10.0))  # a short curve stays as it is
 
 
 def test_the_ends_of_a_run():

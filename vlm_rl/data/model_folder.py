@@ -41,6 +41,24 @@ def check_model_folder(path: str | Path) -> None:
         )
 
 
+def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int, settings: str) -> int:
+    """Return the tokens of the longest prompt and response together.
+
+    Args:
+        model_config: the transformers configuration of the model.
+        prompt_tokens: of the longest prompt.
+        response_tokens: of the longest response.
+        settings: the names of the two settings that give these numbers, for the message.
+
+    Raises UserError where that is more than the model's context.
+    """
+    context = model_config.get_text_config().max_position_embeddings
+    wanted = prompt_tokens + response_tokens
+    if wanted > context:
+        raise UserError(f"{settings} is {wanted}, above the model's context of {context}: lower one of them")
+    return wanted
+
+
 def _check_config(file: Path) -> None:
     if "auto_map" in _keys(_read_json(file)):
         raise UserError(

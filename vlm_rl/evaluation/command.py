@@ -20,13 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vlm_rl.config import Config, check_benchmark_name, parse_config
-from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.data.model_folder import check_context, check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
-from vlm_rl.distributed import barrier, init_ranks, rank, share
+from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template, published_prompts, template_names
@@ -80,15 +78,20 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     )
     builder.check_template()
     check_patch_size([one.path for one in sets], builder.patch_size)
-    max_model_len = _context(builder, options)
+    context = check_context(
+        builder.config,
+        prompt_tokens=options.max_prompt_tokens,
+        response_tokens=options.max_tokens,
+        settings="--max-prompt-tokens + --max-tokens",
+    )
     with _results_folder(options, origin) as results, Grader() as grader:
         sampler = make_sampler(
             options.sampler,
             model_path=str(options.model),
             builder=builder,
-            max_model_len=max_model_len,
+            max_model_len=context,
             batch_size=options.batch_size,
-            dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+            dtype=model_dtype(device),
             vllm_options={"gpu_memory_utilization": 0.85} if device.type == "cuda" else None,
             seed=options.seed,
         )
@@ -223,17 +226,6 @@ def _open_set(path: Path, images: str) -> EvalSet:
         min_pixels=recorded.get("min_pixels", 3136),
         max_pixels=recorded.get("max_pixels", 1_003_520),
     )
-
-
-def _context(builder: PromptBuilder, options: argparse.Namespace) -> int:
-    """Longest prompt plus longest response."""
-    context = builder.config.get_text_config().max_position_embeddings
-    wanted = options.max_prompt_tokens + options.max_tokens
-    if wanted > context:
-        raise UserError(
-            f"--max-prompt-tokens + --max-tokens is {wanted}, above the model's context of {context}: lower one"
-        )
-    return wanted
 
 
 def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:

@@ -55,21 +55,21 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"{name} and {names[0]} have no set in common: {sorted(sets)} and {sorted(loaded[0])}")
         for benchmark in shared:
             a, b = loaded[0][benchmark], sets[benchmark]
-            tree["compared"].append(_compared(a, b, names=(benchmark, names[0], name), seed=options.seed))
+            tree["compared"].append(_compared(a, b, names=(benchmark, names[0], name)))
     if options.json:
         text = json.dumps(tree, indent=1, ensure_ascii=False)
         write_atomically(options.json, lambda path: path.write_text(text, encoding="utf-8"))
     return tree
 
 
-def _compared(a: Result, b: Result, *, names: tuple[str, str, str], seed: int) -> dict[str, Any]:
+def _compared(a: Result, b: Result, *, names: tuple[str, str, str]) -> dict[str, Any]:
     """The tree of two results on one set, printed as well; `names` of the set and of the two."""
     benchmark, name_a, name_b = names
-    whole = pair(a.problems, b.problems, seed=seed)
+    whole = pair(a.problems, b.problems)
     if whole is None:
         raise UserError(f"{name_b} and {name_a} have no problem of {benchmark} in common")
-    parts = by_category(a.problems, b.problems, seed=seed)
-    own = pair(_headline_parts(a), _headline_parts(b), seed=seed)
+    parts = by_category(a.problems, b.problems)
+    own = pair(_headline_parts(a), _headline_parts(b))
     other = [key for key in _SETTINGS if key in a.summary and key in b.summary and a.summary[key] != b.summary[key]]
     headline = {} if own is None else {a.summary["headline"]: own}
     print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other))

@@ -1,12 +1,11 @@
 """Compare two evaluations of the same problems, problem by problem.
 
 The difference of two scores on one set is known far better than either score. The problems are the same, so the
-differences per problem are resampled, not the scores.
+interval is that of the differences per problem.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm_rl.stats import bootstrap_interval
+from vlm_rl.stats import estimate, sign_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +33,17 @@ class Paired:
     score_a: float
     score_b: float
     difference: float
-    interval: tuple[float, float]  # 95 %, bootstrap over problems
+    interval: tuple[float, float]  # 95 %, Student's t over problems
     won: int  # problems on which B is better
     lost: int
     p_value: float  # exact two-sided sign test on won against lost
     length_a: float | None
     length_b: float | None
-    only_a: int  # problems that B does not have: not compared
+    only_a: int  # problems that the other does not have: not compared
     only_b: int
 
 
-def sign_test(won: int, lost: int) -> float:
-    """Return the exact two-sided p-value of so uneven a split, if wins and losses are equally likely; 1 for none."""
-    assert won >= 0 and lost >= 0
-    total = won + lost
-    tail = sum(math.comb(total, k) for k in range(min(won, lost) + 1))
-    return min(1.0, 2 * tail / 2**total)
-
-
-def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: int = 0) -> Paired | None:
+def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired | None:
     """Compare A and B over the problems that both have; None if there is no such problem."""
     both = [name for name in a if name in b]
     if not both:
@@ -60,12 +51,13 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: 
     score_a = np.array([a[name].score for name in both])
     score_b = np.array([b[name].score for name in both])
     difference_P = score_b - score_a
+    change = estimate(difference_P, limit=1)
     return Paired(
         n=len(both),
         score_a=float(score_a.mean()),
         score_b=float(score_b.mean()),
         difference=float(difference_P.mean()),
-        interval=bootstrap_interval(difference_P, seed=seed),
+        interval=(change.low, change.high),
         won=int((difference_P > 0).sum()),
         lost=int((difference_P < 0).sum()),
         p_value=sign_test(int((difference_P > 0).sum()), int((difference_P < 0).sum())),
@@ -76,7 +68,7 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: 
     )
 
 
-def by_category(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *, seed: int = 0) -> dict[str, Paired]:
+def by_category(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> dict[str, Paired]:
     """Compare A and B within each of A's categories."""
     members: dict[str, list[str]] = defaultdict(list)
     for name, problem in a.items():
@@ -84,7 +76,7 @@ def by_category(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore], *,
             members[problem.category].append(name)
     changes = {}
     for category, names in sorted(members.items()):
-        change = pair({name: a[name] for name in names}, {name: b[name] for name in names}, seed=seed)
+        change = pair({name: a[name] for name in names}, {name: b[name] for name in names})
         assert change is not None, "a category has at least one problem"
         changes[category] = change
     return changes

@@ -1,11 +1,31 @@
-"""Is the final answer of a response the gold? One grader for training, evaluation and the demo.
+r"""Grade responses: is the final answer the gold? The same rules serve training, evaluation and the demo.
 
-    grader    Grader, GradeTask, task_of, GRADER_VERSION
-    command   `vlm-rl grade`
+The path of a response:
 
-Other rooms import these two modules. The rest is the grader's own: exact comparison first (equality, choices and the
-modules that they use), then math-verify in processes that can be killed (symbolic_client, symbolic_server).
-This room imports nothing of the project but errors, types and templates, and no torch.
+    extraction            the contents of each \boxed{} where the template wants the answer
+    latex                 one spelling for Unicode and for the many notations of LaTeX
+    equality              exact rules, the first that applies decides, each with the file of its kind of answer:
+      worded_answers        outcomes (no solution, DNE), ordinals, plain words; number_words reads "twenty-one"
+      solution_families     k\pi with k in the integers
+      equations             x = 5, chains, curves, ratios
+      inequalities          x > 2 as an interval
+      containers            sets, tuples, intervals, lists, matrices
+      quantities            percent signs, units, precision and tolerance; rational reads exact fractions
+      closed_form           roots, \pi and polynomials
+    choices               multiple choice: letters, texts and values of options
+    limits                refuses texts that are too expensive to compare
+    symbolic_client       asks math-verify about what is left (math_verify_gaps: what it does not see),
+    symbolic_server       in processes with limits of time and memory that can be killed
+    reasons               the sentence that goes with a verdict
+
+grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
+command is `vlm-rl grade`. Other rooms import only these two: grader and command. This room imports nothing of the
+project but errors, types and templates, and no torch.
+
+To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of
+equality.AnswerComparison (a method that returns a Decision, or None where it does not apply). Name the rule in
+reasons, increase GRADER_VERSION, add cases of both verdicts to tests/grading/grading_cases.jsonl and a row to the
+table of docs/grading.md; the tests run both.
 """
 
 __all__ = ["command", "grader"]

@@ -1,7 +1,7 @@
-r"""Multiple choice: which option an answer names, by letter, by text or by value.
+r"""Decide multiple choice: which option an answer names by its letter, its text or its value.
 
-The letter in any usual dress (`B`, `(B)`, `B.`, `\text{B}`, `Option B`), the letter with its own option's
-text (`B: 5 cm`), or exactly one option's text or value. Anything that names two options names none.
+An answer may be the letter in any usual form (`B`, `(B)`, `B.`, `\text{B}`, `Option B`), the letter with the text of
+its own option (`B: 5 cm`), or the text or value of exactly one option. An answer that names two options names none.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vlm_rl.grading.equality import Ask, Comparison, without_introduction
-from vlm_rl.grading.latex import canonical, clean, enclosed
+from vlm_rl.grading.decision import AskSymbolic, Decision
+from vlm_rl.grading.equality import AnswerComparison, without_introduction
+from vlm_rl.grading.latex import canonical, clean, outer_brackets
 
-# "The correct answer is", "Option", and the same in Chinese; what they introduce follows.
+# "The correct answer is", "Option", and the same in other languages, in front of a letter.
 _INTRODUCTION = (
     r"(?:(?:(?i:the )?(?i:correct |right |final |best )?(?i:options?|choices?|answers?|ans\.?|letters?)(?i: is| are)?"
     r"|(?i:réponse|antwort|respuesta|risposta|ответ)|(?:正确)?(?:答案|选项)[是为]?|选) ?:? ?)"
@@ -25,54 +26,58 @@ _DOUBT = re.compile(r"(?<![A-Za-z\\])(?:[A-J]|[a-j](?=[).])|or|wrong|incorrect|m
 _REASON = re.compile(r"[,;.]? (?:because|since) .*$", re.DOTALL)
 _TEXT_AND_LETTER = re.compile(r"(.+?) ?[(\[]([A-Z])[)\]]")
 _SEPARATOR = re.compile(r"[,;/+&\s\\]+|(?<=\))(?=\()")
-_ONE = re.compile(r"[(\[]?([A-Za-z])[)\].]?")
+_LETTER_IN_LIST = re.compile(r"[(\[]?([A-Za-z])[)\].]?")
 _LABELLED = re.compile(r"\(?([A-Z])[).:] ?(.+)", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
-def judge_choice(gold: str, answer: str, choices: Sequence[str], ask: Ask) -> tuple[bool | None, str]:
-    """(verdict, path): None while the judge has not spoken. Without choices any letter A-Z may be named."""
+def compare_choice(gold: str, answer: str, choices: Sequence[str], ask: AskSymbolic) -> Decision:
+    """Decide whether a raw answer names the gold's option, or its several options.
+
+    Args:
+        gold: A letter, a list of letters, or the text or value of an option.
+        answer: The raw text of the answer.
+        choices: The texts of options A, B, ...; empty if they are not known, so that any letter may be named.
+        ask: Asks for symbolic comparisons, as in vlm_rl.grading.equality.
+    """
     choices = _unlabelled(choices)
     gold_text, answer_text = clean(gold), without_introduction(clean(answer))
     several = frozenset() if _same_text(gold_text, choices) else _letter_list(gold_text)
     if several:
-        return _letter_list(answer_text) == several, "choice_letters"
+        return Decision(_letter_list(answer_text) == several, "choice_letters")
     wanted = _gold_options(gold_text, choices)
     if wanted is None and not choices:
-        comparison = Comparison("expression", ask)
-        return comparison.equal(gold, answer), comparison.path
-    if wanted is None:  # neither letter nor text: an option of the gold's value, or a gold nobody can meet
+        return AnswerComparison("expression", ask).compare(gold, answer)
+    if wanted is None:  # neither letter nor text: an option of the gold's value, or a gold that no answer can meet
         wanted = _by_value(gold_text, choices, ask)
     named, path = _named_options(answer_text, choices, ask)
     if named == frozenset() and (shorter := _REASON.sub("", answer_text)) != answer_text:
         named, path = _named_options(shorter, choices, ask)
-    if wanted is None:
-        return None, path
-    if named is None:
-        return None, path
-    return bool(named) and named <= wanted, path
+    if wanted is None or named is None:
+        return Decision(None, path)
+    return Decision(bool(named) and named <= wanted, path)
 
 
 def _unlabelled(choices: Sequence[str]) -> Sequence[str]:
-    """The options' texts without "(A)", "(B)", ... in front, if all of them have it."""
-    found = [_LABELLED.fullmatch(choice.strip()) for choice in choices]
-    texts = [match[2] for index, match in enumerate(found) if match and ord(match[1]) - ord("A") == index]
+    """Return the options' texts without "(A)", "(B)", ... in front, if all of them are labelled so."""
+    matches = [_LABELLED.fullmatch(choice.strip()) for choice in choices]
+    texts = [match[2] for index, match in enumerate(matches) if match and ord(match[1]) - ord("A") == index]
     return texts if len(texts) == len(choices) else choices
 
 
 def _letter_list(text: str) -> frozenset[str]:
-    """The letters of `A, C`, `B and D` or `AC`. Empty if it is nothing like that."""
-    outer = enclosed(text)
+    """Return the letters of `A, C`, `B and D` or `AC`; none if the text is anything else."""
+    outer = outer_brackets(text)
     text = re.sub(f"^{_INTRODUCTION}", "", outer[1] if outer else text)
     if re.fullmatch(r"[A-Z]{2,9}\.?", text) and len(set(text)) == len(text):
         return frozenset(text) - {"."}
     words = [word for word in _SEPARATOR.split(text.strip()) if word and word != "and"]
-    letters = [match[1].upper() for word in words if (match := _ONE.fullmatch(word))]
+    letters = [match[1].upper() for word in words if (match := _LETTER_IN_LIST.fullmatch(word))]
     return frozenset(letters) if 1 < len(letters) == len(words) else frozenset()
 
 
 def _gold_options(gold: str, choices: Sequence[str]) -> frozenset[int] | None:
-    """Indices of the right option and of its duplicates; None if the gold names no option."""
+    """Return the indices of the right option and its duplicates, or None if the gold names no option."""
     letter = _index(_LETTER.fullmatch(gold), choices)
     texts = _same_text(gold, choices)
     bare = re.fullmatch(r"[A-Z]", gold) is not None
@@ -81,7 +86,8 @@ def _gold_options(gold: str, choices: Sequence[str]) -> frozenset[int] | None:
     return texts or None
 
 
-def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[frozenset[int] | None, str]:
+def _named_options(answer: str, choices: Sequence[str], ask: AskSymbolic) -> tuple[frozenset[int] | None, str]:
+    """Return (indices of the options that the answer names, rule); None for the indices while they are not known."""
     letter = _index(_LETTER.fullmatch(answer), choices)
     texts = _same_text(answer, choices)
     if letter is not None:
@@ -94,7 +100,7 @@ def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[froze
         match = pattern.fullmatch(answer)
         letter = _index(match, choices, group=3 - text_group)
         if match is not None and letter is not None and choices:
-            same = _same_value(choices[letter], _unbracketed(match[text_group]), ask)
+            same = _same_value(choices[letter], _without_parentheses(match[text_group]), ask)
             if same is not False:
                 return (frozenset({letter}) if same else None), "choice_letter"
     marked = None if choices else _MARKED.fullmatch(answer)
@@ -103,23 +109,24 @@ def _named_options(answer: str, choices: Sequence[str], ask: Ask) -> tuple[froze
     return _by_value(answer, choices, ask), "choice_value"
 
 
-def _by_value(text: str, choices: Sequence[str], ask: Ask) -> frozenset[int] | None:
-    """The one option of this value (with its duplicates), or none; None while the judge has not spoken."""
+def _by_value(text: str, choices: Sequence[str], ask: AskSymbolic) -> frozenset[int] | None:
+    """Return the only option of this value and its duplicates, or no option; None while that is not known."""
     verdicts = [_same_value(choice, text, ask) for choice in choices]
     if None in verdicts:
         return None
     named = frozenset(index for index, same in enumerate(verdicts) if same)
     # Two options of equal value but different text: the text does not say which.
-    one = bool(named) and _same_text(clean(choices[min(named)]), choices) == named
-    return named if one else frozenset()
+    is_unique = bool(named) and _same_text(clean(choices[min(named)]), choices) == named
+    return named if is_unique else frozenset()
 
 
-def _unbracketed(text: str) -> str:
-    outer = enclosed(text)
+def _without_parentheses(text: str) -> str:
+    outer = outer_brackets(text)
     return outer[1] if outer and outer[::2] == ("(", ")") else text
 
 
 def _index(match: re.Match[str] | None, choices: Sequence[str], *, group: int = 1) -> int | None:
+    """Return the index of the option whose letter a match holds, or None if there is no such option."""
     if match is None:
         return None
     index = ord(match.group(group).upper()) - ord("A")
@@ -127,6 +134,7 @@ def _index(match: re.Match[str] | None, choices: Sequence[str], *, group: int = 
 
 
 def _same_text(text: str, choices: Sequence[str]) -> frozenset[int]:
+    """Return the indices of the options of this text, whatever its case."""
     return frozenset(index for index, choice in enumerate(choices) if _folded(clean(choice)) == _folded(text))
 
 
@@ -134,9 +142,10 @@ def _folded(text: str) -> str:
     return canonical(text).casefold()
 
 
-def _same_value(choice: str, answer: str, ask: Ask) -> bool | None:
+def _same_value(choice: str, answer: str, ask: AskSymbolic) -> bool | None:
+    """Return whether an option and an answer are equal; None while that is not known."""
     if _folded(clean(choice)) == _folded(clean(answer)):
         return True
-    wordy = _WORD.search(clean(choice)) or _WORD.search(clean(answer))
-    # Prose is never handed to the symbolic judge: it would read words as products of letters.
-    return Comparison("expression", (lambda _job: False) if wordy else ask).equal(choice, answer)
+    has_words = _WORD.search(clean(choice)) or _WORD.search(clean(answer))
+    # math-verify is never asked about prose: it would read words as products of letters.
+    return AnswerComparison("expression", (lambda _query: False) if has_words else ask).compare(choice, answer).equal

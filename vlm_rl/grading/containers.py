@@ -1,8 +1,10 @@
-r"""Sets, tuples, intervals and bare lists: how they are written, and which of them may be the same.
+r"""Read sets, tuples, intervals, lists and matrices, and say which kinds may equal each other, and in which order.
 
-\{1,2\}  set: any order, duplicates count once      (1,2)  tuple: in order (or an open interval)
-[1,2]    bracket: in order (or a closed interval)   (1,2]  interval: its ends must agree
-1, 2     bare: any order for the answer type `list`, else in order
+\{1,2\}  set: any order, duplicates count once
+(1,2)    tuple, or an open interval: in order
+[1,2]    bracket, a list or a closed interval: in order
+(1,2]    interval: in order, with the same ends
+1, 2     bare: in any order if the answer type is `list`, else in order
 """
 
 from __future__ import annotations
@@ -13,58 +15,65 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from vlm_rl.grading.latex import canonical, enclosed, split_top
+from vlm_rl.grading.latex import canonical, outer_brackets, split_top_level
 from vlm_rl.grading.number_words import parse_words
-from vlm_rl.grading.quantities import quantity
+from vlm_rl.grading.quantities import split_quantity
 from vlm_rl.grading.rational import parse_rational
 from vlm_rl.types import AnswerType
 
 Kind = Literal["set", "tuple", "bracket", "interval", "bare"]
 
 _COMMAS = frozenset(",;")
-_SIGNED = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
-_WORDS_AS_COMMAS = re.compile(r" ?,? (?:and|or) |\\(?:lor|vee|land|wedge)(?![A-Za-z])")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_CONJUNCTION = re.compile(r" ?,? (?:and|or) |\\(?:lor|vee|land|wedge)(?![A-Za-z])")
 _NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")
-_BUILDER = re.compile(r"\\mid|[|:]")
+_SUCH_THAT = re.compile(r"\\mid|[|:]")
+
+_MATRIX = re.compile(
+    r"^[(\[]? ?\\begin ?\{(?:(?:[pbB]|small)?(?:matrix|array)|cases)\}(?: ?\{[clr| ]*\})? ?(.*?) ?"
+    r"\\end ?\{[a-zB]+\} ?[)\]]?$"
+)
+_ROWS, _CELLS = frozenset(["\\\\"]), frozenset("&")
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """The items of a collection, as texts."""
+    """A set, tuple, interval or list: its kind, its items as texts, and the brackets of an interval."""
 
     kind: Kind
     items: list[str]
-    ends: str = ""  # the brackets of an interval
+    ends: str = ""
 
     @property
     def distinct_items(self) -> list[str]:
+        """Return the items, one of each value."""
         return list({item_key(item): item for item in self.items}.values())
 
 
-def collection(text: str, answer_type: AnswerType) -> Collection | None:
-    """What `clean` text lists, or None if it is one value."""
+def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
+    """Return the collection that a `clean` text writes out, or None if it is a single value."""
     if text == "\\emptyset":
         return Collection("set", [])
-    if len(_SIGNED.findall(text)) == 1 and not split_top(text, _COMMAS)[1:]:
-        parts = [_SIGNED.sub(sign, text).strip().removeprefix("+").strip() for sign in "+-"]
+    if len(_PLUS_MINUS.findall(text)) == 1 and not split_top_level(text, _COMMAS)[1:]:
+        parts = [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+").strip() for sign in "+-"]
         return Collection("set", parts)
-    if (outer := enclosed(text)) is not None:
-        return _enclosed(outer, answer_type)
-    taken = quantity(text)
-    if (answer_type != "list" or taken.unit) and as_rational(taken.body) is not None:
+    if (outer := outer_brackets(text)) is not None:
+        return _bracketed(*outer, answer_type)
+    quantity = split_quantity(text)
+    if (answer_type != "list" or quantity.unit) and as_rational(quantity.body) is not None:
         return None  # 1,234 is a number, and so is $1,234 in a list
     items = bare_items(text)
     return Collection("bare", items) if len(items) > 1 else None
 
 
 def bare_items(text: str) -> list[str]:
-    """The parts between top-level commas, semicolons and the words and, or."""
-    items = split_top(_WORDS_AS_COMMAS.sub(", ", text), _COMMAS)
+    """Return the parts between commas, semicolons and the words "and" and "or" outside all brackets."""
+    items = split_top_level(_CONJUNCTION.sub(", ", text), _COMMAS)
     return items[:-1] if len(items) > 2 and not items[-1] else items
 
 
-def in_order(gold: Collection, answer: Collection, answer_type: AnswerType) -> bool | None:
-    """True: compare in order; False: in any order; None: another kind of object."""
+def order_matters(gold: Collection, answer: Collection, answer_type: AnswerType) -> bool | None:
+    """Return whether the items must come in the same order; None if the two kinds can never be equal."""
     any_order = answer_type == "list"
     if gold.kind == "set":
         return False if answer.kind in ("set", "bare") else None
@@ -82,28 +91,31 @@ def in_order(gold: Collection, answer: Collection, answer_type: AnswerType) -> b
     return True if answer.kind == "bare" and listed else None
 
 
-def by_name(gold: Collection, answer: Collection) -> tuple[Collection, Collection]:
-    """A tuple beside `y=3, x=2`: the named side in the order of its names, which is what a tuple means."""
+def sort_by_name(gold: Collection, answer: Collection) -> tuple[Collection, Collection]:
+    """Return both with the items of `y=3, x=2` in the order of their names if the other one is a tuple: (2,3)."""
     if "tuple" not in (gold.kind, answer.kind):
         return gold, answer
-    one, other = (replace(side, items=sorted(side.items)) if _names(side) else side for side in (gold, answer))
-    return one, other
+    left, right = (replace(side, items=sorted(side.items)) if _names(side) else side for side in (gold, answer))
+    return left, right
 
 
-def _names(listed: Collection) -> set[str]:
-    """The names in `x=2, y=3`; none unless every item has one of its own."""
-    names = {match.group() for item in listed.items if (match := _NAME.match(item))}
-    return names if len(names) == len(listed.items) else set()
+def _names(collection: Collection) -> set[str]:
+    """Return the names in `x=2, y=3`, or none unless every item has a name of its own."""
+    names = {match.group() for item in collection.items if (match := _NAME.match(item))}
+    return names if len(names) == len(collection.items) else set()
 
 
 def unmatched(golds: list[str], answers: list[str]) -> tuple[list[str], list[str]]:
-    """What is left of both sides when items of equal text or number are paired off."""
+    """Return the items of both sides that are left when those of equal text or number are paired off."""
     left, right = Counter(map(item_key, golds)), Counter(map(item_key, answers))
     return list((left - right).elements()), list((right - left).elements())
 
 
 def pair_off(table: list[list[bool | None]]) -> bool | None:
-    """Whether rows and columns pair off (equality is transitive, so greedy is enough)."""
+    """Return whether the rows of a table of equal items pair off with its columns; None while that is open.
+
+    A cell is None while its comparison is pending. Equality is transitive, so the first free match will do.
+    """
     used: set[int] = set()
     pending = False
     for row in table:
@@ -118,22 +130,31 @@ def pair_off(table: list[list[bool | None]]) -> bool | None:
 
 
 def item_key(item: str) -> str:
-    """Equal keys mean equal items: the exact number, or else the text."""
+    """Return the exact number of an item, or else its canonical text: equal keys mean equal items."""
     number = as_rational(item)
     return canonical(item) if number is None else f"{number.numerator}/{number.denominator}"
 
 
 def as_rational(text: str) -> Fraction | None:
-    """`parse_rational`, of what stands inside one pair of parentheses too, and of numbers in words."""
-    inner = enclosed(text)
+    """Return the exact value of a number, of one in parentheses or of one in words; None for anything else."""
+    inner = outer_brackets(text)
     number = parse_rational(inner[1] if inner and inner[::2] == ("(", ")") else text)
     return parse_words(text) if number is None else number
 
 
-def _enclosed(outer: tuple[str, str, str], answer_type: AnswerType) -> Collection | None:
-    opening, inside, closing = outer
-    items = split_top(inside, _COMMAS)
-    if opening == "\\{" and closing == "\\}" and not _BUILDER.search(inside):
+def matrix_rows(text: str) -> list[list[str]] | None:
+    """Return the cells of a matrix or column in any brackets, row by row; None for a determinant and the rest."""
+    match = _MATRIX.match(text)
+    if match is None or "\\begin" in match[1]:
+        return None
+    rows = [split_top_level(row, _CELLS) for row in split_top_level(match[1], _ROWS)]
+    return rows[:-1] if len(rows) > 1 and rows[-1] == [""] else rows
+
+
+def _bracketed(opening: str, inside: str, closing: str, answer_type: AnswerType) -> Collection | None:
+    """Return the collection that a pair of brackets encloses, or None if it encloses a single value."""
+    items = split_top_level(inside, _COMMAS)
+    if opening == "\\{" and closing == "\\}" and not _SUCH_THAT.search(inside):
         return Collection("set", items)
     if len(items) < 2 and not (opening == "[" and answer_type == "list"):
         return None

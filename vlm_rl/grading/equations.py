@@ -1,4 +1,4 @@
-"""Answers with an equals sign: labels (`x = 5`), chains (`x = 10/2 = 5`), curves (`y = 2x+3`), ratios (`3:4`)."""
+"""Read answers with an equals sign, labels, chains and curves (`x=5`, `x=10/2=5`, `y=2x+3`), and ratios (`3:4`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from vlm_rl.grading.closed_form import ClosedForm, parse_closed_form
 from vlm_rl.grading.containers import as_rational, bare_items
-from vlm_rl.grading.latex import canonical, split_top
-from vlm_rl.grading.quantities import quantity
+from vlm_rl.grading.latex import canonical, split_top_level
+from vlm_rl.grading.quantities import split_quantity
 
 EQUALS = frozenset("=")
 _COLON = frozenset(":")
@@ -26,21 +26,21 @@ _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
 
 
 def is_list(parts: list[str]) -> bool:
-    """Whether an "=" stands in a list, such as `x=1, x=2`, and not in an equation."""
-    return any(len(split_top(part, frozenset(",;"))) > 1 for part in parts) or (
+    """Return whether the parts of a text split at "=" are those of a list, such as `x=1, x=2`, and of no equation."""
+    return any(len(split_top_level(part, frozenset(",;"))) > 1 for part in parts) or (
         len(parts) > 2
         and all(len(bare_items(part)) > 1 for part in parts[1:-1])
         and len(_ASSIGNED.findall("=".join(parts))) > 1
     )
 
 
-def label(parts: list[str]) -> str | None:
-    """What stands in front of the first "=", if it only names the value."""
+def value_label(parts: list[str]) -> str | None:
+    """Return the part in front of the first "=" if it only names the value, else None."""
     return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) else None
 
 
 def same_label(golds: list[str], answers: list[str]) -> bool:
-    """Whether two labelled values may be compared: the same label, or words that describe a number."""
+    """Return whether two labelled values may be compared: their labels agree, or are words that describe a number."""
     labels = golds[0], answers[0]
     names = {canonical(text) for text in labels}
     if _ROOT.fullmatch(labels[0]):
@@ -48,37 +48,41 @@ def same_label(golds: list[str], answers: list[str]) -> bool:
     if len(names) == 1 or names == _GRAPH:
         return True
     described = all(_DESCRIPTION.fullmatch(text) for text in labels) and len(labels[0]) > 1
-    return described and as_rational(quantity(golds[-1]).body) is not None
+    return described and as_rational(split_quantity(golds[-1]).body) is not None
 
 
-def members_agree(values: list[str], *, all_numbers: bool) -> bool:
-    """Members of a chain a = b = c may not name two different numbers."""
-    numbers = [as_rational(quantity(value).body) for value in values]
+def chain_agrees(values: list[str], *, all_numbers: bool) -> bool:
+    """Return whether the values of a chain a = b = c name no two different numbers.
+
+    With `all_numbers` each of them must be a number. Without it some may be expressions, but a chain with a number in
+    it must end in one.
+    """
+    numbers = [as_rational(split_quantity(value).body) for value in values]
     if None in numbers and (all_numbers or (numbers[-1] is None and len(set(numbers)) > 1)):
         return False
     return len({number for number in numbers if number is not None}) <= 1
 
 
 def same_curve(golds: list[str], answers: list[str]) -> bool:
-    """Whether two equations' differences of both sides are multiples of each other: y=2x+3 and 2x-y+3=0."""
-    one, other = (_difference(*sides) for sides in (golds, answers))
-    return one is not None and other is not None and one.proportional(other)
+    """Return whether left minus right side of one equation is a multiple of the other's: y=2x+3 and 2x-y+3=0."""
+    gold, answer = _left_minus_right(*golds), _left_minus_right(*answers)
+    return gold is not None and answer is not None and gold.is_proportional(answer)
 
 
-def ratio(text: str) -> list[str] | None:
-    """The terms of `3:4:5` or `3 to 4`, at least two closed forms; None for anything else, a time of day too."""
+def ratio_terms(text: str) -> list[str] | None:
+    """Return the terms of `3:4:5` or `3 to 4`; None unless there are two or more, all closed forms, and no time."""
     if (":" not in text and " to " not in text) or _TIME_OF_DAY.search(text):
         return None
-    terms = split_top(_TO.sub(":", text), _COLON)
+    terms = split_top_level(_TO.sub(":", text), _COLON)
     return terms if len(terms) > 1 and all(map(parse_closed_form, terms)) else None
 
 
 def same_ratio(golds: list[str], answers: list[str]) -> bool:
-    """Whether the terms of two ratios, equally many, are proportional."""
+    """Return whether two ratios of equally many terms are proportional."""
     left, right = ([form for term in terms if (form := parse_closed_form(term))] for terms in (golds, answers))
     return all((a * d).equals(b * c) for (a, c), (b, d) in pairwise(zip(left, right, strict=True)))
 
 
-def _difference(left: str, right: str) -> ClosedForm | None:
-    one, other = parse_closed_form(left), parse_closed_form(right)
-    return None if one is None or other is None else one + -1 * other
+def _left_minus_right(left: str, right: str) -> ClosedForm | None:
+    first, second = parse_closed_form(left), parse_closed_form(right)
+    return None if first is None or second is None else first + -1 * second

@@ -1,73 +1,44 @@
-r"""The only grader: find the final answer of a response, and say whether it is the gold.
+r"""Grade responses: find the final answer and decide whether it is the gold.
 
     with Grader(workers=2, timeout=5.0) as grader:
         grade = grader.grade(response, gold="1/2", answer_type="expression", template=TEMPLATES["think_answer"])
 
-The answer is the last \boxed{} of the template's answer region. Exact paths decide first
-(vlm_rl.grading.equality, vlm_rl.grading.choices); what they leave open goes to math-verify in killable processes
-(vlm_rl.grading.symbolic_client), which start only when first needed. A timeout or an error is a verdict of its own,
-never a silent "wrong". Training, evaluation and demo all use this class.
+Training, evaluation, data preparation and the demo all use this class. A timeout or an error is a verdict of its own,
+never a silent "wrong".
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from vlm_rl.grading.choices import judge_choice
-from vlm_rl.grading.equality import Ask, Comparison, Job
+from vlm_rl.grading.choices import compare_choice
+from vlm_rl.grading.decision import AskSymbolic, Decision, SymbolicQuery, UndecidedError, refusal
+from vlm_rl.grading.equality import AnswerComparison
+from vlm_rl.grading.extraction import extract_boxes
 from vlm_rl.grading.latex import canonical, clean
-from vlm_rl.grading.limits import Undecided, refuse_long, refused
-from vlm_rl.grading.symbolic_client import Outcome, SymbolicJudge
-from vlm_rl.grading.unicode_text import fold
-from vlm_rl.templates import TEMPLATES, Template, boxes
-from vlm_rl.types import AnswerType, Grade, Problem
+from vlm_rl.grading.limits import refuse_long
+from vlm_rl.grading.quantities import margin_of
+from vlm_rl.grading.reasons import explain, shorten
+from vlm_rl.grading.symbolic_client import SymbolicClient, SymbolicReply
+from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.types import AnswerType, Grade, Problem, Verdict
 
-GRADER_VERSION = "6"  # of the policy: another version may give another verdict
-MAX_BOXES = 8  # different answers among one response's boxes
-MAX_SPELLINGS = 64  # different texts among them
-MAX_ASKED = 40  # symbolic comparisons for one response
-_MAX_ROUNDS = 4
-_TAG = re.compile(r"< {0,2}(/?) {0,2}(think|answer) {0,2}>", re.IGNORECASE)
-_WHY = {  # a refusal in words, by the rule that decided
-    "text": "another text",
-    "ratio": "another ratio",
-    "number": "another number",
-    "closed_form": "another value, exactly",
-    "math_verify": "not the same for math-verify",
-    "unit": "another unit",
-    "approximate": "only about that",
-    "guess_list": "several values where one is asked for, or one where several are",
-    "equation": "an equation that says something else",
-    "relation": "another range",
-    "number_base": "a number in another base",
-    "family": "other numbers, or a parameter that runs through something else",
-    "outcome": "a value where there is none, none where there is one, or another kind of none",
-    "figure": "another figure, or its corners in another order",
-    "rounded": "another number after rounding",
-    "matrix": "another shape, or other entries",
-    "union": "other parts, or another number of them",
-    "set": "other elements, or no set",
-    "tuple": "other entries, another order, or no tuple",
-    "bracket": "other entries or ends",
-    "interval": "another interval, or other ends",
-    "bare": "other items, another order, or another number of them",
-    "choice_letter": "another option, or a letter beside another option's text",
-    "choice_letters": "not the same options",
-    "choice_text": "another option's text",
-    "choice_value": "no option, or several",
-}
+GRADER_VERSION = "6"  # of the rules: a different version may give different verdicts
+MAX_BOXES = 8  # different answers in the boxes of a response
+MAX_SPELLINGS = 64  # different texts in them
+MAX_QUERIES = 40  # symbolic queries for a response
+_MAX_ROUNDS = 4  # batches of symbolic queries, each of which may lead to further ones
 
 
 @dataclass(frozen=True, slots=True)
 class GradeTask:
-    """One response to grade."""
+    """A response to grade, and what it is graded against."""
 
     response: str  # prefill included
-    gold: str | tuple[str, ...]  # several: alternatives, any of which is right
+    gold: str | tuple[str, ...]  # of several golds any is right
     answer_type: AnswerType
     template: Template
     choices: tuple[str, ...] = ()
@@ -75,11 +46,11 @@ class GradeTask:
 
 
 class Grader:
-    """Grades responses; a context manager, since it may own worker processes."""
+    """Grade responses, with worker processes for symbolic comparisons; a context manager that stops them."""
 
     def __init__(self, *, workers: int = 2, timeout: float = 5.0) -> None:
-        """`timeout`: CPU seconds of one symbolic comparison."""
-        self._judge = SymbolicJudge(workers=workers, timeout=timeout)
+        """Set the number of workers and the CPU seconds of one symbolic comparison; no worker is started yet."""
+        self._symbolic = SymbolicClient(workers=workers, timeout=timeout)
 
     def __enter__(self) -> Grader:
         return self
@@ -90,12 +61,12 @@ class Grader:
         self.close()
 
     def start(self) -> None:
-        """Launch the workers ahead of the first answer that needs them, without waiting for them."""
-        self._judge.start()
+        """Start the workers ahead of the first answer that needs them, without waiting for them."""
+        self._symbolic.start()
 
     def close(self) -> None:
         """Stop the workers; a later call starts them again."""
-        self._judge.close()
+        self._symbolic.close()
 
     def grade(
         self,
@@ -107,16 +78,25 @@ class Grader:
         choices: Sequence[str] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> Grade:
-        """The grade of one response, which includes the template's prefill."""
+        r"""Return the grade of a response.
+
+        Args:
+            response: The whole text, the template's prefill included.
+            gold: The right answer without \boxed{}; of several golds any is right.
+            answer_type: Kind of the answer, which decides which rules apply.
+            template: Says where in the response the answer is looked for.
+            choices: Texts of options A, B, ... for the answer type `choice`.
+            meta: precision (decimal places), tolerance, unit, as in Problem.meta.
+        """
         golds = gold if isinstance(gold, str) else tuple(gold)
         return self.grade_many([GradeTask(response, golds, answer_type, template, tuple(choices), meta or {})])[0]
 
     def grade_problem(self, problem: Problem, response: str, template: Template) -> Grade:
-        """`grade` with everything else taken from the problem."""
+        """Return the grade of a response to a problem."""
         return self.grade_many([task_of(problem, response, template)])[0]
 
     def verifies_itself(self, problem: Problem) -> bool:
-        """Whether the gold, given as a perfect answer, is graded correct: if not, nothing can be."""
+        """Return whether the problem's gold, given as an answer, is graded correct; if not, no answer can be."""
         template = TEMPLATES["think_answer"]
         try:
             response = template.wrap("The gold itself.", problem.answer)
@@ -125,123 +105,117 @@ class Grader:
         return self.grade_problem(problem, response, template).correct
 
     def grade_many(self, tasks: Sequence[GradeTask]) -> list[Grade]:
-        """Grades in the order of `tasks`. Equal comparisons are made once, and symbolic ones in batches."""
+        """Return the grades in the order of the tasks. Equal symbolic queries are answered once, and in batches."""
         grades: list[Grade | None] = [None] * len(tasks)
-        known: dict[Job, Outcome] = {}
+        replies: dict[SymbolicQuery, SymbolicReply] = {}
         for _ in range(_MAX_ROUNDS):
-            wanted: dict[Job, None] = {}
+            wanted: dict[SymbolicQuery, None] = {}
             for index, task in enumerate(tasks):
                 if grades[index] is None:
-                    grades[index] = _grade(task, known, wanted)
+                    grades[index] = try_grade(task, replies, wanted)
             if not wanted:
                 break
-            known.update(zip(wanted, self._judge.decide(list(wanted)), strict=True))
-        return [grade or Grade("error", None, "rounds", "the comparison did not settle") for grade in grades]
+            replies.update(zip(wanted, self._symbolic.answer(list(wanted)), strict=True))
+        return [grade or Grade("error", None, "rounds", f"no result after {_MAX_ROUNDS} rounds") for grade in grades]
 
 
 def task_of(problem: Problem, response: str, template: Template) -> GradeTask:
-    """The grading task of a problem's response."""
+    """Return the grading task of a response to a problem."""
     golds = (problem.answer, *problem.meta.get("alternatives", ()))
     return GradeTask(response, golds, problem.answer_type, template, tuple(problem.choices), problem.meta)
 
 
-def extract(response: str, template: Template) -> tuple[list[str], str]:
-    """(texts of the boxes that count, why there are none): the last box is the answer if all are equal."""
-    region = template.answer_region(_TAG.sub(lambda tag: f"<{tag[1]}{tag[2].lower()}>", fold(response)))
-    if region is None:
-        return [], "no answer region: the reasoning block, or the answer block after it, is missing or not closed"
-    found = boxes(region)
-    if found is None:
-        return [], "a \\boxed{ is never closed"
-    found = [box.strip() for box in found if box.strip()]
-    return found, "" if found else "no \\boxed{} with content where the answer belongs"
+def try_grade(
+    task: GradeTask, replies: Mapping[SymbolicQuery, SymbolicReply], wanted: dict[SymbolicQuery, None]
+) -> Grade | None:
+    """Return the grade, or None after adding to `wanted` the symbolic queries whose replies it needs first."""
+    asked: set[SymbolicQuery] = set()
 
-
-def _grade(task: GradeTask, known: Mapping[Job, Outcome], wanted: dict[Job, None]) -> Grade | None:
-    """The grade, or None after adding to `wanted` what has to be decided first."""
-    asked: set[Job] = set()
-
-    def ask(job: Job) -> Any:
-        asked.add(job)
-        if len(asked) > MAX_ASKED:
-            raise refused(f"more than {MAX_ASKED} symbolic comparisons")
-        if job not in known:
-            wanted[job] = None
+    def ask(query: SymbolicQuery) -> Any:
+        asked.add(query)
+        if len(asked) > MAX_QUERIES:
+            raise refusal(f"more than {MAX_QUERIES} symbolic comparisons")
+        if query not in replies:
+            wanted[query] = None
             return None
-        outcome, value = known[job]
-        if outcome != "ok":
-            raise Undecided(outcome, "math_verify", value)
+        status, value = replies[query]
+        if status != "ok":
+            raise UndecidedError(status, "math_verify", value)
         return "" if value is None else value
 
-    texts, why = extract(task.response, task.template)
+    texts, why_none = extract_boxes(task.response, task.template)
     if not texts:
-        return Grade("no_answer", None, "extraction", why)
+        return Grade("no_answer", None, "extraction", why_none)
+    answer = texts[-1]
     try:
-        agreed = _agree(texts, task, ask)
+        agreed = _boxes_agree(texts, task, ask)
         if agreed:
-            return _compare(texts[-1], task, ask)
-    except Undecided as undecided:
-        return Grade(undecided.verdict, texts[-1], undecided.path, undecided.reason)
-    except Exception as fault:  # ours; it must not take the batch with it, and it is counted
-        return Grade("error", texts[-1], "fault", f"{type(fault).__name__} in the grader: {_short(str(fault))}")
+            return _grade_answer(answer, task, ask)
+    except UndecidedError as undecided:
+        return Grade(undecided.verdict, answer, undecided.path, undecided.reason)
+    except Exception as fault:  # a fault of the grader must not take the whole batch with it; the verdict is counted
+        return Grade(
+            "error", answer, "fault", f"a fault in the grader: {type(fault).__name__}: {shorten(str(fault))}"
+        )
     if agreed is None:
         return None
-    shown = " | ".join(dict.fromkeys(_short(text) for text in texts[-MAX_BOXES:]))
-    return Grade("no_answer", None, "several_boxes", f"the boxes are not all equal: {shown}")
+    shown = " | ".join(dict.fromkeys(shorten(text) for text in texts[-MAX_BOXES:]))
+    return Grade("no_answer", None, "several_boxes", f"the boxes hold different answers: {shown}")
 
 
-def _compare(answer: str, task: GradeTask, ask: Ask) -> Grade | None:
-    """The grade of one answer against all alternatives of the gold; None while the judge has not spoken.
+def _grade_answer(answer: str, task: GradeTask, ask: AskSymbolic) -> Grade | None:
+    """Return the grade of an answer against all alternatives of the gold, or None while that is not known.
 
-    Raises Undecided if no alternative is met and one could not be judged.
+    Raises UndecidedError if the answer meets no alternative and could not be compared with one of them.
     """
     golds = (task.gold,) if isinstance(task.gold, str) else task.gold
-    pending, undecided, path = False, None, ""
+    decision, undecided = Decision(False, ""), None
+    is_pending = False
     for gold in golds:
         try:
-            equal, path = _equal(gold, answer, task, ask)
-        except Undecided as caught:
+            decision = _compare(gold, answer, task, ask)
+        except UndecidedError as caught:
             undecided = caught
             continue
-        if equal:
-            return Grade("correct", answer, path, f"{_short(answer)} is {_short(gold)}")
-        pending |= equal is None
-    if pending:
+        if decision.equal:
+            return _explained("correct", answer, gold, decision.path, task)
+        is_pending |= decision.equal is None
+    if is_pending:
         return None
     if undecided is not None:
         raise undecided
-    return Grade(
-        "wrong", answer, path, f"{_short(answer)} is not {_short(' or '.join(golds))}: {_WHY.get(path, path)}"
-    )
+    return _explained("wrong", answer, " or ".join(golds), decision.path, task)
 
 
-def _equal(gold: str, answer: str, task: GradeTask, ask: Ask) -> tuple[bool | None, str]:
-    """(verdict, path): None while the judge has not spoken."""
+def _explained(verdict: Verdict, answer: str, gold: str, path: str, task: GradeTask) -> Grade:
+    within_margin = path == "number" and task.answer_type != "choice" and margin_of(task.meta)
+    reason = explain(answer, gold, "rounded" if within_margin else path, equal=verdict == "correct")
+    return Grade(verdict, answer, path, reason)
+
+
+def _compare(gold: str, answer: str, task: GradeTask, ask: AskSymbolic) -> Decision:
     if task.answer_type == "choice":
-        return judge_choice(gold, answer, task.choices, ask)
-    comparison = Comparison(task.answer_type, ask, task.meta)
-    return comparison.equal(gold, answer), comparison.path
+        return compare_choice(gold, answer, task.choices, ask)
+    return AnswerComparison(task.answer_type, ask, task.meta).compare(gold, answer)
 
 
-def _agree(texts: list[str], task: GradeTask, ask: Ask) -> bool | None:
-    """Whether all boxes hold the same answer; exact equality, whatever margin the problem allows."""
+def _boxes_agree(texts: list[str], task: GradeTask, ask: AskSymbolic) -> bool | None:
+    """Return whether all boxes hold the same answer, exactly and without the problem's margin; None while unknown."""
     for text in texts:
         refuse_long(text)
     exact = replace(task, meta={})
-    distinct: dict[str, str] = {}
     spellings = dict.fromkeys(reversed(texts))
     if len(spellings) > MAX_SPELLINGS:
         return False
+    distinct: dict[str, str] = {}
     for text in spellings:
         distinct.setdefault(canonical(clean(text)), text)
         if len(distinct) > MAX_BOXES:
             return False
     last, *others = distinct.values()
-    # Either may be the fuller spelling: "B" and "B. 5 cm".
-    both_ways = [{_equal(last, other, exact, ask)[0], _equal(other, last, exact, ask)[0]} for other in others]
+    # Either box may hold the fuller spelling, as in "B" and "B. 5 cm".
+    both_ways = [
+        {_compare(last, other, exact, ask).equal, _compare(other, last, exact, ask).equal} for other in others
+    ]
     verdicts = [True if True in pair else None if None in pair else False for pair in both_ways]
     return False if False in verdicts else None if None in verdicts else True
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-r"""Inequalities in one variable as intervals: `x>2`, `-1<x\le 3`, `|x-1|<2`, `x<1 or x>3`, `\{x \mid x<3\}`."""
+r"""Read inequalities in one variable as intervals: `x>2`, `-1<x\le 3`, `|x-1|<2`, `x<1 or x>3`, `\{x \mid x<3\}`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vlm_rl.grading.closed_form import parse_closed_form
-from vlm_rl.grading.latex import clean, enclosed, split_top
+from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
 
 _SIGN = re.compile(r"(?P<sign><|>|\\(?:le|ge)(?![A-Za-z]))")
 _UNEQUAL = re.compile(r"(?P<variable>[A-Za-z](?:_\{[A-Za-z0-9]\})?) ?\\ne(?![A-Za-z])(?P<bound>[^,;=<>]+)")
@@ -25,20 +25,19 @@ _COMMAS = frozenset(",;")
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """A union of intervals, each as text; the variable if the text was an inequality."""
+    """A union of intervals, each as a text such as `(1,2]`."""
 
     parts: tuple[str, ...]
-    variable: str = ""
+    variable: str = ""  # of the inequality; "" if the text was a union of intervals
 
 
 def has_relation(text: str) -> bool:
-    """Whether `clean` text holds <, >, \\le, \\ge or `x \\ne`, or is `\\mathbb{R}\\setminus\\{2\\}`."""
-    patterns = _SIGN.search(text), _UNEQUAL.search(text), _WITHOUT.fullmatch(text)
-    return any(found is not None for found in patterns)
+    """Return whether a `clean` text holds <, >, \\le, \\ge or `x \\ne`, or is `\\mathbb{R}\\setminus\\{2\\}`."""
+    return bool(_SIGN.search(text) or _UNEQUAL.search(text) or _WITHOUT.fullmatch(text))
 
 
 def as_intervals(text: str) -> Intervals | None:
-    """The set that `clean` text describes by inequalities in one variable, or by intervals; None if neither."""
+    """Return the set that a `clean` text describes by inequalities in one variable or by intervals, or None."""
     text = _MEMBER.sub("", text)
     if match := _UNEQUAL.fullmatch(text) or _WITHOUT.fullmatch(text):
         bound = match["bound"].strip()
@@ -46,23 +45,23 @@ def as_intervals(text: str) -> Intervals | None:
         return Intervals(parts, match.groupdict().get("variable") or "") if _is_bound(bound) else None
     if text == "\\mathbb{R}":
         return Intervals(("(-\\infty,\\infty)",))
-    if (outer := enclosed(text)) is not None and outer[0] == "\\{":
+    if (outer := outer_brackets(text)) is not None and outer[0] == "\\{":
         builder = _BUILDER.match(outer[1])
         inner = as_intervals(builder.group(2)) if builder else None
         return inner if inner and builder and inner.variable == builder.group(1) else None
     if has_relation(text):
         return _distance(text) or _inequalities(text)
-    parts = split_top(text, _UNION)
+    parts = split_top_level(text, _UNION)
     return Intervals(tuple(parts)) if all(map(_is_interval, parts)) else None
 
 
 def _is_interval(text: str) -> bool:
-    outer = enclosed(text)
-    return outer is not None and outer[0] in "([" and len(split_top(outer[1], _COMMAS)) == 2
+    outer = outer_brackets(text)
+    return outer is not None and outer[0] in "([" and len(split_top_level(outer[1], _COMMAS)) == 2
 
 
 def _distance(text: str) -> Intervals | None:
-    """`|2x-3| \\le 1` or `4 < |x|`: the points near a centre, or far from it."""
+    """Return the points near a centre, `|2x-3| \\le 1`, or far from it, `4 < |x|`; None for anything else."""
     pieces = [piece.strip() for piece in _SIGN.split(text)]
     if len(pieces) == 3 and pieces[2].startswith("|"):
         pieces = [pieces[2], _flipped(pieces[1]), pieces[0]]
@@ -72,8 +71,8 @@ def _distance(text: str) -> Intervals | None:
         return None
     _, sign, bound = pieces
     (variable,) = form.symbols
-    parts = form.linear(variable)
-    offset, slope = (part.rational() for part in parts) if parts else (None, None)
+    parts = form.linear_parts(variable)
+    offset, slope = (part.as_rational() for part in parts) if parts else (None, None)
     if offset is None or slope is None:
         return None
     offset, slope = (-offset, -slope) if slope < 0 else (offset, slope)
@@ -85,13 +84,14 @@ def _distance(text: str) -> Intervals | None:
 
 
 def _inequalities(text: str) -> Intervals | None:
+    """Return the union of alternatives, each of one or two inequalities: `x<1 or x>3`, `x>1 and x<3`."""
     parts: list[str] = []
     variables: set[str] = set()
     for alternative in _OR.split(text):
-        found = [_chain(piece) for piece in _AND.split(alternative)]
-        if len(found) > 2 or any(piece is None for piece in found):
+        pieces = _AND.split(alternative)
+        chains = [chain for piece in pieces if (chain := _chain(piece)) is not None]
+        if len(pieces) > 2 or len(chains) < len(pieces):
             return None
-        chains = [piece for piece in found if piece is not None]
         variables |= {chain[0] for chain in chains}
         lows = [chain[1] for chain in chains if chain[1]]
         highs = [chain[2] for chain in chains if chain[2]]
@@ -103,7 +103,7 @@ def _inequalities(text: str) -> Intervals | None:
 
 
 def _chain(text: str) -> tuple[str, str, str] | None:
-    """(variable, "(low" or "[low", "high)" or "high]") of `a < x \\le b` or `x > a`; "" where unbounded."""
+    """Return (variable, lower end, upper end) of `a < x \\le b` as (x, "(a", "b]"); an end is "" where unbounded."""
     pieces = [piece.strip() for piece in _SIGN.split(text.strip())]
     if len(pieces) == 5 and pieces[1] in (">", "\\ge"):
         pieces = [pieces[4], _flipped(pieces[3]), pieces[2], _flipped(pieces[1]), pieces[0]]
@@ -129,5 +129,5 @@ def _flipped(sign: str) -> str:
 
 
 def _is_bound(text: str) -> bool:
-    """A number: no letters but commands and e."""
+    """Return whether a text may be a number: it has no letter but e and those of commands."""
     return bool(text) and all(letter == "e" for letter in _LETTER.findall(_COMMAND.sub(" ", text)))

@@ -1,16 +1,78 @@
-r"""Text forms of an answer: one spelling for many notations, top-level splitting.
+r"""Bring an answer into one spelling: Unicode into LaTeX, many notations of LaTeX into one; and split it at brackets.
 
-`clean` removes what never changes a value (delimiters, spacing, \left, \text{}, fraction sizes);
-`canonical` also drops the insignificant spaces and is what two answers are compared by.
+`clean` removes what never changes a value (delimiters, spacing, \left, \text{}, fraction sizes).
+`canonical` also drops the spaces that mean nothing: two answers of equal canonical text are equal.
+Every function is linear in the length of its text.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 from html import unescape
 
-from vlm_rl.grading.unicode_text import to_latex
+# -- Unicode -------------------------------------------------------------------------------------------
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()", strict=True))
+_HIGH = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_LOW = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
+
+_SYMBOLS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "×": "\\times ", "✕": "\\times ", "·": "\\cdot ",
+    "⋅": "\\cdot ", "∙": "\\cdot ", "÷": "/", "∕": "/", "⁄": "/", "π": "\\pi ", "Π": "\\Pi ", "∞": "\\infty ",
+    "∪": "\\cup ", "⋃": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "≤": "\\le ", "≦": "\\le ", "⩽": "\\le ",
+    "≥": "\\ge ", "≧": "\\ge ", "⩾": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "≃": "\\approx ", "∈": "\\in ",
+    "±": "\\pm ", "∓": "\\mp ", "°": "^\\circ ", "º": "^\\circ ", "˚": "^\\circ ", "℃": "^\\circ C",
+    "℉": "^\\circ F", "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}",
+    "¾": " \\frac{3}{4}", "⅕": " \\frac{1}{5}", "⅛": " \\frac{1}{8}", "⅜": " \\frac{3}{8}", "⅝": " \\frac{5}{8}",
+    "⅞": " \\frac{7}{8}", "⅙": " \\frac{1}{6}", "⅚": " \\frac{5}{6}", "θ": "\\theta ", "α": "\\alpha ",
+    "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "φ": "\\phi ", "ω": "\\omega ", "\u2126": "\\Omega ",
+    "μ": "\\mu ", "µ": "\\mu ", "Δ": "\\Delta ", "△": "\\triangle ", "∆": "\\triangle ",
+    "∠": "\\angle ", "√": "\\sqrt ", "∛": "\\sqrt[3] ", "′": "'", "″": "''", "’": "'", "‘": "'", "“": '"',
+    "”": '"', "。": ".", "、": ",", "،": ",", "؛": ";", "٪": "%", "→": "\\to ", "ℝ": "\\mathbb{R}",
+    "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "∨": "\\lor ", "∧": "\\land ",
+    "【": "[", "】": "]", "Ω": "\\Omega ", "⟨": "\\langle ", "⟩": "\\rangle ", "∣": "|", "⌊": "\\lfloor ",
+    "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
+}  # fmt: skip
+
+
+def _folding_table() -> dict[int, str | None]:
+    """Return a table from full-width forms to ASCII, all scripts' digits to 0-9 and invisible marks to nothing."""
+    table: dict[int, str | None] = {0x2000 + offset: " " for offset in range(11)}
+    table |= {0x00A0: " ", 0x202F: " ", 0x205F: " ", 0x3000: " ", 0x066B: ".", 0x066C: ","}
+    table |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+    table |= dict.fromkeys(range(0xFE00, 0xFE10))  # variation selectors
+    for code in (*range(0x80, 0x20000), *range(0xE0000, 0xE0080)):
+        category = unicodedata.category(chr(code))
+        if category == "Cf":
+            table[code] = None
+        elif category == "Nd":
+            table[code] = str(unicodedata.decimal(chr(code)))
+    return table
+
+
+_FOLDING = _folding_table()
+_SYMBOL_TABLE = str.maketrans(_SYMBOLS)
+
+
+def fold_unicode(text: str) -> str:
+    """Return the text with full-width forms and foreign digits as ASCII, without zero-width and direction marks."""
+    return text if text.isascii() else text.translate(_FOLDING)
+
+
+def _unicode_to_latex(text: str) -> str:
+    """Return the folded text with superscripts, fractions, operators and Greek letters as LaTeX."""
+    if text.isascii():
+        return text
+    text = text.translate(_FOLDING)
+    text = _HIGH.sub(lambda run: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, run.group())) + "}", text)
+    text = _LOW.sub(lambda run: "_{" + "".join(map(_SUBSCRIPTS.__getitem__, run.group())) + "}", text)
+    return unicodedata.normalize("NFKC", text.translate(_SYMBOL_TABLE))
+
+
+# -- LaTeX ---------------------------------------------------------------------------------------------
 
 _FONTS = r"text(?:rm|bf|it|sf|tt|sc|up|normal)?|math(?:rm|bf|it|sf|tt|cal|normal)|boldsymbol|bm"
 _TEXT = re.compile(
@@ -31,7 +93,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\s+", " "),
-        (r"^[ $]*~(?= ?-?\.?[0-9])", r"\\sim "),  # ~5 is about 5; further on the mark is a space
+        (r"^[ $]*~(?= ?-?\.?[0-9])", r"\\sim "),  # a leading ~ means "about"; elsewhere it is a space
         (r"\\boxed ?(?=\{)", ""),
         (r"(?<!\\)\\\$", r" \\dollar "),
         (r"\$|(?<!\\)\\[()\[\]]", " "),
@@ -133,39 +195,39 @@ _REVERSED = tuple(
     )
 )
 _PIECE = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
-MAX_REMEMBERED = 300  # characters
+_MAX_CACHED_LENGTH = 300
 
 
 def clean(text: str) -> str:
-    r"""One spelling for what looks the same: no math delimiters, spacing macros, \left or \text."""
-    return _remembered(text) if len(text) <= MAX_REMEMBERED else _cleaned(text)
+    r"""Return a text in one spelling: without math delimiters, spacing macros, \left, \text and the like."""
+    return _clean_cached(text) if len(text) <= _MAX_CACHED_LENGTH else _clean(text)
 
 
 @lru_cache(8192)
-def _remembered(text: str) -> str:
-    """Gold and options come again with every response to their problem, and each rule asks for its own texts."""
-    return _cleaned(text)
+def _clean_cached(text: str) -> str:
+    """Return `_clean` from a cache: the gold and the options come again with every response to their problem."""
+    return _clean(text)
 
 
-def _cleaned(text: str) -> str:
-    text = to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
+def _clean(text: str) -> str:
+    text = _unicode_to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
     text = _PUNCTUATION.sub(r"\1", text)
     for _ in range(3):
         text = _TEXT.sub(r" \1 ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return degrees_in_functions(_round_ends(_strip(_SYSTEM.sub(_as_list, text))))
+    return _degrees_as_radians(_open_ends(_strip(_SYSTEM.sub(_system_as_list, text))))
 
 
-def _as_list(system: re.Match[str]) -> str:
-    """The equations of a system, one a line, with commas between them."""
+def _system_as_list(system: re.Match[str]) -> str:
+    """Return the equations of a system, which has one on each line, with commas between them."""
     return ", ".join(
         row.strip(" ,;.") for row in (system[1] or system[2]).replace("&=", "=").split("\\\\") if row.strip()
     )
 
 
-def _round_ends(text: str) -> str:
-    """`]0,1[`, as open ends are written in some countries, as `(0,1)`."""
+def _open_ends(text: str) -> str:
+    """Return `]0,1[`, as some countries write an open interval, as `(0,1)`."""
     if not _REVERSED_END.search(text):
         return text
     for pattern, replacement in _REVERSED:
@@ -174,6 +236,7 @@ def _round_ends(text: str) -> str:
 
 
 def _strip(text: str) -> str:
+    """Return the text without spaces, final punctuation, quotation marks and braces around it."""
     for _ in range(12):  # bounded: hostile text may nest thousands of groups
         before = text
         text = text.strip()
@@ -188,7 +251,7 @@ def _strip(text: str) -> str:
 
 
 def _is_one_group(text: str) -> bool:
-    """True for `{...}` whose first brace closes at the very end."""
+    """Return whether the text is `{...}` and its first brace closes at the very end."""
     if not (text.startswith("{") and text.endswith("}") and not text.endswith("\\}")):
         return False
     depth = 0
@@ -200,12 +263,12 @@ def _is_one_group(text: str) -> bool:
 
 
 def canonical(text: str) -> str:
-    """`clean` text without the spaces that mean nothing; a space between two words or numbers stays."""
+    """Return a `clean` text without the spaces that mean nothing: one between two words or numbers stays."""
     return re.sub(r" (?![A-Za-z0-9])|(?<![A-Za-z0-9]) ", "", text)
 
 
-def split_top(text: str, separators: frozenset[str]) -> list[str]:
-    r"""Split at separators outside all brackets. A separator is one character or a command (`\cup`)."""
+def split_top_level(text: str, separators: frozenset[str]) -> list[str]:
+    r"""Split a text at the separators outside all brackets. Each is one character or a command (`\cup`)."""
     parts, start, depth = [], 0, 0
     for piece in _PIECE.finditer(text):
         token = piece.group()
@@ -219,8 +282,8 @@ def split_top(text: str, separators: frozenset[str]) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def enclosed(text: str) -> tuple[str, str, str] | None:
-    """(opening, inside, closing) if one pair of brackets spans the whole text; `(a]` counts as a pair."""
+def outer_brackets(text: str) -> tuple[str, str, str] | None:
+    """Return (opening, inside, closing) if one pair of brackets spans the whole text, else None. `(a]` is a pair."""
     depth, opening = 0, ""
     for piece in _PIECE.finditer(text):
         token = piece.group()
@@ -240,46 +303,8 @@ _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{-?[0-9]\})?) ?(?:\( ?([0-9.]+) ?\^\\circ ?\)|\{ ?([0-9.]+) ?\^\\circ ?\}"
     r"|([0-9.]+) ?\^\\circ)"
 )
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_NAMES = frozenset(
-    re.findall("[a-z]+", "sin cos tan cot sec csc log ln lg exp sqrt pi max min lim gcd lcm mod det arcsin arccos")
-)
-_ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
-_SHORT_WORDS = frozenset(["no", "yes", "ok"])
 
 
-def degrees_in_functions(text: str) -> str:
-    r"""\sin 60^\circ as \sin(\frac{60\pi}{180}): elsewhere a degree sign changes no value."""
-    return _DEGREES.sub(lambda m: rf"{m[1]}(\frac{{{m[2] or m[3] or m[4]}\pi}}{{180}})", text)
-
-
-def is_prose(text: str) -> bool:
-    """Whether `clean` text is words, not mathematics: words must never be read as products of letters.
-
-    A run of four letters is a word; of three, unless they stand in the alphabet's order (abc, xyz) or
-    are capitals (points of a figure); of two, only the few short words of answers.
-    """
-    for word in _WORD.findall(_ENVIRONMENT.sub(" ", text)):
-        lower = word.lower()
-        if lower in _NAMES:
-            continue
-        ordered = list(lower) == sorted(lower)
-        if len(word) > 3 or lower in _SHORT_WORDS or (len(word) == 3 and not ordered and not word.isupper()):
-            return not word.isupper() or len(word) > 4
-    return False
-
-
-_MATRIX = re.compile(
-    r"^[(\[]? ?\\begin ?\{(?:(?:[pbB]|small)?(?:matrix|array)|cases)\}(?: ?\{[clr| ]*\})? ?(.*?) ?"
-    r"\\end ?\{[a-zB]+\} ?[)\]]?$"
-)
-_ROWS, _CELLS = frozenset(["\\\\"]), frozenset("&")
-
-
-def matrix(text: str) -> list[list[str]] | None:
-    """The rows of a matrix or column in any brackets; None for anything else, determinants included."""
-    found = _MATRIX.match(text)
-    if found is None or "\\begin" in found.group(1):
-        return None
-    rows = [split_top(row, _CELLS) for row in split_top(found.group(1), _ROWS)]
-    return rows[:-1] if len(rows) > 1 and rows[-1] == [""] else rows
+def _degrees_as_radians(text: str) -> str:
+    r"""Return \sin 60^\circ as \sin(\frac{60\pi}{180}). Elsewhere a degree sign changes no value."""
+    return _DEGREES.sub(lambda match: rf"{match[1]}(\frac{{{match[2] or match[3] or match[4]}\pi}}{{180}})", text)

@@ -1,4 +1,4 @@
-r"""What math-verify overlooks: the base of a number, a figure's corners, primes, transposes, derivatives."""
+r"""Find the differences that math-verify does not see: number bases, corners of figures, primes, derivatives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MARK = re.compile(r"[A-Za-z)}]? ?'+|[A-Za-z)}] ?\^ ?\{? ?(?:T|\\top|\\intercal)
 _DERIVATIVE = re.compile(rf"\\partial(?:\^\{{[0-9]\}})? ?[A-Za-z]?|{DIFFERENTIALS}")
 
 
-def overlooked(gold: str, answer: str) -> str | None:
-    """The rule by which two `clean` texts differ in something that math-verify does not see; None if they do not."""
+def unseen_difference(gold: str, answer: str) -> str | None:
+    """Return the rule by which two `clean` texts differ although math-verify may call them equal, or None."""
     if _NUMBER_BASE.findall(gold) != _NUMBER_BASE.findall(answer):
         return "number_base"
     if _figures(gold) != _figures(answer):
@@ -24,16 +24,19 @@ def overlooked(gold: str, answer: str) -> str | None:
 
 
 def _figures(text: str) -> list[str]:
-    """The figures named by their corners: a triangle's in any order, an angle's or a polygon's in both directions."""
-    found = _FIGURE.findall(text)
-    return sorted("".join(sorted(name)) if triangle else min(name, name[::-1]) for triangle, name in found)
+    """Return the figures that are named by their corners, each in one spelling.
+
+    The corners of a triangle may come in any order, those of an angle or a polygon in both directions.
+    """
+    figures = _FIGURE.findall(text)
+    return sorted("".join(sorted(name)) if triangle else min(name, name[::-1]) for triangle, name in figures)
 
 
 def _marks(text: str) -> list[str]:
-    """The primes and transposes, and what has them."""
+    """Return the primes and transposes with the letter or bracket in front of each."""
     return sorted(map(canonical, _MARK.findall(text)))
 
 
 def _derivatives(text: str) -> list[str]:
-    r"""What is differentiated, and by what, in the order of \frac{dy}{dx}."""
-    return [canonical(found) for found in _DERIVATIVE.findall(text)]
+    r"""Return the differentials in their order in the text: \frac{dy}{dx} is not \frac{dx}{dy}."""
+    return [canonical(derivative) for derivative in _DERIVATIVE.findall(text)]

@@ -1,4 +1,4 @@
-"""Numbers in English words: `five`, `twenty-one`, `minus 3`, `2.5 million`, `one hundred and five`."""
+"""Read numbers in English words: `five`, `twenty-one`, `minus 3`, `2.5 million`, `one hundred and five`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ORDINALS = "zeroth first second third fourth fifth sixth seventh eighth ninth t
 _ORDINAL_OF: dict[str, str] = dict(zip(_ORDINALS.split(), _SMALL.split(), strict=False))
 _ORDINAL_OF |= {word + "th": word for word in (*_SMALL.split()[13:], *_SCALES)}
 _ORDINAL_OF |= {word.removesuffix("y") + "ieth": word for word in _TENS.split()}
-# Words that count, or name a part: none of them is what is counted.
+# Words that count or name a part, so that none of them can be a unit.
 COUNTING = frozenset([*_UNITS, *_SCALES, *_ORDINAL_OF, *(f"{word}s" for word in (*_ORDINAL_OF, *_SCALES))])
 _SUFFIXED = re.compile(r"([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(st|nd|rd|th)")
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
 _PARTS |= {"ninth": 9, "tenth": 10}
 _SHARE = re.compile(
-    rf"(?:(?P<whole>.+) and )?(?:(?P<one>an?|one)|(?P<many>[a-z]+))[ -]"
+    rf"(?:(?P<whole>.+) and )?(?:(?:an?|one)|(?P<many>[a-z]+))[ -]"
     rf"(?P<part>{'|'.join(_PARTS)}|halves)(?P<plural>s?)"
 )
 _SIGN = re.compile(r"(?:minus|negative) ")
@@ -33,16 +33,16 @@ _DIGITS_AND_SCALE = re.compile(rf"({NUMBER}) ?({'|'.join(_SCALES)})")
 
 
 def parse_words(text: str) -> Fraction | None:
-    """The number that the whole text names, or None."""
+    """Return the number that the whole text names, or None."""
     text = text.strip().casefold()
     if not text.isascii() or len(text) > 100:
         return None
-    value = _positive(_SIGN.sub("", text, count=1))
+    value = _parse_positive(_SIGN.sub("", text, count=1))
     return -value if value is not None and _SIGN.match(text) else value
 
 
-def ordinal(text: str) -> int | None:
-    """57 of `57th`, 3 of `third` or `the third`; None if `clean` text is not the number of a place."""
+def parse_ordinal(text: str) -> int | None:
+    """Return 57 for `57th`, 3 for `third` or `the third`; None if a `clean` text is no ordinal number."""
     text = text.strip().casefold().removeprefix("the ").strip()
     if len(text) > 100:
         return None
@@ -53,30 +53,35 @@ def ordinal(text: str) -> int | None:
     return None if value is None or value.denominator != 1 else int(value)
 
 
-def _share(text: str) -> Fraction | None:
-    """`one third`, `three-quarters`, `two and a half`."""
+def _parse_share(text: str) -> Fraction | None:
+    """Return the value of `one third`, `three-quarters` or `two and a half`; None for anything else."""
     match = _SHARE.fullmatch(text)
     if match is None or (match["many"] and match["many"] not in _UNITS):
         return None
     plural = bool(match["plural"]) or match["part"] == "halves"
-    whole = _positive(match["whole"]) if match["whole"] else Fraction(0)
+    whole = _parse_positive(match["whole"]) if match["whole"] else Fraction(0)
     if whole is None or whole.denominator != 1 or plural != bool(match["many"]):
         return None
     return whole + Fraction(_UNITS[match["many"]] if plural else 1, _PARTS.get(match["part"], 2))
 
 
-def _positive(text: str) -> Fraction | None:
-    if (share := _share(text)) is not None:
+def _parse_positive(text: str) -> Fraction | None:
+    """Return the number that a text without a sign names, or None."""
+    if (share := _parse_share(text)) is not None:
         return share
     if match := _DIGITS_AND_SCALE.fullmatch(text):
         number = parse_rational(match[1])
         return None if number is None else number * _SCALES[match[2]]
     words = text.replace("-", " ").replace(" and ", " ").split()
-    return _sum(words) if all(word in _UNITS or word in _SCALES for word in words) else parse_rational(text)
+    return _add_up(words) if all(word in _UNITS or word in _SCALES for word in words) else parse_rational(text)
 
 
-def _sum(words: list[str]) -> Fraction | None:
-    """Each word adds to the group in front of a scale, or scales it; neither may grow again."""
+def _add_up(words: list[str]) -> Fraction | None:
+    """Return the value of number words, or None where they do not follow each other as in a number.
+
+    A word adds to the group in front of the next scale (thousand, million), or is the scale. `room` is what the next
+    word of a group must stay below, and each scale must be smaller than the last.
+    """
     total, group, room, last_scale = 0, 0, 100, 10**15
     for word in words:
         if word in _UNITS:

@@ -1,6 +1,6 @@
-r"""Percent signs, degrees, money and units: an answer taken apart into its value's text and the rest.
+r"""Take an answer apart into a value, a unit and a percent sign, and compare two values within a margin.
 
-Exponents are kept and nothing is converted: another unit is another answer.
+Units are compared by name and exponent and never converted: a different unit is a different answer. No float is used.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from vlm_rl.grading.number_words import COUNTING, parse_words
 from vlm_rl.grading.rational import NUMBER, parse_rational
@@ -33,7 +34,7 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
 _COMPOUND = {"kph": "km/h", "kmph": "km/h", "mph": "mi/h", "mps": "m/s"}
-# Words that change the number in front of them, or say that it is not the answer.
+# Words that change the number in front of them, or say that it is not the answer: none of them is a unit.
 _MODIFIERS = """
     or and not no if is was are be more less than least most about approx approximately dozen score gross lakh
     crore quadrillion pi half halves quarter quarters fold doubled tripled halved times over plus minus below
@@ -45,7 +46,7 @@ _MODIFIERS = """
     possibly probably versus vs ish so something oder und oppure sqr rounded around roughly near between even odd
 """
 _NOT_UNITS = frozenset(_MODIFIERS.split()) | COUNTING
-_NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever it is measured in
+_NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever the unit is
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _WORD = r"[A-Za-z]+(?:\^\{-?[0-9]\})?"
 _UNIT_TAIL = re.compile(rf"(?P<space> ?)(?<![\\A-Za-z])(?P<unit>{_WORD}(?:(?: ?/ ?| ?\\cdot ?| ){_WORD}){{0,4}})$")
@@ -54,14 +55,14 @@ _DEGREE_TAIL = re.compile(
     r" ?(?:\^\\circ|(?<![A-Za-z])(?i:degrees?|deg)(?![A-Za-z])) ?(?P<scale>C|F|(?i:celsius|fahrenheit))?$"
 )
 _ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
-_PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes, or feet: not the bare number
+_PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes or feet, not the bare number
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
 _MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
-_MEASURE = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
+_MEASURED = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
 _PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
-_BRACKETS = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
-# Chinese: a unit or what is counted, but no word that changes the number or doubts it.
+_BRACKETED_TAIL = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
+# Chinese: a unit or a counted noun may follow, but no character that changes the number or puts it in doubt.
 _CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
 _CHINESE_TAIL = re.compile(
     r"(?<=[0-9)}]) ?("
@@ -79,60 +80,60 @@ _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-
 _COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent"}
 _COINS |= {"USD": "dollar", "EUR": "euro", "GBP": "pound sterling"}
 
-Unit = Mapping[str, int]
+Unit = Mapping[str, int]  # exponent by name: {"m": 1, "s": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """An answer taken apart: the value's text, its unit (name to exponent, None if bare), percent sign."""
+    """An answer taken apart: the text of its value, its unit and whether it has a percent sign."""
 
     body: str
-    unit: Unit | None = None
+    unit: Unit | None = None  # None: a bare number
     percent: bool = False
 
 
-def quantity(text: str) -> Quantity:
-    """Take percent sign or unit off `clean` text; without either the body is the text."""
+def split_quantity(text: str) -> Quantity:
+    """Take the percent sign or the unit off a `clean` text; without either the body is the whole text."""
     text = _MICRO.sub(" u", _OHM.sub(r" \1ohm", text))
     if match := _PERCENT_TAIL.search(text):
         return Quantity(text[: match.start()].strip(), percent=True)
     if match := _DEGREE_TAIL.search(text):
-        scale = (match.group("scale") or "")[:1].upper()
+        scale = (match["scale"] or "")[:1].upper()
         return Quantity(text[: match.start()].strip(), {f"degree {scale}".strip(): 1})
     if match := _ORDINAL_TAIL.search(text):
         return Quantity(text[: match.start()], {"ordinal": 1})
     if match := _PRIME_TAIL.search(text):
-        return Quantity(text[: match.start()].strip(), {match.group("primes"): 1})
+        return Quantity(text[: match.start()].strip(), {match["primes"]: 1})
     if match := _MONEY_HEAD.search(text):
-        return Quantity(match.group("sign") + text[match.end() :].strip(), {_COINS[match.group("coin")]: 1})
+        return Quantity(match["sign"] + text[match.end() :].strip(), {_COINS[match["coin"]]: 1})
     if match := _MONEY_TAIL.search(text):
-        return Quantity(text[: match.start()].strip(), {_COINS[match.group("coin")]: 1})
-    if match := _BRACKETS.search(text):
+        return Quantity(text[: match.start()].strip(), {_COINS[match["coin"]]: 1})
+    if match := _BRACKETED_TAIL.search(text):
         unit = parse_unit(match[1] or match[2], number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
     if match := _CHINESE_TAIL.search(text):
         return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
     if match := _FRACTION_TAIL.search(text):
-        unit = parse_unit(f"{match.group(1)}/{match.group(2)}", number_before=False)
+        unit = parse_unit(f"{match[1]}/{match[2]}", number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
     match = _UNIT_TAIL.search(text)
     if match is None:
         return Quantity(text)
     body = text[: match.start()].strip()
-    known = body.endswith(("}", ")", "\\pi")) or body[-1:].isdigit() or body[-1:] == "."
     if not body:
-        return _counted_in_words(text)
-    unit = parse_unit(match.group("unit"), number_before=known)
-    # `5m` may well be a product: a one-letter unit needs a space, which \text{m} and \mathrm{m} leave.
-    if unit is None or not known or (len(match.group("unit")) == 1 and not match.group("space")):
+        return _split_worded(text)
+    ends_in_number = body.endswith(("}", ")", "\\pi", ".")) or body[-1].isdigit()
+    unit = parse_unit(match["unit"], number_before=ends_in_number)
+    # `5m` may be a product: a unit of a single letter needs a space, which \text{m} and \mathrm{m} leave.
+    if unit is None or not ends_in_number or (len(match["unit"]) == 1 and not match["space"]):
         return Quantity(text)
     return Quantity(body, unit or None)
 
 
 def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
-    """`square meters`, `m^{2}`, `km/h` or up to three plain words as exponents by unit; None if neither.
+    """Return the unit that `square meters`, `m^{2}`, `km/h` or up to three plain words name, or None.
 
-    {} is the unit of "units". Plain words count only behind a number.
+    Plain words are a unit only after a number (`6 apples`). The unit of `units` is {}.
     """
     exponents: dict[str, int] = {}
     power, side, words, last = 1, 1, 0, ""
@@ -158,18 +159,15 @@ def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
                 unit = name.lower().removesuffix("s")
             exponents[unit] = exponents.get(unit, 0) + side * power * int(exponent.removesuffix("}") or 1)
             power, last = 1, unit
-    return (
-        None
-        if power != 1 or (not exponents and not _NO_UNIT & {word.partition("^{")[0] for word in text.split()})
-        else exponents
-    )
+    names_a_unit = exponents or _NO_UNIT & {word.partition("^{")[0] for word in text.split()}
+    return exponents if power == 1 and names_a_unit else None
 
 
-def measures(text: str) -> list[tuple[Fraction | None, str]] | None:
-    """(value, unit) of each part of `6 ft 2 in` or `35^\\circ 20'`; None unless there are two or more."""
+def compound_measure(text: str) -> list[tuple[Fraction | None, str]] | None:
+    """Return (value, unit) of each part of `6 ft 2 in` or `35^\\circ 20'`; None unless there are two or more."""
     parts: list[tuple[Fraction | None, str]] = []
     position = 0
-    while match := _MEASURE.match(text, position):
+    while match := _MEASURED.match(text, position):
         of_a_degree = bool(parts) and parts[0][1] == "degree"
         unit = _PART_OF_A_DEGREE.get(match[2]) if of_a_degree else None
         unit = unit or ("degree" if match[2] == "^\\circ" else _known_unit(match[2]))
@@ -180,8 +178,8 @@ def measures(text: str) -> list[tuple[Fraction | None, str]] | None:
     return parts if len(parts) > 1 and position == len(text) else None
 
 
-def _counted_in_words(text: str) -> Quantity:
-    """`two hours`: a number in words, then a unit."""
+def _split_worded(text: str) -> Quantity:
+    """Split `two hours`, a number in words and a unit."""
     words = text.split() if parse_words(text) is None else []
     for size in range(len(words) - 1, 0, -1):
         number, unit = " ".join(words[:size]), parse_unit(" ".join(words[size:]))
@@ -191,6 +189,7 @@ def _counted_in_words(text: str) -> Quantity:
 
 
 def _chinese_unit(name: str) -> Unit:
+    """Return the unit of 平方米 or 千米/小时; a counted noun is its own unit."""
     exponents: dict[str, int] = {}
     for side, part in zip((1, -1), re.split("[/每]", name, maxsplit=1), strict=False):
         power = _CHINESE_POWERS.get(part[:2], 1)
@@ -200,5 +199,52 @@ def _chinese_unit(name: str) -> Unit:
 
 
 def _known_unit(name: str) -> str | None:
+    """Return the symbol of a unit by its symbol or its name, singular or plural; None for other words."""
     lower = name.lower() if len(name) > 1 else name
     return _UNITS.get(name) or _UNITS.get(lower) or _UNITS.get(lower.removesuffix("s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """How far an answer may be from the gold: equal when rounded (MathVista), or within a distance (DynaMath)."""
+
+    places: int | None = None  # decimal places to round to
+    distance: Fraction | None = None
+
+    def allows(self, gold: Fraction, answer: Fraction) -> bool:
+        """Return whether two numbers are equal within the margin."""
+        if gold == answer:
+            return True
+        if self.distance is not None:
+            return abs(gold - answer) <= self.distance
+        return self.places is not None and _round(gold, self.places) == _round(answer, self.places)
+
+    def __bool__(self) -> bool:
+        """Return whether anything but the exact number is allowed."""
+        return self.places is not None or self.distance is not None
+
+
+def margin_of(meta: Mapping[str, Any]) -> Margin:
+    """Return the margin that a problem's meta states; a tolerance takes precedence over a precision."""
+    if meta.get("tolerance") is not None:
+        return Margin(distance=Fraction(str(meta["tolerance"])))
+    return Margin() if meta.get("precision") is None else Margin(places=int(meta["precision"]))
+
+
+def same_number(
+    gold: Fraction, answer: Fraction, margin: Margin, *, gold_percent: bool = False, answer_percent: bool = False
+) -> bool:
+    """Return whether two numbers are equal within the margin, one or both of them followed by a percent sign."""
+    if gold_percent == answer_percent:
+        return margin.allows(gold, answer)
+    if gold_percent:  # 50% is 0.5, not 50
+        return margin.allows(gold / 100, answer)
+    # A bare 50 may have asked for a percentage. A bare 0.5 is a share, so 0.5% is a different number.
+    return margin.allows(gold, answer / 100) or (abs(gold) > 1 and margin.allows(gold, answer))
+
+
+def _round(number: Fraction, places: int) -> Fraction:
+    """Round to decimal places, half away from zero."""
+    scaled = abs(number) * 10**places + Fraction(1, 2)
+    result = Fraction(scaled.numerator // scaled.denominator, 10**places)
+    return result if number >= 0 else -result

@@ -1,9 +1,8 @@
-r"""Exact rational numbers out of LaTeX or plain text: our own small parser, no symbolic library.
+r"""Read exact rational numbers out of LaTeX or plain text, without a symbolic library.
 
-Understands digits with thousands separators, decimals (repeating ones with \overline), scientific
-notation, + - * / and their LaTeX names, \frac, mixed numbers, integer powers, factorials and
-binomials. `parse_rational` returns None for anything else and raises TooLargeError before it would compute
-a number of more than MAX_BITS bits, so hostile input such as 9^{9^{9^9}} costs nothing.
+The parser understands digits with thousands separators, decimals (repeating ones with \overline), scientific
+notation, + - * / and their LaTeX names, \frac, mixed numbers, integer powers, factorials and binomials.
+Hostile text such as 9^{9^{9^9}} costs nothing: the size of every result is checked before it is computed.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-MAX_BITS = 100_000
-MAX_WORK = 2_000_000  # bits over all results of one text
-MAX_DIGITS = 4_000
+MAX_BITS = 100_000  # of any number, numerator and denominator together
+MAX_WORK = 2_000_000  # bits, summed over all results of one text
+MAX_DIGITS = 4_000  # of a number as written
 MAX_FACTORIAL = 5_000
-MAX_DEPTH = 60
+MAX_DEPTH = 60  # nested groups
 
 _DATE = re.compile(r" *(?:[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}) *")
 NUMBER = (
@@ -35,62 +34,68 @@ _OPERATORS = {"\\cdot": "*", "\\times": "*", "\\div": "/"}
 
 
 class TooLargeError(Exception):
-    """The text names a number too large to be worth computing."""
+    """Say that a text names a number too large to be worth computing."""
 
 
 class NotReadableError(Exception):
-    """The text is not a number in any notation we read."""
+    """Say that a text is not a number in any notation that the parser knows."""
 
 
 def parse_rational(text: str) -> Fraction | None:
-    """The exact value of `text`, or None if it is not a rational number. Raises TooLargeError."""
+    """Return the exact value of a text, or None if it is not a rational number.
+
+    Raises:
+        TooLargeError: The value, or a number on the way to it, exceeds one of the limits above.
+    """
     if is_date(text):
         return None
     try:
-        return Parser(tokens(text)).whole()
+        return RationalParser(tokenize(text)).parse()
     except (NotReadableError, ZeroDivisionError):
         return None
 
 
 def is_date(text: str) -> bool:
-    """Whether this is 2021-03-05 or 3/5/2021, which is neither a difference nor a quotient."""
+    """Return whether the text is a date such as 2021-03-05 or 3/5/2021: neither a difference nor a quotient."""
     return _DATE.fullmatch(text) is not None
 
 
-def tokens(text: str, pattern: re.Pattern[str] = _TOKEN) -> list[str]:
-    """The text cut into `pattern`'s tokens. Raises NotReadableError where something else stands."""
-    found: list[str] = []
+def tokenize(text: str, pattern: re.Pattern[str] = _TOKEN) -> list[str]:
+    """Cut a text into the tokens of a pattern. Raises NotReadableError where none of them matches."""
+    tokens: list[str] = []
     position, text = 0, text.strip()
     while position < len(text):
         match = pattern.match(text, position)
         if match is None:
             raise NotReadableError
         token = match.group().strip()
-        found.append(_OPERATORS.get(token, token))
+        tokens.append(_OPERATORS.get(token, token))
         position = match.end()
-    return found
+    return tokens
 
 
-class Parser:
-    """Recursive descent with a depth limit; every intermediate result is bounded.
+class RationalParser:
+    """Compute the value of a list of tokens by recursive descent, with a limit on depth and on every result.
 
-    vlm_rl.grading.closed_form reads more than numbers with it: it replaces `primary`, `power` and `bounded`.
+    vlm_rl.grading.closed_form derives a parser for roots and polynomials from it.
     """
 
-    FACTORS = frozenset(["(", "\\frac", "\\binom"])  # what multiplies without a sign
+    FACTORS = frozenset(["(", "\\frac", "\\binom"])  # these multiply without a sign: 2(3), 2\frac{1}{2}
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.position = 0
         self.work = 0
 
-    def whole(self) -> Any:
+    def parse(self) -> Any:
+        """Return the value of all tokens. Raises NotReadableError if some are left over."""
         value = self.sum(0)
         if self.next is not None:
             raise NotReadableError
         return value
 
     def bounded(self, value: Any) -> Any:
+        """Return the value itself. Raises TooLargeError if it, or the work so far, exceeds the limits."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         self.work += bits
         if bits > MAX_BITS or self.work > MAX_WORK:
@@ -98,13 +103,16 @@ class Parser:
         return value
 
     def starts_factor(self, token: str) -> bool:
+        """Return whether a token that follows a factor without a sign multiplies it."""
         return token in self.FACTORS
 
     @property
     def next(self) -> str | None:
+        """Return the next token without taking it, or None at the end."""
         return self.tokens[self.position] if self.position < len(self.tokens) else None
 
     def take(self, expected: str | None = None) -> str:
+        """Take the next token. Raises NotReadableError if there is none, or not the expected one."""
         token = self.next
         if token is None or (expected is not None and token != expected):
             raise NotReadableError
@@ -145,7 +153,7 @@ class Parser:
             value = factorial(value)
         if self.next == "^":
             self.take()
-            exponent = self.group(depth) if self.next in ("{", "(") else self.signed(deeper(depth))
+            exponent = self.group(depth) if self.next in ("{", "(") else self.signed(next_depth(depth))
             value = _power(value, exponent)
         return value
 
@@ -165,7 +173,7 @@ class Parser:
         return value + self.mixed_part() if token.isdigit() else value
 
     def mixed_part(self) -> Fraction:
-        r"""The fraction of a mixed number such as 2\frac{1}{3} or 2 1/3; 0 if there is none."""
+        r"""Take the fraction of a mixed number, 2\frac{1}{3} or 2 1/3, and return it; return 0 if there is none."""
         ahead = self.tokens[self.position : self.position + 7]
         parts, used = None, 0
         if len(ahead) == 7 and [ahead[i] for i in (0, 1, 3, 4, 6)] == ["\\frac", "{", "}", "{", "}"]:
@@ -180,24 +188,28 @@ class Parser:
         return Fraction(int(parts[0]), int(parts[1]))
 
     def group(self, depth: int) -> Any:
+        """Return the value of what one pair of brackets encloses."""
         closing = {"(": ")", "{": "}"}[self.take()]
-        value = self.sum(deeper(depth))
+        value = self.sum(next_depth(depth))
         self.take(closing)
         return value
 
     def argument(self, depth: int) -> Any:
+        """Return the value of a braced argument, such as the two of \\frac."""
         if self.next != "{":
             raise NotReadableError
         return self.group(depth)
 
 
-def deeper(depth: int) -> int:
+def next_depth(depth: int) -> int:
+    """Return the depth of a group inside a group of this depth. Raises TooLargeError if that is too deep."""
     if depth >= MAX_DEPTH:
         raise TooLargeError(f"more than {MAX_DEPTH} nested groups")
     return depth + 1
 
 
 def _literal(token: str) -> Fraction:
+    """Return the value of a number as written: 1,234.5, 1.2e-3 or 0.1\\overline{6}."""
     token = token.replace(",", "").replace(" ", "").replace("'", "")
     if token.count(".") > 1:
         token = token.replace(".", "")
@@ -215,6 +227,7 @@ def _literal(token: str) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    """Return base to an integer exponent. Raises NotReadableError for other exponents and for 0^0."""
     if exponent.denominator != 1:
         raise NotReadableError
     if base in (0, 1, -1):
@@ -229,6 +242,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 @lru_cache(maxsize=64)
 def factorial(value: Fraction) -> Fraction:
+    """Return the factorial. Raises NotReadableError below 0 or between integers, TooLargeError above 5,000."""
     if value.denominator != 1 or value < 0:
         raise NotReadableError
     if value > MAX_FACTORIAL:
@@ -237,9 +251,10 @@ def factorial(value: Fraction) -> Fraction:
 
 
 @lru_cache(maxsize=64)
-def binomial(above: Fraction, below: Fraction) -> Fraction:
-    if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
+def binomial(n: Fraction, k: Fraction) -> Fraction:
+    """Return the number of ways to choose k of n. Raises as `factorial` does."""
+    if n.denominator != 1 or k.denominator != 1 or n < 0 or k < 0:
         raise NotReadableError
-    if max(above, below) > MAX_FACTORIAL:
+    if max(n, k) > MAX_FACTORIAL:
         raise TooLargeError(f"a binomial of a number above {MAX_FACTORIAL}")
-    return Fraction(math.comb(int(above), int(below)))
+    return Fraction(math.comb(int(n), int(k)))

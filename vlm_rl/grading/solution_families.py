@@ -1,7 +1,7 @@
-r"""Families of answers: `x = \frac{\pi}{4} + k\pi, k \in \mathbb{Z}`, whatever the parameter is called.
+r"""Read families of solutions with a parameter: `x = \frac{\pi}{4} + k\pi, k \in \mathbb{Z}`.
 
-Over the integers two families are the same if they hold the same numbers: `k\pi` is `-k\pi+3\pi`, and also
-`2k\pi` together with `\pi+2k\pi`. Other families are compared with the answer's parameter renamed.
+Over the integers two families are the same if they hold the same numbers: `k\pi` is `-k\pi+3\pi`, and also `2k\pi`
+together with `\pi+2k\pi`. Other families are compared as texts, with the answer's parameter renamed to the gold's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from vlm_rl.grading.closed_form import ClosedForm, parse_closed_form
-from vlm_rl.grading.containers import collection
-from vlm_rl.grading.latex import canonical, enclosed
+from vlm_rl.grading.containers import parse_collection
+from vlm_rl.grading.latex import canonical, outer_brackets
 
 INTEGERS = "Z"
 MAX_RESIDUES = 500  # numbers of one period
@@ -32,50 +32,54 @@ _LABEL = re.compile(r"([a-z]|\\theta|\\alpha|\\varphi|\\phi) ?(?:=|\\ne(?![A-Za-
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """A text with a parameter, and what the parameter runs through."""
+class SolutionFamily:
+    """A text with a parameter."""
 
     body: str
-    parameter: str
-    domain: str  # Z, N, Z+, ...
+    parameter: str  # a letter
+    domain: str  # what the parameter runs through: Z, N, Z+, ...
 
 
-def family(text: str) -> Family | None:
-    """`clean` text taken apart; None unless it says what its parameter, one letter, runs through."""
-    outer = enclosed(text)
+def parse_family(text: str) -> SolutionFamily | None:
+    """Split a `clean` text into body, parameter and domain; return None unless it states exactly one of each."""
+    outer = outer_brackets(text)
     if outer is not None and outer[::2] == ("\\{", "\\}"):
         text = _BUILDER.sub("", outer[1], count=1)
-    found = [match.groupdict() for match in _STATED.finditer(text)]
-    names = {next(match[key] for key in "abcdef" if match[key]) for match in found}
-    domains = {canonical(match["domain"] or match["same"] or INTEGERS) for match in found}
-    if len(names) != 1 or len(domains) != 1:
+    statements = list(_STATED.finditer(text))
+    parameters = {next(match[key] for key in "abcdef" if match[key]) for match in statements}
+    domains = {canonical(match["domain"] or match["same"] or INTEGERS) for match in statements}
+    if len(parameters) != 1 or len(domains) != 1:
         return None
-    body, parameter = _STATED.sub(" ", text).strip(" ,;:|"), names.pop()
+    body, parameter = _STATED.sub(" ", text).strip(" ,;:|"), parameters.pop()
     domain = re.sub(r"\\mathbb|[{}^_]", "", domains.pop())
-    return Family(body, parameter, domain) if _holds(body, parameter) else None
+    return SolutionFamily(body, parameter, domain) if _mentions(body, parameter) else None
 
 
-def beside(gold: str, answer: Family) -> Family | None:
-    """The gold as a family of the answer's parameter, where only the answer says that it is an integer."""
-    return Family(gold, answer.parameter, answer.domain) if _holds(gold, answer.parameter) else None
+def with_parameter_of(answer: SolutionFamily, gold: str) -> SolutionFamily | None:
+    """Return a gold that states no domain as a family of the answer's parameter, or None if it does not hold that."""
+    return SolutionFamily(gold, answer.parameter, answer.domain) if _mentions(gold, answer.parameter) else None
 
 
-def renamed(answer: Family, parameter: str) -> str | None:
-    """The answer's body with its parameter called as the gold's; None if something else has that name."""
+def rename_parameter(answer: SolutionFamily, parameter: str) -> str | None:
+    """Return the answer's body with its parameter renamed, or None if the name is taken."""
     if answer.parameter == parameter:
         return answer.body
-    if _holds(answer.body, parameter):
+    if _mentions(answer.body, parameter):
         return None
     return _letters(answer.parameter).sub(lambda match: parameter if match[1] else match[0], answer.body)
 
 
-def same_numbers(gold: Family, answer: Family) -> bool | None:
-    """Whether two families over the integers hold the same numbers; None if they are not linear in the parameter."""
+def same_numbers(gold: SolutionFamily, answer: SolutionFamily) -> bool | None:
+    """Return whether two families over the integers hold the same numbers; None if that cannot be told.
+
+    Each member must be an arithmetic progression, all of their offsets and steps rational multiples of one number.
+    Then the families repeat after a common period, and their numbers within one period are compared.
+    """
     golds, answers = _progressions(gold), _progressions(answer)
     if not golds or not answers:
         return None
     start, unit = golds[0]
-    lines = [(_multiple(offset, start, unit), step.multiple(unit)) for offset, step in (*golds, *answers)]
+    lines = [((offset + -1 * start).ratio(unit), step.ratio(unit)) for offset, step in (*golds, *answers)]
     if any(offset is None or not step for offset, step in lines):
         return None
     exact = [(offset, abs(step)) for offset, step in lines if offset is not None and step is not None]
@@ -83,44 +87,42 @@ def same_numbers(gold: Family, answer: Family) -> bool | None:
     period = Fraction(math.lcm(*(int(step * scale) for _, step in exact)), scale)
     if sum(period / step for _, step in exact) > MAX_RESIDUES:
         return None
-    held = [{(offset + step * n) % period for n in range(int(period / step))} for offset, step in exact]
-    return set[Fraction]().union(*held[: len(golds)]) == set[Fraction]().union(*held[len(golds) :])
+    numbers = [{(offset + step * n) % period for n in range(int(period / step))} for offset, step in exact]
+    return set[Fraction]().union(*numbers[: len(golds)]) == set[Fraction]().union(*numbers[len(golds) :])
 
 
-def same_names(gold: Family, answer: Family) -> bool:
-    """Whether the values may be compared: of `x=...` and `x=...` or none, but neither `y=...` nor `x \\ne ...`."""
-    one, other = (
+def same_names(gold: SolutionFamily, answer: SolutionFamily) -> bool:
+    """Return whether the labels of two families are the same, or one has none and the other no `x \\ne`."""
+    left, right = (
         {canonical(match[0]) for item in _items(side.body) if (match := _LABEL.match(item))}
         for side in (gold, answer)
     )
-    return one == other or (not (one and other) and not any("\\ne" in name for name in one | other))
+    return left == right or (not (left and right) and not any("\\ne" in name for name in left | right))
 
 
 def _items(body: str) -> list[str]:
-    found = collection(body, "list")
-    return found.items if found and found.kind in ("set", "bare") else [body]
+    """Return the members that a body lists, or the body if it is a single one."""
+    members = parse_collection(body, "list")
+    return members.items if members and members.kind in ("set", "bare") else [body]
 
 
-def _progressions(one: Family) -> list[tuple[ClosedForm, ClosedForm]] | None:
-    """(offset, step) of each member; None if one is no such line."""
-    found = []
-    for item in _items(one.body):
+def _progressions(family: SolutionFamily) -> list[tuple[ClosedForm, ClosedForm]] | None:
+    """Return (offset, step) of each member, or None if a member is not linear in the parameter."""
+    progressions = []
+    for item in _items(family.body):
         form = parse_closed_form(_LABEL.sub("", item, count=1).removeprefix("+"))
-        parts = form.linear(one.parameter) if form else None
+        parts = form.linear_parts(family.parameter) if form else None
         if parts is None:
             return None
-        found.append(parts)
-    return found
+        progressions.append(parts)
+    return progressions
 
 
-def _multiple(offset: ClosedForm, start: ClosedForm, unit: ClosedForm) -> Fraction | None:
-    return (offset + -1 * start).multiple(unit)
-
-
-def _holds(text: str, letter: str) -> bool:
+def _mentions(text: str, letter: str) -> bool:
+    """Return whether a letter is in the text on its own, not as a part of a command or a word."""
     return any(match[1] for match in _letters(letter).finditer(text))
 
 
 def _letters(letter: str) -> re.Pattern[str]:
-    """Finds commands and words whole, so that group 1 is this letter on its own."""
+    """Return a pattern that matches commands and words whole; group 1 is the letter where it is on its own."""
     return re.compile(rf"\\[A-Za-z]+|and|or|({letter})")

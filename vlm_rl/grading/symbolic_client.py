@@ -1,8 +1,8 @@
-"""The client of the symbolic comparison server: batches in, outcomes out, nothing hostile in here.
+"""Send symbolic queries to the comparison server and receive its replies; nothing of a text is read here.
 
-The server (symbolic_worker.py) is a separate program with a clean environment (no credentials, not even
-in /proc) and its own process group. It is launched by `start`, at the latest by the first batch that needs
-it, restarted if it dies, and killed as a whole on close.
+The server (symbolic_server.py) is a separate program with a clean environment (no credentials, not even in /proc) and
+its own process group. `start` or the first batch launches it, the next batch launches it again if it has died, and
+`close` kills it with all of its workers.
 """
 
 from __future__ import annotations
@@ -20,54 +20,63 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-Job = tuple[str, ...]  # ("equal", gold, answer) or ("value", text)
-Outcome = tuple[
-    Literal["ok", "timeout", "error"], Any
-]  # ("ok", verdict or decimal text) | ("timeout" | "error", sentence)
+from vlm_rl.grading.decision import SymbolicQuery
 
-# Empty but for this: where the interpreter was built against libraries of its own, it does not start without it.
+# ("ok", whether the two are equal, or the value as a decimal or None) or ("timeout" or "error", a sentence)
+SymbolicReply = tuple[Literal["ok", "timeout", "error"], Any]
+
+# All that the server's environment keeps: an interpreter built against its own libraries does not start without it.
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
 _START_SECONDS = 300.0
-_BATCH = 64  # jobs sent at a time: what a dying server can lose
+_BATCH = 64  # queries sent at a time, which are what a dying server can lose
 
 
-class SymbolicJudge:
-    """A pool of killable workers behind one pipe. Not for use in a forked child of its owner."""
+class SymbolicClient:
+    """Answer symbolic queries with killable workers behind one pipe. Not for use in a forked child of its owner."""
 
     def __init__(
-        self, *, workers: int, timeout: float, memory_bytes: int = 2 << 30, jobs_per_worker: int = 50
+        self, *, workers: int, timeout: float, memory_bytes: int = 2 << 30, queries_per_worker: int = 50
     ) -> None:
-        """`timeout` is the CPU seconds of one job. Its wall clock may run 120 times as long and a minute.
+        """Set the limits; nothing is launched yet.
 
-        A job that computes is always ended by its CPU clock, even with a 1/100 share of a core; the wall
-        clock is for one that waits for something.
+        A comparison that computes is always ended by its CPU clock, even with a 1/100 share of a core. The wall
+        clock, 120 times the timeout and a minute, ends one that waits for something.
+
+        Args:
+            workers: Number of worker processes.
+            timeout: CPU seconds of one query.
+            memory_bytes: Memory that a query may take besides what its worker has at the start.
+            queries_per_worker: Number of queries after which a worker is replaced.
         """
         self.options: dict[str, Any] = {
             "workers": workers,
             "cpu_seconds": timeout,
             "wall_seconds": 120 * timeout + 60,
             "memory_bytes": memory_bytes,
-            "jobs_per_worker": jobs_per_worker,
+            "queries_per_worker": queries_per_worker,
             "path": [folder for folder in sys.path if folder],  # instead of PYTHONPATH
         }
         self._server: subprocess.Popen[bytes] | None = None
-        self._is_ready = False  # it has said so
+        self._is_ready = False  # whether the server has greeted
         self._buffer = b""
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Launch the server, unless it runs, without waiting until it is ready: that takes a second."""
+        """Launch the server if it does not run, without the second of waiting until it is ready."""
         with self._lock:
             if self._server is None:
                 self._launch()
 
-    def decide(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """One outcome per job, in order. Never raises because of a job's text."""
+    def answer(self, queries: Sequence[SymbolicQuery]) -> list[SymbolicReply]:
+        """Return the replies to queries in their order; no text makes it raise.
+
+        Raises RuntimeError if the server cannot be started.
+        """
         with self._lock:
             return [
-                outcome
-                for start in range(0, len(jobs), _BATCH)
-                for outcome in self._batch(jobs[start : start + _BATCH])
+                reply
+                for start in range(0, len(queries), _BATCH)
+                for reply in self._answer_batch(queries[start : start + _BATCH])
             ]
 
     def close(self) -> None:
@@ -83,18 +92,18 @@ class SymbolicJudge:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _batch(self, jobs: Sequence[Job]) -> list[Outcome]:
-        rounds = -(-len(jobs) // self.options["workers"]) + 1
+    def _answer_batch(self, queries: Sequence[SymbolicQuery]) -> list[SymbolicReply]:
+        rounds = -(-len(queries) // self.options["workers"]) + 1
         for _ in range(2):
             try:
-                self._send(json.dumps(jobs).encode() + b"\n")
-                reply = self._receive(rounds * 20 * self.options["cpu_seconds"] + self.options["wall_seconds"])
+                self._send(json.dumps(queries).encode() + b"\n")
+                replies = self._receive(rounds * 20 * self.options["cpu_seconds"] + self.options["wall_seconds"])
             except OSError:
-                reply = None
-            if isinstance(reply, list) and len(reply) == len(jobs):
-                return [(outcome, value) for outcome, value in reply]
+                replies = None
+            if isinstance(replies, list) and len(replies) == len(queries):
+                return [(status, value) for status, value in replies]
             self.close()
-        return [("error", "the comparison server died twice on this batch")] * len(jobs)
+        return [("error", "the comparison server died twice on this batch")] * len(queries)
 
     def _send(self, line: bytes) -> None:
         server = self._server or self._launch()
@@ -106,7 +115,7 @@ class SymbolicJudge:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        # Sets of symbols are ordered by hash: the same text must take the same way every time.
+        # sympy iterates over sets, whose order follows the hash: the same text must always be computed alike.
         environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         program = Path(__file__).with_name("symbolic_server.py")
         self._server = subprocess.Popen(
@@ -127,7 +136,7 @@ class SymbolicJudge:
         self._is_ready = True
 
     def _receive(self, seconds: float) -> Any:
-        """The server's next line, parsed; None if it died or the time is over."""
+        """Return the server's next line, parsed; None if it died or the time is over."""
         assert self._server is not None
         assert self._server.stdout is not None
         deadline = time.monotonic() + seconds

@@ -1,12 +1,12 @@
-r"""The symbolic comparison server: a separate program that reads questions and prints verdicts.
+r"""Serve symbolic comparisons: a separate program that reads queries and prints replies.
 
-    python -P symbolic_worker.py '{"workers": 2, "cpu_seconds": 5.0, "path": [...], ...}'
+    python -P symbolic_server.py '{"workers": 2, "cpu_seconds": 5.0, "path": [...], ...}'
 
-It is started by `vlm_rl.grading.symbolic_client` with a clean environment and knows neither torch nor the rest of
-the package. Each line of stdin is a JSON list of jobs, answered by one line on stdout, a list of
-[outcome, value] in the same order. The jobs run in killable pebble workers with CPU-time and memory
-limits. CPU time decides (outcome "timeout"); the wall clock is only a backstop (outcome "error"), so
-a busy machine gives the same verdicts as an idle one.
+vlm_rl.grading.symbolic_client starts it with a clean environment. It imports neither torch nor the rest of the
+package. Each line of stdin is a JSON list of queries, `["equal", gold, answer]` or `["value", text]`. Each line of
+stdout is the list of their replies, `[status, value]`, in the same order. pebble runs the queries in workers that can
+be killed, with limits of CPU time and memory. CPU time decides (status "timeout") and the wall clock is only a
+backstop (status "error"), so a busy machine gives the same verdicts as an idle one.
 
 Model text reaches only math-verify's LaTeX grammar, never its expression extraction (parse_expr).
 """
@@ -27,25 +27,26 @@ from concurrent.futures import TimeoutError as WallClockError
 from pathlib import Path
 from typing import Any, BinaryIO
 
-Outcome = tuple[str, Any]  # ("ok", bool or str or None) | ("timeout" | "error", sentence)
+Reply = tuple[str, Any]  # ("ok", bool or str or None) or ("timeout" or "error", a sentence)
 
 _DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])|(?<![0-9.])([0-9]+)\.(?![0-9.])")
-# The grammar reads \sin x \cdot y as the sine of the product.
+# Without parentheses the grammar would read \sin x \cdot y as the sine of the product.
 _ARGUMENT = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log)(?:\^\{[0-9]\})?) ?([A-Za-z]|\\(?:theta|alpha|beta|phi))"
     r"(?= ?\\(?:cdot|times))"
 )
+# Numerators of the point where two expressions are compared; math-verify sees what the point does not.
 _PRIMES = (17, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83)
 _WARM_UP = (
     r"\frac{x+1}{2}", r"2\sqrt{3}", r"\frac{5}{10}x^{2}y", r"(1,2)", r"[0, \infty)", r"\{1,2\}", "y=2x+3",
     r"e^{-2t} \sin(2 \pi t)", r"x \le 3", r"(x-1)^{2}+(y-3)^{2}=36", r"a_{1} \cdot 3!", "f(x)=x", r"n(n-1)/2",
 )  # fmt: skip
-_DIGITS = 60  # significant digits of numeric comparison: a decimal approximation is another number
-_TOLERANCE = 1e-40
+_DIGITS = 60  # significant digits of numeric comparison: a decimal approximation is a different number
+_TOLERANCE = 1e-40  # relative
 
 
-def serve(options: dict[str, Any], answers: BinaryIO) -> None:
-    """Answer one batch per line of stdin until it closes or the parent is gone."""
+def serve(options: dict[str, Any], replies: BinaryIO) -> None:
+    """Answer a batch per line of stdin until stdin closes or the parent process is gone."""
     from pebble import ProcessPool
 
     _load_grammar()
@@ -53,19 +54,20 @@ def serve(options: dict[str, Any], answers: BinaryIO) -> None:
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPool(
         max_workers=options["workers"],
-        max_tasks=options["jobs_per_worker"],
+        max_tasks=options["queries_per_worker"],
         initializer=limit_worker,
         initargs=(options["memory_bytes"], os.getpid()),
         context=context,
     )
     with pool:
-        _write(answers, "ready")
+        _write(replies, "ready")
         while (line := _next_line(parent)) is not None:
-            _write(answers, _run(pool, json.loads(line), options))
+            _write(replies, _run(pool, json.loads(line), options))
         pool.stop()
 
 
 def _next_line(parent: int) -> bytes | None:
+    """Return the next line of stdin, or None at its end or when the parent process is gone."""
     while not select.select([sys.stdin.buffer], [], [], 2.0)[0]:
         if os.getppid() != parent:
             return None
@@ -77,40 +79,43 @@ def _write(stream: BinaryIO, value: Any) -> None:
     stream.flush()
 
 
-def _run(pool: Any, jobs: list[list[str]], options: dict[str, Any]) -> list[Outcome]:
+def _run(pool: Any, queries: list[list[str]], options: dict[str, Any]) -> list[Reply]:
     futures = [
-        pool.schedule(work, args=(job, options["cpu_seconds"]), timeout=options["wall_seconds"]) for job in jobs
+        pool.schedule(answer_query, args=(query, options["cpu_seconds"]), timeout=options["wall_seconds"])
+        for query in queries
     ]
-    return [_outcome(future, options) for future in futures]
+    return [_reply(future, options) for future in futures]
 
 
-def _outcome(future: Any, options: dict[str, Any]) -> Outcome:
+def _reply(future: Any, options: dict[str, Any]) -> Reply:
     from pebble import ProcessExpired
 
     try:
         return "ok", future.result()
     except WallClockError:
-        return "error", f"no verdict within {options['wall_seconds']:g} s of wall-clock time"
+        return "error", f"the comparison took more than {options['wall_seconds']:g} s of wall-clock time"
     except ProcessExpired as died:
         if died.exitcode == -signal.SIGPROF:
-            return "timeout", f"more than {options['cpu_seconds']:g} s of CPU time"
-        return "error", f"the worker died with exit code {died.exitcode}"
+            return "timeout", f"the comparison took more than {options['cpu_seconds']:g} s of CPU time"
+        return "error", f"the worker of the comparison died with exit code {died.exitcode}"
     except MemoryError:
-        return "error", f"more than {options['memory_bytes'] >> 20} MiB of memory"
+        return "error", f"the comparison needed more than {options['memory_bytes'] >> 20} MiB of memory"
     except Exception as error:
-        return "error", f"{type(error).__name__} while comparing"
+        return "error", f"the comparison failed with {type(error).__name__}"
 
 
 def limit_worker(memory_bytes: int, server: int) -> None:
-    """Run once in each worker: no files, bounded memory, dies with the server, CPU clock kills.
+    """Limit a worker, before its first query: it writes no files, has bounded memory and dies with the server.
 
-    A comparison may take `memory_bytes` of its own.
+    Args:
+        memory_bytes: Memory that a query may take besides what the worker has now.
+        server: Process id of the server.
     """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform == "linux":
-        # On top of what a fresh worker has reserved, which is more in a replaced one: the server has threads.
+        # A replaced worker starts with more than a first one, since the server has threads by then.
         limit = memory_bytes + _address_space()
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -119,16 +124,16 @@ def limit_worker(memory_bytes: int, server: int) -> None:
 
 
 def _address_space() -> int:
-    """The bytes of virtual memory of this process (Linux)."""
+    """Return the bytes of virtual memory of this process (Linux)."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
-def work(job: list[str], cpu_seconds: float) -> bool | str | None:
-    """One job in a worker; the kernel kills the process when its CPU time is used up."""
+def answer_query(query: list[str], cpu_seconds: float) -> bool | str | None:
+    """Answer a query in a worker; the kernel kills the process when its CPU time is used up."""
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
-        kind, *texts = job
-        return equal(*texts) if kind == "equal" else value(*texts)
+        kind, *texts = query
+        return are_equal(*texts) if kind == "equal" else decimal_value(*texts)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -136,19 +141,19 @@ def work(job: list[str], cpu_seconds: float) -> bool | str | None:
 def _load_grammar() -> None:
     """Import everything heavy before the fork, so that a killed worker is replaced in milliseconds.
 
-    The grammar's parser learns from what it reads; what it learns here the workers inherit.
+    The grammar's parser caches what it learns from the texts it reads, and the workers inherit that cache.
     """
     import math_verify.grader  # noqa: F401
 
     logging.disable(logging.CRITICAL)  # math-verify would log model text
     for text in _WARM_UP:
-        equal(text, "x+1")
+        are_equal(text, "x+1")
 
 
-def equal(gold: str, answer: str) -> bool:
-    """True if two LaTeX texts mean the same; a text the grammar cannot read equals nothing.
+def are_equal(gold: str, answer: str) -> bool:
+    """Return whether two LaTeX texts mean the same; a text that the grammar cannot read equals nothing.
 
-    An i may be any letter or the imaginary unit: equality in either reading counts.
+    The letter i may also be the imaginary unit: equality in either reading counts.
     """
     import sympy
     from math_verify.grader import should_treat_as_complex
@@ -157,32 +162,32 @@ def equal(gold: str, answer: str) -> bool:
     parsed = [_parse(text, is_real=is_real) for text in (gold, answer)]
     if parsed[0] is None or parsed[1] is None:
         return False
-    if _equal(*parsed):
+    if _parsed_equal(*parsed):
         return True
-    letters = {name for side in parsed for name in getattr(side, "free_symbols", ()) if name.name == "i"}
-    unit = dict.fromkeys(letters, sympy.I)
+    letters = {symbol for side in parsed for symbol in getattr(side, "free_symbols", ()) if symbol.name == "i"}
+    imaginary = dict.fromkeys(letters, sympy.I)
     return (
         bool(letters)
         and all(isinstance(side, sympy.Expr) for side in parsed)
-        and _equal(*(side.subs(unit) for side in parsed))
+        and _parsed_equal(*(side.subs(imaginary) for side in parsed))
     )
 
 
-def _equal(*parsed: Any) -> bool:
+def _parsed_equal(gold: Any, answer: Any) -> bool:
     import math_verify
     import sympy
 
-    differ = _differ_at_a_point(*parsed)  # much cheaper than simplifying a wrong answer's difference
+    differ = _differ_at_a_point(gold, answer)  # much cheaper than simplifying a wrong answer's difference
     if differ:
         return False
-    if math_verify.verify(parsed[0], parsed[1], numeric_precision=_DIGITS, timeout_seconds=None):
+    if math_verify.verify(gold, answer, numeric_precision=_DIGITS, timeout_seconds=None):
         return True
     # math-verify compares a lone symbol by its text, and leaves some functions unevaluated.
-    return differ is False and bool(sympy.simplify((parsed[0] - parsed[1]).doit()) == 0)
+    return differ is False and bool(sympy.simplify((gold - answer).doit()) == 0)
 
 
-def value(text: str) -> str | None:
-    """A real number as a decimal of 30 digits, or None if the text is not one."""
+def decimal_value(text: str) -> str | None:
+    """Return a real number as a decimal of 30 digits, or None if the text is not one."""
     import sympy
 
     parsed = _parse(text, is_real=True)
@@ -193,7 +198,7 @@ def value(text: str) -> str | None:
 
 
 def _parse(text: str, *, is_real: bool) -> Any:
-    """The sympy object of a LaTeX text, decimals as exact fractions; None if it cannot be read."""
+    """Return the sympy object of a LaTeX text, with decimals as exact fractions; None if it cannot be read."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
@@ -220,9 +225,9 @@ def _as_fraction(match: re.Match[str]) -> str:
 
 
 def _differ_at_a_point(gold: Any, answer: Any) -> bool | None:
-    """Whether two expressions differ at one rational point; None if that cannot be told.
+    """Return whether two expressions differ at a rational point, or None if that cannot be told.
 
-    math-verify takes 1/2^98 for 1/2^99 (both are nearly 0), so the comparison is relative.
+    The comparison is relative: math-verify takes 1/2^98 for 1/2^99, since both are nearly 0.
     """
     import sympy
 
@@ -245,21 +250,21 @@ def _differ_at_a_point(gold: Any, answer: Any) -> bool | None:
 
 
 def complex_parts(number: Any) -> tuple[Any, Any] | None:
-    """Real and imaginary part of a finite sympy number, else None."""
+    """Return real and imaginary part of a finite sympy number, or None for anything else."""
     parts = number.as_real_imag()
     return parts if all(part.is_Number and part.is_finite for part in parts) else None
 
 
 def main() -> None:
-    # Libraries may print: keep the answers' channel for ourselves.
-    answers = os.fdopen(os.dup(1), "wb")
+    # Libraries may print: stdout is for the replies alone, and what else is printed goes to stderr.
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     options = json.loads(sys.argv[1])
     sys.path[:] = options["path"]
     try:
-        serve(options, answers)
+        serve(options, replies)
     except ImportError as error:
-        _write(answers, f"cannot import {error.name}")
+        _write(replies, f"cannot import {error.name}")
 
 
 if __name__ == "__main__":

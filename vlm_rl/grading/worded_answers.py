@@ -1,15 +1,16 @@
-"""Answers in words that are no numbers: that there is no value, or no end of them; and chemical formulae."""
+"""Compare answers in words: outcomes such as "no solution", ordinal numbers, chemical formulae, plain text."""
 
 from __future__ import annotations
 
 import re
 
-from vlm_rl.grading.number_words import ordinal
+from vlm_rl.grading.decision import Decision
+from vlm_rl.grading.number_words import parse_ordinal
 
 _SUBJECT = r"(?:(?:the |this |such an? )?(?:limit|value|answer|solution|expression|function|it|integral|number) )?"
 _THERE = r"(?:there (?:are|is|exists?) |(?:it|the equation|the system|this) has )?"
 _OF_IT = r"(?: (?:to|for) (?:the|this) (?:equation|system|problem|inequality))?"
-_WORDS = {
+_OUTCOME_PATTERNS = {
     "does not exist": rf"dne|d n e|{_SUBJECT}(?:does not|doesn't|doesnt|do not) exist|不存在|极限不存在",
     "no solution": rf"{_THERE}no (?:solutions?|roots?)(?: exists?)?{_OF_IT}|{_SUBJECT}has no (?:solutions?|roots?)"
     r"|\\emptyset|(?:the )?(?:empty|null) set|(?:方程)?(?:无解|没有解)|空集",
@@ -19,40 +20,61 @@ _WORDS = {
     "infinitely many": rf"{_THERE}(?:infinitely many|an infinite (?:number|amount) of|infinite(?: number of)?|∞ many)"
     rf"(?: (?:solutions?|roots?|values?|points?))?{_OF_IT}|无穷多个?解?|无数个?解?|有无[穷数]多?个?解?",
 }
-_OUTCOMES = {name: re.compile(pattern) for name, pattern in _WORDS.items()}
+_OUTCOMES = {name: re.compile(pattern) for name, pattern in _OUTCOME_PATTERNS.items()}
+_FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?){2,20}(?:\^ ?\{ ?[0-9]?[-+] ?\})?")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_FUNCTION_NAMES = frozenset(
+    re.findall("[a-z]+", "sin cos tan cot sec csc log ln lg exp sqrt pi max min lim gcd lcm mod det arcsin arccos")
+)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
+_SHORT_WORDS = frozenset(["no", "yes", "ok"])
 
 
-def by_words(gold: str, answer: str) -> tuple[str, bool] | None:
-    """(rule, verdict) for two formulae, outcomes or ordinals of `clean` texts; None where words do not decide."""
-    if (wanted := formula(gold)) is not None and wanted == formula(answer):
-        return "text", True
-    outcomes = outcome(gold), outcome(answer)
+def compare_wording(gold: str, answer: str) -> Decision | None:
+    """Decide between two outcomes, ordinals or formulae, as `clean` texts; return None if words do not decide."""
+    formula = chemical_formula(gold)
+    if formula is not None and formula == chemical_formula(answer):
+        return Decision(True, "text")
+    outcomes = stated_outcome(gold), stated_outcome(answer)
     if any(outcomes):
-        return "outcome", outcomes[0] == outcomes[1]
-    ordinals = ordinal(gold), ordinal(answer)
-    return None if None in ordinals else ("number", ordinals[0] == ordinals[1])
+        return Decision(outcomes[0] == outcomes[1], "outcome")
+    ordinals = parse_ordinal(gold), parse_ordinal(answer)
+    return None if None in ordinals else Decision(ordinals[0] == ordinals[1], "number")
 
 
-def outcome(text: str) -> str | None:
-    """The name of the outcome that `clean` text states, or None if it is an answer of another kind."""
+def stated_outcome(text: str) -> str | None:
+    """Return the name of the outcome that a `clean` text states, or None if it states none."""
     if len(text) > 80:
         return None
     words = " ".join(text.casefold().replace(".", " ").strip("! ").split())
     return next((name for name, pattern in _OUTCOMES.items() if pattern.fullmatch(words)), None)
 
 
-_FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|\(|\)) ?(?:_ ?\{ ?[0-9]+ ?\}|[0-9]+)? ?){2,20}(?:\^ ?\{ ?[0-9]?[-+] ?\})?")
-
-
-def formula(text: str) -> str | None:
-    """`H_2O` and `H2O` in one spelling; None for what has no count of atoms, or is no formula."""
+def chemical_formula(text: str) -> str | None:
+    """Return `H_2O` and `H2O` in one spelling; None for what has no count of atoms or is no formula."""
     if len(text) > 80 or not _FORMULA.fullmatch(text) or not any(character.isdigit() for character in text):
         return None
     return "".join(character for character in text if character not in "_{} ")
 
 
-def words(text: str) -> str:
-    """Letters and digits of a text in words: no case, no marks, no article in front."""
+def is_prose(text: str) -> bool:
+    """Return whether a `clean` text is words, not mathematics. Words must never be read as products of letters.
+
+    A run of four letters is a word. One of three is a word unless its letters follow the alphabet (abc, xyz) or are
+    capitals (points of a figure). One of two is a word only if it is a usual short answer.
+    """
+    for word in _WORD.findall(_ENVIRONMENT.sub(" ", text)):
+        lower = word.lower()
+        if lower in _FUNCTION_NAMES:
+            continue
+        ordered = list(lower) == sorted(lower)
+        if len(word) > 3 or lower in _SHORT_WORDS or (len(word) == 3 and not ordered and not word.isupper()):
+            return not word.isupper() or len(word) > 4
+    return False
+
+
+def normalized_words(text: str) -> str:
+    """Return the letters and digits of a text in words: without case, punctuation and a leading article."""
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
     text = re.sub(r"[\s\\\"'.!-]+", " ", text).strip().casefold()
     text = re.sub(r"^(?:an?|the) (?=[a-z]{2})", "", text)

@@ -1,14 +1,15 @@
 """The learner: packed rows in, log-probs, gradients and new weights out.
 
-    learner   one DeepSpeed engine around the policy; every optimizer step
-    policy    the model, and the log-probs of a packed row
-    packing   groups to rows under a token budget, dealt out to ranks
-    reference the frozen policy of the KL term
-    sft       a supervised start on reasoning traces
-    dry_run   what a run needs in memory, before anything is loaded
+    packing         groups to rows under a token budget, dealt out to ranks
+    policy          the model, and the log-probs of a packed row
+    learner         one DeepSpeed engine around the policy; every optimizer step
+    reference       the frozen policy of the KL term
+    layer_patches   which layers of transformers are replaced by ours
+    sft             a supervised start on reasoning traces
+    dry_run         what a run needs in memory, before anything is loaded
 
-The rest is this room's own: attention over a shared-prefix row, the layers that keep less for the backward pass, the
-gradient guard, DeepSpeed's block.
+Behind the door: attention over a shared-prefix row, the layers that replace transformers' own (lean_layers,
+vision_attention), the gradient guard, and DeepSpeed, which no other file imports.
 """
 
-__all__ = ["dry_run", "learner", "packing", "policy", "sft"]
+__all__ = ["dry_run", "layer_patches", "learner", "packing", "policy", "reference", "sft"]

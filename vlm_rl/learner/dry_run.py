@@ -1,13 +1,13 @@
-"""What a run will need, before anything is loaded: parameters, memory per rank, tokens per step.
+"""What a run will need: parameters, memory per rank and tokens per step, before anything is loaded.
 
     plan = dry_run(load_config("configs/virl39k_luspo_7b.yaml"), num_ranks=8)
     print_dry_run(plan)
 
-The named model is built on the meta device, which holds shapes and no numbers, from the local folder's
-config.json or else from the copy of it that we ship for a few published models. Bytes per parameter
-follow the ZeRO paper (arXiv 1910.02054, section 3) for DeepSpeed's optimizers; activations are counted
-from what a decoder layer keeps for its backward pass. Allocator overhead and communication buffers are
-not in it: leave a tenth of the card free.
+The model is built on the meta device, which holds shapes and no numbers, from the local folder's config.json,
+or else from the copy of it that we ship for a few published models. Bytes per parameter follow the ZeRO paper
+(arXiv 1910.02054, section 3) for DeepSpeed's optimizers. Activations are counted from what a decoder layer
+keeps for its backward pass. Allocator overhead and communication buffers are not included: leave a tenth of
+the card free.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
+from vlm_rl.data.model_folder import check_context
+from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
-from vlm_rl.learner.learner import deepspeed_block
+from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
+from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.run.terminal import make_console
 
@@ -49,23 +53,24 @@ class Memory:
 
     @property
     def update(self) -> int:
-        """While the learner trains and the engine sleeps."""
+        """Bytes while the learner trains and the engine sleeps."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     @property
     def rollout(self) -> int:
-        """While the engine samples, before its first key-value block."""
+        """Bytes while the engine samples, before its first key-value block."""
         return self.weights + self.optimizer + self.engine_weights
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The answer for one configuration and number of ranks."""
+    """What one configuration needs on a number of ranks."""
 
     config: Config
     num_ranks: int
     model_source: str
     dtype: torch.dtype
+    is_patched: bool  # layers of ours in place of transformers' own
     num_parameters: int
     num_trainable: int
     num_vision: int  # parameters of the vision tower and its merger
@@ -82,10 +87,12 @@ class DryRun:
 
 
 def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
-    """Work it out. `num_ranks`: None is torchrun's WORLD_SIZE, or 1.
+    """Compute what the run needs on ``num_ranks`` ranks; None is torchrun's WORLD_SIZE, or 1.
 
-    Raises UserError for an unknown algorithm, a model that is neither local nor shipped, and for
-    combinations that training would refuse.
+    A model of which only the configuration is here is assumed to be trained on an accelerator.
+
+    Raises UserError for an unknown algorithm, a model that is neither local nor shipped, and for combinations
+    that training would refuse.
     """
     resolve_algorithm(config.algorithm)
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
@@ -93,10 +100,16 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
     source, raw = _model_configuration(config.model.path)
     model = _build(raw, source)
-    _check_context(config, model)
-    dtype = _dtype(config, is_shipped=source.startswith(str(SHIPPED)))
-    if dtype == torch.bfloat16 and config.train.zero_stage == 0:
-        raise UserError("train.zero_stage is 0 with bfloat16 weights: only stages 1 to 3 keep float32 master weights")
+    check_context(
+        model.config,
+        prompt_tokens=config.data.max_prompt_tokens,
+        response_tokens=config.rollout.max_tokens,
+        settings="data.max_prompt_tokens + rollout.max_tokens",
+    )
+    on_gpu = source.startswith(str(SHIPPED)) or torch.cuda.is_available()
+    dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
+    check_zero_stage(config.train.zero_stage, dtype)
+    patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
     r, t = config.rollout, config.train
     updates = -(-r.prompts_per_step // t.mini_batch_prompts)
     vision = sum(p.numel() for p in model.model.visual.parameters()) if _is_vision(model) else 0
@@ -106,11 +119,14 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         num_ranks=ranks,
         model_source=source,
         dtype=dtype,
+        is_patched=patched,
         num_parameters=total,
         num_trainable=total - (vision if config.model.freeze_vision else 0),
         num_vision=vision,
-        memory=_memory(config, model, dtype, ranks),
-        memory_by_ranks={n: _memory(config, model, dtype, n) for n in sorted({*_RANKS_SHOWN, ranks})},
+        memory=_memory(config, model, dtype, ranks, patched=patched),
+        memory_by_ranks={
+            n: _memory(config, model, dtype, n, patched=patched) for n in sorted({*_RANKS_SHOWN, ranks})
+        },
         responses_side_by_side=_side_by_side(config, ranks),
         kv_bytes_per_token=_kv_bytes_per_token(model, dtype),
         responses_per_step=r.prompts_per_step * r.responses_per_prompt,
@@ -126,7 +142,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
 
 
 def _model_configuration(path: str) -> tuple[str, dict[str, Any]]:
-    """Where the configuration was found, and its content: the local folder's, else our copy of it."""
+    """Return the file of the model's configuration and its content: the local folder's, else our copy of it."""
     local, shipped = Path(path) / "config.json", SHIPPED / f"{Path(path).name}.json"
     for file in (local, shipped):
         if file.is_file():
@@ -137,12 +153,12 @@ def _model_configuration(path: str) -> tuple[str, dict[str, Any]]:
     names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json")))
     raise UserError(
         f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
-        f"({names}): download the model there first, or mend the path"
+        f"({names}): download the model there first, or correct the path"
     )
 
 
 def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
-    """The model on the meta device."""
+    """Return the model on the meta device."""
     if "auto_map" in raw:
         raise UserError(f"model.path: {source} has an auto_map, which asks to run code that comes with the model")
     try:
@@ -159,28 +175,10 @@ def _is_vision(model: PreTrainedModel) -> bool:
     return hasattr(model.config, "vision_config")
 
 
-def _check_context(config: Config, model: PreTrainedModel) -> None:
-    context = model.config.get_text_config().max_position_embeddings
-    wanted = config.data.max_prompt_tokens + config.rollout.max_tokens
-    if wanted > context:
-        raise UserError(
-            f"data.max_prompt_tokens + rollout.max_tokens is {wanted}, above the model's context of {context}: "
-            "lower one of them"
-        )
-
-
-def _dtype(config: Config, *, is_shipped: bool) -> torch.dtype:
-    """`auto` for a model that is not on this machine: the accelerator it will be trained on is assumed."""
-    name = config.model.dtype
-    if name == "auto":
-        name = "bfloat16" if is_shipped or torch.cuda.is_available() else "float32"
-    return getattr(torch, name)
-
-
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int) -> Memory:
+def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool) -> Memory:
     stage = config.train.zero_stage
     total = sum(p.numel() for p in model.parameters())
     frozen = sum(p.numel() for p in model.model.visual.parameters()) if config.model.freeze_vision else 0
@@ -199,7 +197,7 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         weights=dtype.itemsize * (-(-total // ranks) if stage == 3 else total),
         gradients=gradients,
         optimizer=optimizer,
-        activations=_activations(config, model, dtype),
+        activations=_activations(config, model, dtype, patched=patched),
         engine_weights=dtype.itemsize * total,
         kv_cache=_side_by_side(config, ranks) * longest * _kv_bytes_per_token(model, dtype),
     )
@@ -216,50 +214,67 @@ def _kv_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> int:
     return 2 * text.num_hidden_layers * text.num_key_value_heads * head * dtype.itemsize
 
 
-def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
-    """Bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head."""
+def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
+    """Return the bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head."""
     text = model.config.get_text_config()
     tokens = max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.rollout.max_tokens)
     kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
-    checkpointed = config.model.gradient_checkpointing
-    size = tokens * stack_bytes_per_token(
-        text.hidden_size,
-        kv,
-        text.intermediate_size,
-        text.num_hidden_layers,
-        dtype,
-        checkpointed=checkpointed,
+    stack_bytes = partial(
+        stack_bytes_per_token,
+        dtype=dtype,
+        patched=patched,
+        checkpointed=config.model.gradient_checkpointing,
         offloaded=config.model.offload_activations,
+    )
+    size = tokens * stack_bytes(
+        hidden=text.hidden_size, kv=kv, mlp=text.intermediate_size, layers=text.num_hidden_layers
     )
     if _is_vision(model):
         vision = model.config.vision_config
-        patches = config.data.max_pixels // vision.patch_size**2
+        width, patches = vision.hidden_size, config.data.max_pixels // vision.patch_size**2
         trained = vision.depth if not config.model.freeze_vision else 0
-        size += patches * stack_bytes_per_token(
-            vision.hidden_size,
-            vision.hidden_size,
-            vision.intermediate_size,
-            trained,
-            dtype,
-            checkpointed=checkpointed,
-            offloaded=config.model.offload_activations,
-        )
+        size += patches * stack_bytes(hidden=width, kv=width, mlp=vision.intermediate_size, layers=trained)
     return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
 
 def stack_bytes_per_token(
-    hidden: int, kv: int, mlp: int, layers: int, dtype: torch.dtype, *, checkpointed: bool, offloaded: bool = False
+    *,
+    hidden: int,
+    kv: int,
+    mlp: int,
+    layers: int,
+    dtype: torch.dtype,
+    patched: bool,
+    checkpointed: bool,
+    offloaded: bool = False,
 ) -> int:
-    """Bytes per token kept by a stack of decoder layers (RMS norms, grouped attention, gated MLP).
+    """Return the bytes per token that a stack of decoder layers keeps for its backward pass.
 
-    A layer keeps, in units of `hidden`: for each of its two norms the input and the output; the rotated
-    query, the attention's output and the input of its projection, which on a CPU are one; keys and values;
-    and three times the MLP's width (vlm_rl.learner.lean_layers). With checkpointing every layer keeps its input only,
-    which may be offloaded to the host, and one layer is whole at a time.
+    A layer has two RMS norms, grouped attention and a gated MLP. Patched (vlm_rl.learner.lean_layers) it keeps:
+
+    - per norm, the input and the output;
+    - of attention, the rotated query, the output and the input of the projection behind it (on a CPU these last
+      two are one), keys and values;
+    - of the MLP, three tensors of its width.
+
+    transformers' own norm also keeps the normalized input, and in bfloat16 a float32 copy of the input instead
+    of the input itself; its own MLP also keeps the gate's SiLU. With checkpointing every layer keeps its input
+    only, which may be offloaded to the host, and one layer at a time is whole.
+
+    Args:
+        hidden: the layers' width.
+        kv: the width of the keys, and of the values.
+        mlp: the MLP's width.
+        layers: how many there are.
+        dtype: of weights and activations.
+        patched: whether norms and MLPs are ours.
+        checkpointed: whether gradient checkpointing is on.
+        offloaded: whether the inputs that it keeps are in host memory.
     """
-    layer = (7 * hidden + 2 * kv + 3 * mlp) * dtype.itemsize
     if not layers:
         return 0
+    norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
+    layer = ((2 * norm + 3) * hidden + 2 * kv + (3 if patched else 4) * mlp) * dtype.itemsize
     if not checkpointed:
         return layers * layer
     return layer if offloaded else layers * hidden * dtype.itemsize + layer
@@ -269,7 +284,7 @@ def stack_bytes_per_token(
 
 
 def print_dry_run(plan: DryRun) -> None:
-    """Show it as tables, and the DeepSpeed block as JSON."""
+    """Print the plan as tables, and the DeepSpeed block as JSON."""
     console = make_console()
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
@@ -308,7 +323,8 @@ def _memory_table(plan: DryRun) -> Table:
     table.add_row(
         "activations",
         _gib(m.activations),
-        f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing",
+        f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
+        f"layers {'patched by ours' if plan.is_patched else 'of transformers'}",
     )
     table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
     table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own copy, asleep in host memory")

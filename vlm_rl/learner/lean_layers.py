@@ -1,9 +1,9 @@
-"""The element-wise parts of a transformers model's layers, with a backward pass that keeps less.
+"""RMSNorm and the SiLU-gated MLP of a transformers model, with a backward pass that keeps less.
 
-Autograd keeps what every single operation wants back: of an RMSNorm the input and the normalized input
-(in bfloat16 a float32 copy too), of a gated MLP the gate, its SiLU, the other factor and the product.
-Here a norm keeps its input and one number a token, an MLP gate, factor and product; the rest is computed
-again on the way back. Without gradient checkpointing that is about a quarter of a layer's activations.
+Autograd keeps the inputs of every single operation. Of an RMSNorm these are the input and the normalized input
+(in bfloat16 a float32 copy too); of a gated MLP the gate, its SiLU, the other factor and the product. Here a
+norm keeps its input and one number per token, and an MLP keeps gate, factor and product; the backward pass
+computes the rest again. Without gradient checkpointing this saves about a quarter of a layer's activations.
 """
 
 from __future__ import annotations
@@ -18,13 +18,20 @@ from torch.nn.functional import silu
 from transformers.activations import SiLUActivation
 
 
-def keep_less(model: nn.Module) -> None:
-    """Replace the forward of every RMSNorm and every MLP gated by SiLU that transformers built, in place."""
+def install(model: nn.Module) -> list[str]:
+    """Replace the forward of every RMSNorm and every SiLU-gated MLP that transformers built, in place.
+
+    Returns the names of the kinds that the model has.
+    """
+    kinds: set[str] = set()
     for module in model.modules():
         if hasattr(module, "variance_epsilon") and type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(_rms_norm, module)
+            kinds.add("RMSNorm")
         elif isinstance(getattr(module, "act_fn", None), SiLUActivation) and hasattr(module, "gate_proj"):
             module.forward = partial(_gated_mlp, module)
+            kinds.add("SiLU-gated MLP")
+    return sorted(kinds)
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:
@@ -36,7 +43,7 @@ def _gated_mlp(mlp: Any, x: Tensor) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """y = w n, n = x r, r = (mean(x^2) + epsilon)^(-1/2), over the last dimension.
+    """Compute y = w n with n = x r and r = (mean(x^2) + epsilon)^(-1/2), over the last dimension.
 
     With g the gradient of y, that of w is the sum of g n over tokens, and that of x is
     r (g w - n mean(g w n)).
@@ -63,7 +70,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _SiluTimes(torch.autograd.Function):
-    """silu(gate) * factor."""
+    """Compute silu(gate) * factor."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, factor: Tensor) -> Tensor:

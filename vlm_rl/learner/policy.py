@@ -1,10 +1,10 @@
 """The policy: the model, and log-probs and entropies of a packed row's response tokens.
 
-The learner must describe the distribution that the sampler drew from, so the ban on placeholder
-ids and the temperature apply here too: log_softmax((logits with banned ids at -inf) / temperature).
+The learner must describe the distribution that the sampler drew from, so the banned ids and the temperature
+apply here too: log_softmax((logits with banned ids at -inf) / temperature).
 
-The logits are never held for a whole row: hidden states pass through the output head in chunks,
-and again in the backward pass, so that memory is flat in the row's length.
+The logits of a whole row are never held at once. Hidden states pass through the output head in chunks, and
+again in the backward pass, so that the memory of logits does not grow with the row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.learner import lean_layers, vision_attention
+from vlm_rl.config import LayerPatches
+from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.packing import PackedRow
 
@@ -31,7 +32,7 @@ MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in floa
 
 
 def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NAME) -> PreTrainedModel:
-    """Weights of a Hugging Face folder as a vision-language or a text-only causal model."""
+    """Return the model of a Hugging Face folder: vision-language, or text-only causal."""
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
@@ -46,40 +47,55 @@ def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NA
 class Policy(nn.Module):
     """A causal model that maps a packed row to log-probs and entropies of its response tokens."""
 
-    def __init__(self, model: PreTrainedModel, *, banned_ids: Sequence[int], temperature: float) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        banned_ids: Sequence[int],
+        temperature: float,
+        layer_patches: LayerPatches = "auto",
+    ) -> None:
+        """Take the model over, and change it in place.
+
+        Args:
+            model: a transformers model whose text attention is shared_prefix_attention.
+            banned_ids: ids that no response contains, at log-prob -inf.
+            temperature: the sampler's.
+            layer_patches: whether layers of the model are replaced by ours, as in the configuration.
+        """
         super().__init__()
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
         self.offloads = False
-        self.use_flex = True  # on a GPU; False: blocks of equal prompts, which compile nothing
         model.config.use_cache = False
-        lean_layers.keep_less(model)
         if self.is_vision:
             _allow_unused_image(model)
-            vision_attention.speed_up(model.model.visual)
+        is_patched = patches.is_patched(layer_patches, on_gpu=torch.cuda.is_available())
+        self.replaced_layers = patches.install(model) if is_patched else []
 
     def freeze_vision(self) -> None:
-        """Keep the vision tower and its merger as they are. A text-only model has none: nothing happens."""
+        """Train neither the vision tower nor its merger; a text-only model has none."""
         if self.is_vision:
             self.model.model.visual.requires_grad_(False)
 
     @property
     def has_frozen_vision(self) -> bool:
+        """Whether there is a vision tower and none of it is trained."""
         return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
 
     def enable_checkpointing(self, *, offload: bool = False) -> None:
-        """Keep the layers' inputs alone; with ``offload`` they wait for the backward pass in host memory."""
+        """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory."""
         self.offloads = offload
         # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
         # non-reentrant variant takes for a change of shape.
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
 
     def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
-        """Log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
+        """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
 
-        ``only_features``: what the vision tower makes of the row's images instead, [visual tokens, H]. A row
-        whose `vision` is {"image_features": that} gets past the tower.
+        With ``only_features``, return the vision tower's output for the row's images instead, [visual tokens, H].
+        A row whose `vision` is {"image_features": that output} skips the tower.
         """
         if only_features:
             return self._image_features(row)
@@ -87,13 +103,13 @@ class Policy(nn.Module):
         return self.head(hidden_TH.index_select(0, row.predictor_K), row.target_K)
 
     def hidden_states(self, row: PackedRow) -> Tensor:
-        """The last layer's outputs [T, H]."""
+        """Return the last layer's outputs [T, H]."""
         positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
         # Known here: asking the ids would wait for the device.
         self.model.model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
         vision: Mapping[str, Any] = row.vision
         if "image_features" in vision:
-            features: Any = (vision["image_features"],)  # one tensor per image, it may be; annotated as one tensor
+            features: Any = (vision["image_features"],)  # annotated as one tensor; a tuple of tensors is taken too
             done = BaseModelOutputWithPooling(pooler_output=features)
             vision = {"mm_encoder_outputs": {"image": done}}
         elif self.is_vision and not vision:
@@ -104,7 +120,7 @@ class Policy(nn.Module):
                 position_ids=positions,
                 use_cache=False,
                 layout=row.layout,
-                block_mask=attention.flex_mask(row.layout) if self.use_flex and row.ids_T.is_cuda else None,
+                block_mask=attention.flex_mask(row.layout) if row.ids_T.is_cuda else None,
                 **vision,
             )
         return output.last_hidden_state[0]
@@ -116,11 +132,11 @@ class Policy(nn.Module):
         return features_FH if row.vision else features_FH[:0]
 
     def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
-        """The smallest image, for rows without any: its features go nowhere, its gradients are zero.
+        """Return the smallest image, for rows without any: its features are used nowhere, its gradients are zero.
 
-        Under ZeRO every rank must reach the same parameters in the same order in each micro-batch, or
-        the collectives that gather and reduce them wait for ever. So a row of text takes the very way
-        of a row with images.
+        Under ZeRO every rank must reach the same parameters in the same order in each micro-batch, or the
+        collectives that gather and reduce them wait forever. So a row of text runs the same modules as a row
+        with images.
         """
         vision = self.model.config.vision_config
         side = vision.spatial_merge_size
@@ -132,32 +148,33 @@ class Policy(nn.Module):
 
 
 class Head(nn.Module):
-    """The model's output head and all behind it, as one module.
+    """The model's output head, from hidden states to log-probs and entropies, as one module.
 
-    Under ZeRO 3 a module's weight is gathered at every call, on all ranks together; rows of unequal
-    length have unequal numbers of chunks, so the chunks are inside the call.
+    Under ZeRO 3 a module's weight is gathered at every call, on all ranks together. Rows of different lengths
+    have different numbers of chunks, so the chunks are inside the call.
     """
 
     def __init__(self, head: nn.Module | None, *, banned_ids: Sequence[int], temperature: float) -> None:
         super().__init__()
         assert isinstance(head, nn.Linear) and head.bias is None, "a causal model has a linear output head"
-        self.weight = head.weight  # the very parameter of the model's own head
+        self.weight = head.weight  # shared with the model's own head
         self.temperature = temperature
         self.banned: Tensor
         self.register_buffer("banned", torch.tensor(sorted(banned_ids), dtype=torch.int64), persistent=False)
 
     def forward(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probs [K] and entropies [K] of the targets, float32."""
         chunk = max(1, MAX_LOGITS // len(self.weight))
         return _ChunkedScore.apply(hidden_KH, self.weight, target_K, self.banned, self.temperature, chunk)
 
 
 class _ChunkedScore(torch.autograd.Function):
-    """Log-probs and entropies of targets, never holding more than `chunk` rows of logits.
+    """Compute log-probs and entropies of targets, holding at most `chunk` rows of logits.
 
-    The backward pass computes the logits again. With g the gradient of a log-prob and e that of an
-    entropy H, that of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature, p the
-    softmax. The weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient when it
-    arrives and counts on one arrival.
+    The backward pass computes the logits again. With p the softmax, g the gradient of a log-prob and e that of
+    an entropy H, the gradient of the logits is (g (onehot(target) - p) - e p (log p + H)) / temperature. The
+    weight gets its gradient once, whole: DeepSpeed reduces a parameter's gradient as soon as it arrives, and
+    expects it to arrive once.
     """
 
     @staticmethod
@@ -172,7 +189,7 @@ class _ChunkedScore(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.set_materialize_grads(False)  # no gradient for entropies is None, and costs nothing
+        ctx.set_materialize_grads(False)  # entropies without a gradient get None, which costs nothing
         logps, entropies = [], []
         for hidden_CH, target_C in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True):
             logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature)
@@ -207,12 +224,14 @@ class _ChunkedScore(torch.autograd.Function):
 
 
 def _entropy(logp_CV: Tensor) -> Tensor:
-    """-sum p log p; p log p is 0 at p = 0, where the product of 0 and -inf would be NaN."""
+    """Return -sum p log p. At p = 0 the term is 0, where the product of 0 and -inf would be NaN."""
     return -(logp_CV.exp() * logp_CV.clamp(min=_LOWEST)).sum(-1)
 
 
 def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    logits_CV = nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)  # in place: it is ours alone
+    logits_CV = (
+        nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)
+    )  # in place: nothing else reads them
     return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
 
 

@@ -1,7 +1,7 @@
-"""A supervised start on reasoning traces, with the learner that reinforcement uses afterwards.
+"""A supervised start on reasoning traces, with the learner that reinforcement learning uses afterwards.
 
-One pass over (problem, response) examples in the order given; the loss is the mean over response
-tokens of minus the log-likelihood, the images go through the same packing as in training.
+One pass over (problem, response) examples in the order given. The loss is minus the mean log-likelihood of the
+response tokens; the images go through the same packing as in training.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
-from vlm_rl.distributed import barrier, init_ranks, rank, world_size
+from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, world_size
 from vlm_rl.learner.learner import Learner
-from vlm_rl.learner.packing import TrainGroup, pack_row, plan_rows
+from vlm_rl.learner.packing import PackedRow, pack_row, plan_rows
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.losses import supervised_loss
 from vlm_rl.run.terminal import progress
-from vlm_rl.types import Problem, Prompt, Rollout
+from vlm_rl.types import Group, Problem, Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +41,32 @@ def warm_start(
     config: TrainConfig,
     batch_size: int,
 ) -> Path:
-    """Train on the examples, `batch_size` of them per optimizer step, and write a Hugging Face folder.
+    """Train on the examples and write the model as a Hugging Face folder. Returns the folder.
 
-    ``config.mini_batch_prompts`` is not used; a batch here is single responses.
+    Args:
+        examples: in training order.
+        out: the folder to write.
+        model_path: the Hugging Face folder to start from.
+        builder: renders the problems for this model.
+        config: the optimizer's settings; ``mini_batch_prompts`` is not used.
+        batch_size: examples per optimizer step.
     """
-    device = init_ranks()
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = model_dtype(init_ranks())
     policy = Policy(load_model(model_path, dtype=dtype), banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
     learner = Learner(policy, config, total_optimizer_steps=len(batches))
     prompts: dict[str, Prompt] = {}
     with progress("warm start", total=len(batches)) as advance:
         for batch in batches:
-            groups = _groups(batch, builder, prompts)
-            plan = plan_rows(
-                [len(group.prompt.ids) for group in groups],
-                [[len(group.rollouts[0].ids)] for group in groups],
+            for example in batch:
+                if example.problem.id not in prompts:
+                    prompts[example.problem.id] = builder.build(example.problem)
+            rows = _pack(
+                [_group(example, builder) for example in batch],
+                [prompts[example.problem.id] for example in batch],
+                policy,
                 budget=config.micro_batch_tokens,
-                num_ranks=world_size(),
             )
-            rows = [pack_row(groups, chunks, partial(rope_positions, policy.model)) for chunks in plan[rank()]]
             result = learner.update(rows, supervised_loss)
             advance(note=f"loss {result.loss:.3f}")
     learner.save_model(out)
@@ -71,17 +76,24 @@ def warm_start(
     return out
 
 
-def _groups(batch: Sequence[Example], builder: PromptBuilder, prompts: dict[str, Prompt]) -> list[TrainGroup]:
-    """Groups of one response, each token weighing 1 / (tokens of the batch)."""
-    responses = [builder.encode_response(example.response) for example in batch]
-    weight = 1.0 / sum(map(len, responses))
-    groups = []
-    for example, ids in zip(batch, responses, strict=True):
-        problem = example.problem
-        if problem.id not in prompts:
-            prompts[problem.id] = builder.build(problem)
-        rollout = Rollout(problem.id, 0, ids, np.zeros(len(ids), np.float32), example.response, "stop", 0)
-        groups.append(
-            TrainGroup(prompts[problem.id], [rollout], np.ones(1), np.full(1, weight), use_correction=False)
+def _group(example: Example, builder: PromptBuilder) -> Group:
+    """Return the example as a group of one response; the supervised loss reads no reward, advantage or log-prob."""
+    problem, ids = example.problem, builder.encode_response(example.response)
+    rollout = Rollout(problem.id, 0, ids, np.zeros(len(ids), np.float32), example.response, "stop", 0)
+    return Group(problem, (rollout,), rewards=(), advantages_G=np.ones(1))
+
+
+def _pack(groups: Sequence[Group], prompts: Sequence[Prompt], policy: Policy, *, budget: int) -> list[PackedRow]:
+    """Return this rank's rows of one batch; each token weighs 1 / (response tokens of the batch)."""
+    lengths = [group.lengths_G.tolist() for group in groups]
+    plan = plan_rows([len(prompt.ids) for prompt in prompts], lengths, budget=budget, num_ranks=world_size())
+    return [
+        pack_row(
+            chunks,
+            groups=groups,
+            prompts=dict(enumerate(prompts)),
+            weights_PG=np.full((len(groups), 1), 1.0 / sum(map(sum, lengths))),
+            positions=partial(rope_positions, policy.model),
         )
-    return groups
+        for chunks in plan[rank()]
+    ]

@@ -1,17 +1,16 @@
-"""Attention over a shared-prefix row, in two parts.
+"""Attention over a shared-prefix row: each prompt to itself, each response to its prompt and itself.
 
-Each prompt attends to itself causally; each response attends to its prompt and, causally, to
-itself. The cost is P^2 + G (P R + R^2) instead of the (P + G R)^2 of a dense mask over the row.
+Both are causal. The cost is P^2 + G (P R + R^2) for a prompt of P and G responses of R tokens, instead of the
+(P + G R)^2 of a dense mask over the row.
 
-Registered with transformers' AttentionInterface under NAME; the layout reaches it as a keyword
-argument of the model's forward. There is no mask to build, so the registered mask function
-returns None, and without a layout the function refuses to run instead of attending to everything.
+Registered with transformers' AttentionInterface under NAME; the layout arrives as a keyword argument of the
+model's forward. There is no mask to build, so the registered mask function returns None. Without a layout the
+function refuses to run instead of attending to everything.
 
-On a CPU torch's own kernels are called by their private names, because only they give and take the
-log-sum-exp that puts the two parts together: no padding, no mask, no copy of the prompt's keys for
-each response. A GPU gets FlexAttention over the row, which skips the blocks that `may_attend` leaves
-empty; it has no backward on a CPU, so CPU tests hold its mask and its forward alone. Without a block mask
-every device can do blocks of equal prompts, padded and masked.
+On a CPU torch's own kernels are called by their private names, because only those give and take the
+log-sum-exp that joins the two parts of a response's softmax: no padding, no mask, no copy of the prompt's keys
+for each response. A GPU gets FlexAttention over the row, which skips the blocks that `may_attend` leaves empty.
+FlexAttention has no backward on a CPU, so CPU tests cover its mask and its forward alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from vlm_rl.learner.packing import Layout
@@ -42,51 +41,32 @@ def shared_prefix_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,
-    block_mask: BlockMask | None = None,  # flex_mask(layout), made once for all layers
+    block_mask: BlockMask | None = None,  # flex_mask(layout), made once for all layers; None: the CPU's way
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Output [1, T, heads, head_dim], as transformers expects it."""
+    """Return [1, T, heads, head_dim], as transformers expects it."""
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output: Any  # a Function's apply has no annotation
     if block_mask is not None:
-        return flex(query, key, value, block_mask, scale).transpose(1, 2), None
-    if query.device.type == "cpu":
-        output: Any = _TwoSoftmaxes.apply(query, key, value, layout, scale)
-        return output.transpose(1, 2), None
-    return by_blocks(query, key, value, layout, scale), None
-
-
-def by_blocks(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-    """On any device: one softmax over prompt and response, block by block, with torch's public function."""
-    query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
-    outputs: list[Tensor] = []
-    for block in layout.blocks:
-        for queries, keys, mask in (
-            (block.prompt_index_bp, block.prompt_index_bp, None),
-            (block.query_index_nr, block.key_index_nk, block.mask_rk),
-        ):
-            q, k, v = (_gather(x, index) for x, index in ((query_THD, queries), (key_TKD, keys), (value_TKD, keys)))
-            if mask is None:
-                out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-            else:  # no fused kernel takes a mask and shared heads at once; the unfused one holds all scores
-                k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
-                out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, layout.inverse_T)[None]
+        output = flex(query, key, value, block_mask, scale)
+    else:
+        output = _TwoSoftmaxes.apply(query, key, value, layout, scale)
+    return output.transpose(1, 2), None
 
 
 def may_attend(pieces_2T: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Whether the tokens at ``query`` may look at those at ``key`` (broadcast): what every mask here comes from."""
+    """Return whether the tokens at ``query`` may attend to those at ``key`` (indices that broadcast)."""
     own, prompt = pieces_2T
     piece = own[key]
     return (key <= query) & ((piece == own[query]) | (piece == prompt[query]))
 
 
 def flex_mask(layout: Layout) -> BlockMask:
-    """FlexAttention's mask of a row, its length filled up to a multiple of BUCKET with tokens of no piece.
+    """Return FlexAttention's mask of a row, filled up to a multiple of BUCKET with tokens of no piece.
 
-    Lengths of few different sizes mean few compilations.
+    Few different lengths mean few compilations.
     """
     num_tokens = layout.pieces_2T.shape[1]
     size = -(-num_tokens // BUCKET) * BUCKET
@@ -102,7 +82,7 @@ def flex_mask(layout: Layout) -> BlockMask:
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask, scale: float) -> Tensor:
-    """Output [1, heads, T, head_dim]: one kernel over the row that visits the blocks of the mask."""
+    """Return [1, heads, T, head_dim] from one kernel over the row that visits the mask's blocks alone."""
     num_tokens = query.shape[2]
     missing = block_mask.seq_lengths[0] - num_tokens
     q, k, v = (pad(x, (0, 0, 0, missing)) for x in (query, key, value))
@@ -115,24 +95,18 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _gather(x_THD: Tensor, index: Tensor) -> Tensor:
-    """[batch, heads, tokens, head_dim] of the tokens that ``index`` [batch, tokens] names."""
-    rows = x_THD.index_select(0, index.flatten())
-    return rows.view(*index.shape, *x_THD.shape[1:]).transpose(1, 2)
-
-
 class _TwoSoftmaxes(torch.autograd.Function):
-    """On a CPU: every prompt and response on itself, then all responses of a prompt on the prompt.
+    """Attend, on a CPU, from every prompt and response to itself, then from a prompt's responses to the prompt.
 
-    With l_1, l_2 the log-sum-exps of the two parts of a response's softmax, the whole one has
-    l = log(e^l_1 + e^l_2) and its output is the parts', weighted by e^(l_1 - l) and e^(l_2 - l). The
-    kernel of either part's backward, given the whole's output and l, yields that part's share of the
-    whole's gradient.
+    With l_1, l_2 the log-sum-exps of the two parts of a response's softmax, the whole softmax has
+    l = log(e^l_1 + e^l_2), and its output is the sum of the parts' outputs weighted by e^(l_1 - l) and
+    e^(l_2 - l). The backward kernel of either part, given the whole's output and l, yields that part's share
+    of the whole's gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-        """Output [1, heads, T, head_dim], laid out as [1, T, heads, head_dim]: what comes next copies nothing."""
+        """Return [1, heads, T, head_dim], stored as [1, T, heads, head_dim]: what comes next copies nothing."""
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
@@ -180,13 +154,13 @@ def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _pieces(layout: Layout) -> Iterator[slice]:
-    """Every prompt and every response that has tokens."""
+    """Yield the slice of every prompt and of every response that has tokens."""
     for cuts in layout.cuts:
         yield from (slice(start, end) for start, end in pairwise(cuts) if start < end)
 
 
 def _prompts_and_responses(layout: Layout) -> Iterator[tuple[slice, slice]]:
-    """Every prompt with its responses, end to end, where they have tokens."""
+    """Yield the slices of every prompt and of its responses together, where those have tokens."""
     for start, first, *_, end in layout.cuts:
         if first < end:
             yield slice(start, first), slice(first, end)

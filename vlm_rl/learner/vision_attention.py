@@ -1,8 +1,8 @@
-"""Qwen2.5-VL's vision tower, computed faster than transformers computes it: the same numbers, fewer calls.
+"""Qwen2.5-VL's vision tower with fewer calls than in transformers, and the same numbers.
 
-Patches do not overlap, so their embedding is one matrix product and no convolution. Windows of one
-length are attended to together: transformers hands them over one by one to every attention but those
-named flash, and all together to these, so ours has the word in its name.
+Image patches do not overlap, so their embedding is one matrix product, not a convolution. Windows of the same
+length are attended to in one call. transformers hands the windows to an attention function one by one, unless
+its name contains "flash"; then it hands them over all together, so ours has that word in its name.
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ from transformers import AttentionInterface
 NAME = "flash_windows"
 
 
-def speed_up(visual: Any) -> None:
-    """Replace the embedding of patches and the attention of a transformers vision tower, in place."""
+def install(visual: Any) -> list[str]:
+    """Replace the patch embedding and the attention of a transformers vision tower, in place.
+
+    Returns the names of what was replaced.
+    """
+    replaced = []
     projection = visual.patch_embed.proj
     if projection.kernel_size == projection.stride and projection.bias is None:
         projection.forward = partial(embed_patches, projection)
+        replaced.append("vision patch embedding")
     if visual.config._attn_implementation == "sdpa":
         visual.config._attn_implementation = NAME
+        replaced.append("vision attention")
+    return replaced
 
 
 def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
-    """[patches, width] of [patches, channels, time, height, width]: each patch is one place of the kernel."""
+    """Return [patches, width] for [patches, channels, time, height, width]: a patch is as large as the kernel."""
     return linear(patches.flatten(1), projection.weight.flatten(1))
 
 
@@ -46,7 +53,7 @@ def windowed_attention(
     max_length_q: int,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Every patch on the patches of its window. Output [1, patches, heads, head_dim], as transformers expects it."""
+    """Attend from every patch to those of its window. Returns [1, patches, heads, head_dim], as transformers does."""
     assert attention_mask is None
     if query.is_cuda and query.dtype != torch.float32:
         assert scaling == query.shape[-1] ** -0.5  # what the kernel takes by itself

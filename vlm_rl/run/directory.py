@@ -6,11 +6,11 @@
     eval/<benchmark>/step-000060.parquet one row per sample (EvalRecord)
     eval/<benchmark>/step-000060.json    its summary, written last
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
-    controls.json                        optional: the accuracies that say what the curve means
+    controls.json                        optional: accuracies that show what the learning curve means
     CONTAMINATED.json                    only where the run was trained on rows of a benchmark
 
-After a resume some steps are trained again under a higher attempt; readers take the last one.
-Whole files are written beside their place and moved there, so that no reader sees half a file.
+After a resume some steps are trained again under a higher attempt number; readers take the last attempt. Files other
+than metrics.jsonl are written under a temporary name and moved into place, so that no reader sees half a file.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One finished evaluation of one policy on one benchmark."""
+    """A finished evaluation of one policy on one benchmark."""
 
     benchmark: str
     step: int
@@ -101,7 +101,7 @@ class EvalResult:
 
 
 def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[RolloutRow]:
-    """The stored form of a rollout batch, in the order of the groups."""
+    """Return a rollout batch as it is stored, in the order of the groups."""
     return [
         RolloutRow(
             step=step,
@@ -130,7 +130,7 @@ def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[Ro
 
 
 class RunDirectory:
-    """A run's folder. `create` makes a new one, `open` takes an existing one; all else needs either."""
+    """A run's folder. `create` makes a new one and `open` checks an existing one; all else needs one of the two."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -140,14 +140,15 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
+        """Return the folder's name."""
         return self.path.resolve().name
 
     # -- beginning ------------------------------------------------------------------------------
 
     def create(self, config: Config) -> RunDirectory:
-        """Make the folder with its config.yaml, whole or not at all.
+        """Make the folder with its config.yaml; a failure leaves nothing behind.
 
-        Raises UserError where something lies there already or nothing can be written.
+        Raises UserError where the folder exists and is not empty, or cannot be written.
         """
         self.refuse_existing()
         made = [p for p in self.path.absolute().parents if not p.exists()]  # innermost first
@@ -157,7 +158,7 @@ class RunDirectory:
             work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
             work.chmod(0o755)
             save_config(config, work / "config.yaml")
-            work.rename(self.path)  # an empty folder in its place is replaced, a filled one is not
+            work.rename(self.path)  # replaces an empty folder, but not a filled one
         except OSError as error:
             if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
@@ -166,18 +167,18 @@ class RunDirectory:
                     parent.rmdir()
             raise UserError(
                 f"cannot write the run directory {self.path}: {error.strerror or error}; "
-                "choose another place with out=FOLDER"
+                "choose a different place with out=FOLDER"
             ) from None
         return self
 
     def refuse_existing(self) -> None:
-        """Raise UserError where `create` could not make this folder because something lies there."""
+        """Raise UserError where `create` would find something in its place."""
         if self.path.is_dir() and not any(self.path.iterdir()):
             return
         if (self.path / "config.yaml").exists():
-            raise UserError(f"there is a run in {self.path} already; continue it with --resume or choose another out")
+            raise UserError(f"{self.path} already holds a run; resume it with --resume, or choose a different out")
         if self.path.exists() or self.path.is_symlink():
-            raise UserError(f"{self.path} exists and is not an empty folder; choose another out")
+            raise UserError(f"{self.path} exists and is not an empty folder; choose a different out")
 
     def open(self) -> RunDirectory:
         """Check that this is a run. Raises UserError otherwise."""
@@ -188,22 +189,22 @@ class RunDirectory:
         return self
 
     def remove_leftovers(self) -> None:
-        """Delete what a killed writer left half-written. Not while another process writes this run."""
+        """Delete files that a killed writer left half-written. Must not run while another process writes here."""
         for path in self.path.rglob(".*.tmp"):
             path.unlink()
 
     def config(self) -> Config:
-        """The resolved configuration. Raises UserError where it does not parse."""
+        """Return the resolved configuration. Raises UserError where it does not parse."""
         return load_config(self.path / "config.yaml")
 
     def config_text(self) -> str:
-        """The resolved configuration as it is on disk."""
+        """Return the text of config.yaml."""
         return (self.path / "config.yaml").read_text(encoding="utf-8")
 
     # -- metrics --------------------------------------------------------------------------------
 
     def append_metrics(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
-        """Append one line and flush it. Nothing is ever truncated, so a resume keeps what was logged.
+        """Append one line of metrics and flush it. Earlier lines never change, so a resume keeps what was logged.
 
         A value that is not finite is stored as null and read back as NaN.
         """
@@ -213,13 +214,13 @@ class RunDirectory:
         with (self.path / "metrics.jsonl").open("ab+") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a kill cut the last line: leave it alone on its own line
+                if file.read(1) != b"\n":  # a kill cut the last line short: start a new one
                     line = b"\n" + line
             file.write(line)
             file.flush()
 
     def metrics(self) -> list[dict[str, float]]:
-        """One dict per step, sorted by step: the last attempt's, later lines of it winning key by key."""
+        """Return the metrics of each step, in order: its last attempt's, later lines overriding earlier ones."""
         merged: dict[int, dict[str, float]] = {}
         for record in self._metric_records():
             step, attempt = record["step"], record["attempt"]
@@ -241,27 +242,27 @@ class RunDirectory:
                     record = {key: math.nan if value is None else value for key, value in raw.items()}
                     record["step"], record["attempt"] = int(raw["step"]), int(raw["attempt"])
                 except (ValueError, KeyError, TypeError, AttributeError):
-                    continue  # cut by a kill; a prefix of an object never parses
+                    continue  # a line that a kill cut short never parses
                 yield record
 
     # -- rollouts -------------------------------------------------------------------------------
 
     def write_rollouts(self, step: int, attempt: int, rows: Sequence[RolloutRow]) -> Path:
-        """Write one step's responses; a later attempt at the step replaces the earlier file."""
+        """Write the responses of a step. A later attempt replaces the file."""
         assert all(row.step == step and row.attempt == attempt for row in rows)
         path = self._rollout_path(step)
         write_atomically(path, partial(pq.write_table, _table(rows, ROLLOUT_SCHEMA), compression="zstd"))
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """One step's responses, ROLLOUT_SCHEMA's columns or the named ones. UserError if there are none."""
+        """Return a step's responses, with all columns or those named. Raises UserError where there are none."""
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
         return pq.read_table(path, columns=None if columns is None else list(columns))
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose rollouts are stored, ascending."""
+        """Return the steps whose rollouts are stored, ascending."""
         return sorted(_step_files(self.path / "rollouts", ".parquet"))
 
     def _rollout_path(self, step: int) -> Path:
@@ -276,7 +277,7 @@ class RunDirectory:
         rows: Sequence[EvalRecord] | Sequence[Mapping[str, Any]],
         summary: Mapping[str, Any],
     ) -> Path:
-        """Write one evaluation: the records first, then the summary that makes it count."""
+        """Write an evaluation: first the records, then the summary, without which it does not count."""
         check_benchmark_name(benchmark)
         path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -285,7 +286,7 @@ class RunDirectory:
         return path
 
     def evals(self, benchmark: str | None = None) -> list[EvalResult]:
-        """The finished evaluations (of one benchmark, or all), by benchmark and then step."""
+        """Return the finished evaluations of one benchmark or of all, ordered by benchmark and step."""
         root = self.path / "eval"
         folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
         return [
@@ -299,26 +300,26 @@ class RunDirectory:
     # -- the rest -------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """(step, folder) of the checkpoints that have a manifest, ascending; unverified."""
+        """Return (step, folder) of each checkpoint that has a manifest, ascending, without verifying it."""
         folders = _step_files(self.path / "checkpoints", "")
         return [(step, path) for step, path in sorted(folders.items()) if (path / "MANIFEST.json").exists()]
 
     def write_controls(self, controls: Mapping[str, Any]) -> None:
-        """Store the control measurements; vlm_rl.report.run_report documents the keys that it explains."""
+        """Store the accuracies of control measurements; vlm_rl.report.run_report explains the keys."""
         _write_json(self.path / "controls.json", controls)
 
     def controls(self) -> dict[str, Any]:
-        """The control measurements, empty where there are none."""
+        """Return the accuracies of the control measurements; empty where there are none."""
         path = self.path / "controls.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def stamp_contaminated(self, sets: Sequence[str]) -> None:
-        """Mark the run as trained on rows of these benchmarks; stamps add up and never go away."""
+        """Mark the run as trained on rows of these benchmarks. Stamps add up and are never removed."""
         known = sorted({*self.contaminated(), *sets})
         _write_json(self.path / "CONTAMINATED.json", {"trained_on_test_rows_of": known})
 
     def contaminated(self) -> tuple[str, ...]:
-        """The benchmarks whose rows were trained on; empty for a clean run."""
+        """Return the benchmarks whose rows were trained on; empty for a clean run."""
         path = self.path / "CONTAMINATED.json"
         if not path.exists():
             return ()
@@ -326,7 +327,7 @@ class RunDirectory:
 
 
 def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:
-    """A name for each run: the end of its path, with as many folders as it takes to tell them apart."""
+    """Return a name for each run: the end of its path, long enough to tell them apart."""
     parts = [run.path.resolve().parts for run in runs]
     for depth in range(1, max((len(p) for p in parts), default=0)):
         names = ["/".join(p[-depth:]) for p in parts]
@@ -336,7 +337,7 @@ def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside `path`, then move it there; a failure leaves `path` as it was."""
+    """Let `write` fill a temporary file and move it to `path`. A failure leaves `path` as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _temporary_beside(path) as work:
         write(work)
@@ -360,7 +361,7 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
-    """Rows (dataclasses or mappings, every column present) as one table of exactly this schema."""
+    """Return rows (dataclasses or mappings with every column) as a table of exactly this schema."""
     records = [row if isinstance(row, Mapping) else _as_dict(row) for row in rows]
     columns = {name: [record[name] for record in records] for name in schema.names}
     return pa.table(columns, schema=schema)
@@ -379,8 +380,8 @@ def _step_files(folder: Path, suffix: str) -> dict[int, Path]:
     if not folder.is_dir():
         return {}
     pattern = re.compile(r"step-(\d+)" + re.escape(suffix))
-    found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
-    return {int(match[1]): path for match, path in found if match}
+    matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in matches if match}
 
 
 def _span(steps: Sequence[int]) -> str:

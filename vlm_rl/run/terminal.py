@@ -1,15 +1,14 @@
 """What a run shows in the terminal: a line per step, a table of samples, progress bars.
 
-On a terminal the current phase is shown live; elsewhere (a log file, a pipe) only plain finished
-lines are written. Only rank 0 prints. Model text is hostile here too: control characters, which
-could move the cursor or retitle the window, are made visible, and markup is never interpreted.
+A terminal shows the current phase live; a log file or a pipe gets only plain, finished lines. Only rank 0 prints.
+Model text is hostile here too: control characters, which could move the cursor or retitle the window, become visible,
+and markup is never interpreted.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -27,12 +26,12 @@ from rich.table import Table
 from rich.text import Text
 
 from vlm_rl.run.directory import RolloutRow
+from vlm_rl.visible_text import replace_invisible
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}
 _SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
-# label, metric, how to write it: what tells within a second whether the run is well
+# label, metric, format: the numbers that show at a glance whether a run is healthy
 _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("reward", "reward", lambda v: f"{v:6.3f}"),
     ("acc", "rewards/accuracy/mean", lambda v: f"{v:4.2f}"),
@@ -44,34 +43,36 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 class Advance(Protocol):
-    """Moves a progress bar on by `amount`; `note` is a few words beside it."""
+    """Advances a progress bar by `amount` and shows `note` beside it."""
 
     def __call__(self, amount: int = 1, *, note: str = "") -> None: ...
 
 
 def is_main() -> bool:
-    """True on the one process that may print."""
+    """Tell whether this process is rank 0, the only one that may print."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def make_console() -> Console:
-    """The console of this process: standard output on rank 0, silent elsewhere."""
+    """Return this process's console: standard output on rank 0, silent on the others."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     return Console(quiet=not is_main(), highlight=False, markup=False, width=width)
 
 
 def resume_command(out: str | Path) -> str:
-    """What to type to go on with the run in this folder, on as many ranks as this process is one of."""
+    """Return the command that resumes the run in this folder on the same number of ranks."""
     ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     start = "vlm-rl"
     if ranks != "1":
-        nodes = f"--nproc-per-node {here}" if here == ranks else "..."  # with several nodes, as it was started
+        nodes = (
+            f"--nproc-per-node {here}" if here == ranks else "..."
+        )  # several nodes need the options that started them
         start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl"
     return f"{start} train {shlex.quote(str(out))} --resume"
 
 
 class StepLine:
-    """One line per training step, live while the step runs.
+    """A line per training step, live while the step runs.
 
     with StepLine(total=60) as line:
         line.phase(1, "rollout")
@@ -84,7 +85,7 @@ class StepLine:
         self._status: Status | None = None
         self._last_step = start
         self._last_time = time.monotonic()
-        self._pace: list[float] = []  # seconds of each step since the start, saves and evaluations included
+        self._pace: list[float] = []  # seconds of each step, with the save and evaluation before it
 
     def __enter__(self) -> StepLine:
         self._last_time = time.monotonic()
@@ -96,11 +97,11 @@ class StepLine:
         self.close()
 
     def close(self) -> None:
-        """Take the live line away; call it whatever happens, or the terminal keeps a hidden cursor."""
+        """Remove the live line. Always call this, or the terminal's cursor stays hidden."""
         self._stop()
 
     def phase(self, step: int, name: str) -> None:
-        """Show what the current step is doing; nothing is left of it in a log file."""
+        """Show the phase of the current step; a log file does not get it."""
         if not self._console.is_terminal:
             return
         text = Text(f"step {step}/{self._total}  {name} …", style="dim")
@@ -110,13 +111,13 @@ class StepLine:
         self._status.update(text)
 
     def done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the step's line. A metric that is absent or not a number shows as a dash."""
+        """Print the step's line. A metric that is absent or not finite shows as a dash."""
         self._stop()
         now = time.monotonic()
         seconds = metrics.get("step_time", now - self._last_time)
         self._pace.append((now - self._last_time) / max(1, step - self._last_step))
         self._last_time, self._last_step = now, step
-        # The time to the first line holds costs that do not come again: caches, a first evaluation.
+        # The first step pays once for caches and a first evaluation.
         pace = self._pace[1:][-20:] or [seconds]
         left = (self._total - step) * sum(pace) / len(pace)
         line = Text(f"step {step:>{len(str(self._total))}}/{self._total}", style="bold")
@@ -131,7 +132,7 @@ class StepLine:
         self._console.print(line, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Print a line between the steps' lines: an evaluation's result, a checkpoint's place."""
+        """Print a line between those of the steps, such as the result of an evaluation."""
         self._stop()
         self._console.print(Text(visible(text)), soft_wrap=True)
 
@@ -148,7 +149,7 @@ def _number(metrics: Mapping[str, float], name: str, write: Callable[[float], st
 
 
 def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, console: Console | None = None) -> None:
-    """Print some of a step's responses: the best and the worst rewarded of as many prompts as fit."""
+    """Print the responses with the highest and the lowest reward for as many prompts as `limit` allows."""
     console = console or make_console()
     table = Table(title=f"step {step}: samples", box=SIMPLE_HEAD, title_justify="left", expand=True)
     table.add_column("prompt", ratio=2, overflow="fold")
@@ -170,7 +171,7 @@ def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, conso
 
 
 def _contrasts(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
-    """Per prompt its best and its worst response, the prompts with the widest gap first."""
+    """Return each prompt's best and worst response, the prompts with the widest gap first."""
     groups: dict[str, list[RolloutRow]] = {}
     for row in rows:
         groups.setdefault(row.prompt_id, []).append(row)
@@ -181,8 +182,8 @@ def _contrasts(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
 
 
 def visible(text: str) -> str:
-    """The text on one line, safe to print: line ends as ⏎, other control characters as their code."""
-    return _CONTROL.sub(lambda found: "⏎" if found[0] == "\n" else f"<{ord(found[0]):02x}>", text)
+    """Return the text on one line, safe to print: line ends as ⏎, other invisible characters as their code."""
+    return replace_invisible(text, lambda character: "⏎" if character == "\n" else f"<{ord(character):02x}>")
 
 
 def _shortened(text: str, limit: int) -> str:
@@ -191,7 +192,7 @@ def _shortened(text: str, limit: int) -> str:
 
 @contextmanager
 def progress(description: str, *, total: int, console: Console | None = None) -> Iterator[Advance]:
-    """A progress bar; on something that is no terminal a plain line now and then.
+    """Show a progress bar; a log file gets a plain line every ten seconds.
 
     with progress("evaluating toy-test", total=256) as advance:
         advance(8, note="accuracy 0.41")
@@ -234,7 +235,7 @@ def _plain_progress(description: str, total: int, console: Console) -> Advance:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 0:42, 12:07 or 3:05:00."""
+    """Format seconds as 0:42, 12:07 or 3:05:00."""
     whole = max(0, round(seconds))
     hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,6 @@
-"""Optional experiment trackers behind one thin interface; each library is imported when it is asked for.
+"""Optional experiment trackers behind one interface. Each library is imported only when it is asked for.
 
-metrics.jsonl is the record of a run. A tracker only mirrors it: none of them is needed, and none of
-them is ever read back.
+A run's own record is metrics.jsonl. A tracker only mirrors it: none is needed, and none is ever read back.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from vlm_rl.errors import UserError
 
 
 class Tracker(Protocol):
-    """Where metrics also go."""
+    """A place that also receives the metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of a step; values that are not finite are left out."""
+        """Record the values of a step; those that are not finite are left out."""
         ...
 
     def close(self) -> None:
-        """Flush and end."""
+        """Flush and close."""
         ...
 
 
 def make_trackers(names: Sequence[str], run_dir: Path, config: Config) -> list[Tracker]:
-    """One tracker per name, in that order. Raises UserError for an unknown or uninstalled one."""
+    """Return one tracker per name, in order. Raises UserError for an unknown name or a missing library."""
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
         raise UserError(f"log.trackers: unknown tracker {unknown[0]!r}; known: {', '.join(TRACKERS)}")
@@ -38,7 +37,7 @@ def make_trackers(names: Sequence[str], run_dir: Path, config: Config) -> list[T
 
 
 class TensorBoardTracker:
-    """Event files in the run directory, under tensorboard/; `tensorboard --logdir RUN` shows them."""
+    """Writes event files to tensorboard/ in the run directory; `tensorboard --logdir RUN` shows them."""
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         _library("tensorboard")
@@ -55,7 +54,7 @@ class TensorBoardTracker:
 
 
 class ModuleTracker:
-    """wandb, and trackio, which has the same three functions."""
+    """Logs to wandb, or to trackio, which has the same three functions."""
 
     def __init__(self, module: ModuleType, **options: Any) -> None:
         self._module = module
@@ -90,7 +89,7 @@ def _library(name: str) -> ModuleType:
     except ImportError:
         raise UserError(
             f"log.trackers: {name} is not installed; install it (`uv pip install {name}`) "
-            "or take it out of the list; metrics.jsonl is written either way"
+            "or remove it from the list; metrics.jsonl is written either way"
         ) from None
 
 

@@ -1,9 +1,10 @@
 """Rollout engines: transformers on any machine, vLLM where it is installed.
 
-    base      what a sampler promises (Sampler, SamplingParams), and the proof that it holds the current weights
-    factory   choose an engine by name
+    base          what a sampler promises (Sampler, SamplingParams); loads no torch
+    factory       choose an engine by name
+    fingerprint   the proof that an engine holds the learner's current weights
 
-Both engines draw from the distribution that the learner describes (distribution, this room's own).
+Behind the door are the engines, transformers and vllm, and the distribution that the first draws from.
 """
 
-__all__ = ["base", "factory"]
+__all__ = ["base", "factory", "fingerprint"]

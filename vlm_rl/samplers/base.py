@@ -1,34 +1,30 @@
-"""What the trainer asks of a rollout engine, and the proof that the engine has the current weights.
+"""What the trainer asks of a rollout engine, and what all engines share. Loads no torch.
 
-A sampler turns prompts into groups of responses with the log-probs of the distribution that it drew
-from. It owns a private copy of the policy: after every update the trainer streams the new weights in
-with `load_weights` and then calls `check_fresh` with the learner's own fingerprint, because an engine
-that silently kept the old weights (or one old tensor) would train on another policy's responses.
+A sampler turns prompts into groups of responses, with the log-probs of the distribution that it drew from. It
+owns a private copy of the policy: after every update the trainer streams the new weights in with `load_weights`
+and checks with vlm_rl.samplers.fingerprint that they arrived.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
-from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.types import Prompt, Rollout
 
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
-OnGroup = Callable[[int, list[Rollout]], None]
+if TYPE_CHECKING:
+    import torch
 
-_CHUNK = 1 << 22  # elements hashed at a time: bounds the int64 temporaries to 32 MB each
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Odd 64-bit multipliers of MurmurHash3's finaliser, as signed integers.
-_MIX_1 = 0xFF51AFD7ED558CCD - (1 << 64)
-_MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
+    from vlm_rl.data.prompts import PromptBuilder
+    from vlm_rl.samplers.fingerprint import Fingerprint, NamedTensors
+
+OnGroup = Callable[[int, list[Rollout]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +43,10 @@ class SamplingParams:
 
 
 class Sampler(Protocol):
-    """A rollout engine. `policy_version` is what the last `load_weights` was told."""
+    """A rollout engine."""
 
     name: str
-    policy_version: int
+    policy_version: int  # what the last `load_weights` was given
     dtype: torch.dtype  # of the engine's weights: the learner's fingerprint is taken in it
 
     def generate(
@@ -66,39 +62,43 @@ class Sampler(Protocol):
 
         `on_group(index, rollouts)` is called as soon as a prompt has all its responses, in any order.
 
-        Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from
-        float noise in the logits; the same call repeated gives the same bits. Log-probs are of the
-        distribution that was drawn from: banned ids at minus infinity, then the temperature (1 when
-        greedy), then any truncation. Raises UserError for a prompt that does not fit.
+        Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from float noise
+        in the logits; the same call repeated gives the same bits. Log-probs are those of the distribution that
+        was drawn from: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
+        Raises UserError for a prompt that does not fit.
         """
         ...
 
     def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
-        """The ids of the one response that `generate` gives to this prompt alone, each as soon as it is drawn.
+        """Yield the ids of the single response that `generate` gives to this prompt alone, as they are drawn.
 
-        Nothing is computed between two calls of next(): to leave the iterator is to end the generation.
+        Nothing is computed between two calls of next(): closing the iterator ends the generation.
         """
         ...
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
-        """Replace all weights. Names are those of the transformers model's `named_parameters()`."""
+        """Replace every weight. Names are those of the transformers model's `named_parameters()`."""
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """Computed from the weights that the next `generate` will multiply with."""
+        """Return the fingerprint of the weights that the next `generate` will multiply with."""
         ...
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back until `wake`; nothing on a CPU."""
+        """Give the accelerator's memory back until `wake`; do nothing on a CPU."""
         ...
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Take the memory again."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Shut the engine down; it cannot be used afterwards."""
+        ...
 
 
 def response_seed(seed: int, step: int, problem_id: str, index: int) -> int:
-    """A 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise."""
+    """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise."""
     key = json.dumps([seed, step, problem_id, index]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
@@ -124,7 +124,16 @@ def make_rollout(
     builder: PromptBuilder,
     version: int,
 ) -> Rollout:
-    """One response as every engine returns it: `ids` as sampled, the end-of-sequence token included."""
+    """Return one response as every engine gives it.
+
+    Args:
+        prompt: what was answered.
+        index: the response's place in its group.
+        ids: as sampled, the end-of-sequence token included.
+        logprobs: of these ids.
+        builder: decodes them, and knows the end-of-sequence ids.
+        version: the policy version that drew them.
+    """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))
     return Rollout(
         problem_id=prompt.problem_id,
@@ -134,83 +143,4 @@ def make_rollout(
         text=builder.decode(ids),
         stop_reason="stop" if int(ids[-1]) in builder.eos_ids else "length",
         policy_version=version,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """A summary of a model's weights that does not depend on how an engine lays them out.
-
-    Engines fuse q, k, v and gate, up into one tensor and pad the vocabulary with zero rows, so only
-    sums over all elements compare. `checksum` adds up a hash of every element's bits modulo 2**64
-    (zeros count 0): one changed bit anywhere changes it.
-    """
-
-    tensors: int  # as seen; differs between engines that fuse
-    checksum: int  # 0 <= checksum < 2**64
-
-    def agrees(self, other: Fingerprint) -> bool:
-        return self.checksum == other.checksum
-
-
-class FingerprintBuilder:
-    """Adds tensors up one by one, for weights that are never in memory all at once.
-
-    builder = FingerprintBuilder(dtype=sampler.dtype)
-    sampler.load_weights(builder.watch(learner.stream_weights()), version=7)
-    check_fresh(sampler, builder.result())
-    """
-
-    def __init__(self, *, dtype: torch.dtype | None = None) -> None:
-        self.dtype = dtype  # elements are rounded to it first; None takes them as they come
-        self._names: set[str] = set()
-        self._checksum = 0
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Tied weights are to be given once, as `named_parameters()` does."""
-        assert name not in self._names, f"tensor {name} was given twice"
-        self._names.add(name)
-        for chunk in tensor.detach().reshape(-1).split(_CHUNK):
-            # Adding 0 turns -0.0 into 0.0: an engine that reads its weights back may lose that sign.
-            chunk = (chunk if self.dtype is None else chunk.to(self.dtype)) + 0
-            self._checksum += _hash_sum(chunk)
-
-    def watch(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass the tensors through, adding each one up on its way."""
-        for name, tensor in tensors:
-            self.add(name, tensor)
-            yield name, tensor
-
-    def result(self) -> Fingerprint:
-        return Fingerprint(len(self._names), self._checksum % (1 << 64))
-
-
-def _hash_sum(chunk: torch.Tensor) -> int:
-    """Sum of a mixed hash of each element's bits; 0 for zeros. Integer overflow wraps by design."""
-    bits = chunk.contiguous().view(_BITS[chunk.element_size()]).long() * _MIX_1
-    return int(bits.bitwise_xor_(bits >> 33).mul_(_MIX_2).sum())
-
-
-def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> Fingerprint:
-    """The fingerprint of named tensors, rounded to `dtype` first where the engine's differs."""
-    builder = FingerprintBuilder(dtype=dtype)
-    for name, tensor in tensors:
-        builder.add(name, tensor)
-    return builder.result()
-
-
-class StaleWeightsError(RuntimeError):
-    """The sampler's weights are not the learner's: its responses would come from another policy."""
-
-
-def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
-    """Raise StaleWeightsError unless the engine holds exactly the weights of `expected`."""
-    found = sampler.fingerprint()
-    if found.agrees(expected):
-        return
-    raise StaleWeightsError(
-        f"sampler {sampler.name!r} (policy version {sampler.policy_version}) does not hold the learner's weights: "
-        f"checksum {found.checksum:016x} against {expected.checksum:016x}. "
-        "A weight sync was skipped or incomplete; resume from the last checkpoint, "
-        "and use rollout.sampler=transformers if it happens again"
     )

@@ -1,6 +1,6 @@
 """From logits to a drawn token and its log-prob; pure functions of tensors.
 
-B rows, V vocabulary. The order is the learner's and vLLM's: ban, temperature, truncation.
+B is the number of rows, V the vocabulary. The order is the learner's and vLLM's: ban, temperature, truncation.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 def process_logits(
     logits_BV: Tensor, *, banned: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0
 ) -> Tensor:
-    """Logits [B, V] of the distribution that is drawn from, float32; log_softmax of it is what we report.
+    """Return the logits [B, V] of the distribution that is drawn from, float32; we report their log_softmax.
 
-    Banned ids are at minus infinity. Temperature 0 (greedy) leaves the scale alone. top_k keeps ties
-    of the k-th logit; top_p keeps the smallest set of most likely tokens whose mass reaches p.
+    Banned ids are at minus infinity. Temperature 0 (greedy) leaves the scale alone. top_k keeps ties of the
+    k-th logit; top_p keeps the smallest set of most likely tokens whose mass reaches p.
     """
     scaled_BV = logits_BV.float().index_fill(1, banned, float("-inf"))
     if temperature == 0:
@@ -34,23 +34,23 @@ def process_logits(
 
 
 def draw(scaled_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Token ids [B] by inverse CDF in float64, one uniform in [0, 1) per row.
+    """Draw token ids [B] by inverse CDF in float64, with one uniform number in [0, 1) per row.
 
-    The first token whose cumulative mass exceeds the uniform: a token of mass 0 is never drawn.
+    It is the first token whose cumulative mass exceeds the number: a token of mass 0 is never drawn.
     """
     cdf_BV = scaled_BV.double().softmax(1).cumsum(1)
     total_B = cdf_BV[:, -1]
-    # Rounding must not carry u * total to the total itself, behind the last token.
+    # Rounding must not carry u * total to the total itself, beyond the last token.
     point_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
     return torch.searchsorted(cdf_BV, point_B[:, None], right=True)[:, 0]
 
 
 def log_probs(scaled_BV: Tensor, ids_B: Tensor) -> Tensor:
-    """Log-probs [B] of the drawn ids, float32."""
+    """Return the log-probs [B] of the drawn ids, float32."""
     return scaled_BV.log_softmax(1).gather(1, ids_B[:, None])[:, 0]
 
 
 def uniforms(seeds: list[int], count: int) -> Tensor:
-    """[len(seeds), count] float64 on the CPU: row i depends on seeds[i] (and count) alone."""
+    """Return [len(seeds), count] float64 on the CPU; row i depends on seeds[i] and count alone."""
     rows = [torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
     return torch.stack(rows)

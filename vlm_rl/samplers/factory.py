@@ -1,4 +1,4 @@
-"""Which engine draws the responses."""
+"""The choice of the engine that draws the responses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,19 @@ def make_sampler(
     vllm_options: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Sampler:
-    """Start an engine. `auto` takes vLLM where it can be imported, else transformers, and says which.
+    """Start an engine.
 
-    `max_model_len` bounds prompt (images expanded) plus response; `batch_size` responses are generated
-    side by side. Raises UserError if vLLM is asked for and not there, or for an option it may not get.
+    Args:
+        name: the engine; `auto` takes vLLM where it can be imported, else transformers, and prints which.
+        model_path: a Hugging Face folder.
+        builder: the prompt builder for this model.
+        max_model_len: most tokens of a prompt, images expanded, and its response together.
+        batch_size: responses generated side by side.
+        dtype: of the engine's weights.
+        vllm_options: passed to vllm.LLM as they are; transformers takes none.
+        seed: of the engine itself; every response has a seed of its own.
+
+    Raises UserError if vLLM is asked for and cannot be imported, or for an option that it may not get.
     """
     shared: dict[str, Any] = {
         "model_path": model_path,
@@ -60,7 +69,7 @@ def vllm_version() -> str:
 
 
 def _vllm_problem() -> str | None:
-    """Why vLLM cannot be used, or None."""
+    """Return why vLLM cannot be used, or None."""
     try:
         from vlm_rl.samplers.vllm import import_vllm
 

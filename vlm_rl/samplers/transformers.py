@@ -1,7 +1,7 @@
 """The portable engine: a batched decode loop of our own on transformers' model classes.
 
-Each prompt (and its images) is encoded once; its key-value cache is then repeated for the responses
-of the group. Positions are explicit in all three M-RoPE rows. Nothing is kept between calls.
+Each prompt and its images are encoded once; the key-value cache is then repeated for the responses of the
+group. Positions are explicit in all three M-RoPE rows. Nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -17,24 +17,17 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, DynamicLayer
 
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
-from vlm_rl.samplers.base import (
-    Fingerprint,
-    NamedTensors,
-    OnGroup,
-    SamplingParams,
-    check_lengths,
-    fingerprint,
-    make_rollout,
-    response_seed,
-)
+from vlm_rl.distributed import default_device
+from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
+from vlm_rl.samplers.fingerprint import Fingerprint, NamedTensors, fingerprint
 from vlm_rl.types import Prompt, Rollout
 
 _PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
 
 
 class TransformersSampler:
-    """vlm_rl.samplers.base.Sampler on a private copy of the model. Greedy ties go to the lowest id."""
+    """A vlm_rl.samplers.base.Sampler on a private copy of the model. Greedy ties go to the lowest id."""
 
     name = "transformers"
 
@@ -48,14 +41,13 @@ class TransformersSampler:
         dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> None:
-        """`batch_size` responses are decoded side by side; `max_model_len` bounds prompt + response."""
+        """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler."""
         self.policy_version = 0
         self.dtype = dtype
         self._builder = builder
         self._max_model_len = max_model_len
         self._batch_size = batch_size
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self._device = torch.device(device if device is not None else accelerator or "cpu")
+        self._device = default_device() if device is None else torch.device(device)
         auto = AutoModelForImageTextToText if builder.is_vision else AutoModelForCausalLM
         model: Any = auto.from_pretrained(
             model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
@@ -77,7 +69,7 @@ class TransformersSampler:
         """See Sampler.generate."""
         check_lengths(prompts, params, max_model_len=self._max_model_len)
         groups: list[list[Rollout]] = [[] for _ in prompts]
-        # Prompts of like length side by side waste little on padding.
+        # Prompts of similar length side by side waste little on padding.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
         for batch in self._batches(order, prompts, params):
             encoded = self._prefill([prompts[index] for index in batch])
@@ -114,7 +106,7 @@ class TransformersSampler:
             encoded = self._extend(encoded, tokens, t)
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
-        """See Sampler.load_weights. Tensors that are not given keep their old values: check_fresh tells."""
+        """See Sampler.load_weights. Tensors that are not given keep their old values, which check_fresh detects."""
         own = dict(self._model.named_parameters())
         for name, tensor in tensors:
             if name not in own:
@@ -140,7 +132,7 @@ class TransformersSampler:
         del self._model
 
     def _batches(self, order: Sequence[int], prompts: Sequence[Prompt], params: SamplingParams) -> list[list[int]]:
-        """Cut prompts, shortest first, by responses and by padded prompt tokens."""
+        """Cut the ordered prompts into batches, bounded by responses and by padded prompt tokens."""
         most = max(1, self._batch_size // params.responses)
         batches: list[list[int]] = []
         for index in order:
@@ -151,7 +143,7 @@ class TransformersSampler:
         return batches
 
     def _prefill(self, prompts: Sequence[Prompt]) -> _Encoded:
-        """Encode prompts, padded on the left."""
+        """Return the prompts, padded on the left, read up to their last token."""
         longest = max(len(prompt.ids) for prompt in prompts)
         ids = torch.full((len(prompts), longest), self._builder.pad_id)
         mask = torch.zeros_like(ids)
@@ -170,7 +162,7 @@ class TransformersSampler:
     def _forward(
         self, ids_BT: Tensor, mask: Tensor | None, positions_3BT: Tensor, cache: Cache, vision: dict[str, Tensor]
     ) -> Tensor:
-        """Logits [B, V] behind the last token of each row."""
+        """Return the logits [B, V] after the last token of each row."""
         positions = positions_3BT if self._builder.is_vision else positions_3BT[0]
         output = self._model(
             input_ids=ids_BT.to(self._device),
@@ -184,7 +176,7 @@ class TransformersSampler:
         return output.logits[:, -1]
 
     def _scaled(self, logits: Tensor, params: SamplingParams) -> Tensor:
-        """The logits [B, V] of the distribution that is drawn from."""
+        """Return the logits [B, V] of the distribution that is drawn from."""
         return process_logits(
             logits,
             banned=self._banned,
@@ -196,7 +188,7 @@ class TransformersSampler:
     def _decode(
         self, encoded: _Encoded, params: SamplingParams, seeds: list[int]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(ids, log-probs) of one response per row of `encoded`."""
+        """Return (ids, log-probs) of a response for each row of `encoded`."""
         num_rows = len(seeds)
         ids = torch.zeros(num_rows, params.max_tokens, dtype=torch.int64, device=self._device)
         logprobs = torch.zeros(num_rows, params.max_tokens, device=self._device)
@@ -225,7 +217,7 @@ class TransformersSampler:
         return [(all_ids[row, :count], all_logprobs[row, :count]) for row, count in enumerate(counts)]
 
     def _extend(self, encoded: _Encoded, tokens_B: Tensor, t: int) -> _Encoded:
-        """One more token per row: the t-th of the response, counted from 0."""
+        """Append a token to each row: the t-th of the response, counted from 0."""
         positions = (encoded.next_position + t).expand(3, -1)[..., None]
         mask = encoded.mask
         if mask is not None:
@@ -239,18 +231,19 @@ class _Encoded:
     """Rows that have been read up to their last token."""
 
     cache: RoomyCache
-    logits: Tensor  # [B, V] behind the last token
+    logits: Tensor  # [B, V] after the last token
     mask: Tensor | None  # [B, T], 0 where padded; None where no row is
     next_position: Tensor  # [B] on the CPU or the device: position of the first response token
 
     def select(self, rows: Tensor) -> _Encoded:
+        """Return the given rows; a row may be given several times."""
         mask = None if self.mask is None else self.mask[rows]
         position = self.next_position.to(rows.device)[rows]
         return _Encoded(self.cache.select(rows), self.logits[rows], mask, position)
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values with spare room behind them, so that a step writes one token, not all."""
+    """Keys and values of one layer, with spare room at their end: a step writes one token and copies nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +251,7 @@ class RoomyLayer(DynamicLayer):
         self.room: tuple[Tensor, Tensor] | None = None  # [B, heads, capacity, width] each
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append [B, heads, new, width]; returns everything so far, as views."""
+        """Append keys and values [B, heads, new, width]. Returns everything so far, as views."""
         start, end = self.length, self.length + key_states.shape[-2]
         self.length = end
         if self.room is None:
@@ -275,6 +268,7 @@ class RoomyLayer(DynamicLayer):
         return self.length
 
     def select(self, rows: Tensor) -> RoomyLayer:
+        """Return a new layer of the given rows."""
         chosen = RoomyLayer()
         assert self.room is not None
         chosen.room = self.room[0][rows], self.room[1][rows]
@@ -289,7 +283,7 @@ class RoomyCache(Cache):
         super().__init__(layer_class_to_replicate=RoomyLayer)
 
     def select(self, rows: Tensor) -> RoomyCache:
-        """A new cache of the given rows; a row may come several times."""
+        """Return a new cache of the given rows; a row may be given several times."""
         chosen = RoomyCache()
         for layer in self.layers:
             assert isinstance(layer, RoomyLayer)
@@ -298,7 +292,7 @@ class RoomyCache(Cache):
 
 
 def _with_room(tensor: Tensor, used: int, needed: int) -> Tensor:
-    """A copy of the used part with a quarter more room (at least 64 tokens) than needed."""
+    """Return a copy of the used part with a quarter more room than needed, at least 64 tokens more."""
     batch, heads, _, width = tensor.shape
     grown = tensor.new_empty(batch, heads, needed + max(64, needed // 4), width)
     grown[..., :used, :] = tensor[..., :used, :]
@@ -306,7 +300,7 @@ def _with_room(tensor: Tensor, used: int, needed: int) -> Tensor:
 
 
 def _concatenate(visions: Sequence[Any], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The image inputs of several prompts, in the prompts' order; {} without images."""
+    """Return the image inputs of several prompts, in the prompts' order; {} without images."""
     if not visions:
         return {}
     joined = {key: torch.cat([vision[key] for vision in visions]).to(device) for key in visions[0]}

@@ -1,8 +1,8 @@
 """The fast engine: vLLM inside this process. The only file that imports vllm.
 
-Weights are streamed into the running engine and its three caches (prefix blocks, image inputs, image
-embeddings) are reset, since all of them belong to the old weights. They are reset before every
-`generate` too, so that a response never depends on what was generated earlier.
+Weights are streamed into the running engine. Its three caches (prefix blocks, image inputs, image embeddings)
+are then reset, since they belong to the old weights. They are reset before every `generate` too, so that a
+response never depends on what was generated earlier.
 """
 
 from __future__ import annotations
@@ -22,16 +22,8 @@ from torch import Tensor, nn
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import (
-    Fingerprint,
-    NamedTensors,
-    OnGroup,
-    SamplingParams,
-    check_lengths,
-    fingerprint,
-    make_rollout,
-    response_seed,
-)
+from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
+from vlm_rl.samplers.fingerprint import Fingerprint, NamedTensors, fingerprint
 from vlm_rl.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -60,11 +52,11 @@ _OURS = {
 
 
 class VllmSampler:
-    """vlm_rl.samplers.base.Sampler on an in-process vllm.LLM.
+    """A vlm_rl.samplers.base.Sampler on an in-process vllm.LLM.
 
-    Log-probs are vLLM's `processed_logprobs`: log_softmax((logits + bias) / temperature) in float32
-    with a bias of minus infinity on `builder.banned_ids` and nothing else; that is what the learner
-    mirrors (greedy: temperature 1). Penalties, min_p and the model's generation_config are off.
+    Log-probs are vLLM's `processed_logprobs`: log_softmax((logits + bias) / temperature) in float32, with a bias
+    of minus infinity on `builder.banned_ids` and of 0 elsewhere (greedy: temperature 1). The learner computes the
+    same. Penalties, min_p and the model's generation_config are off.
     """
 
     name = "vllm"
@@ -80,7 +72,10 @@ class VllmSampler:
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        """`options` go to vllm.LLM verbatim. Raises UserError for one that would break our contract."""
+        """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
+
+        Raises UserError for one of `options` that the learner's or the run's settings decide.
+        """
         for key in options or {}:
             if key in _OURS:
                 raise UserError(f"rollout.vllm.{key} cannot be set here: it follows from {_OURS[key]}; remove it")
@@ -119,7 +114,7 @@ class VllmSampler:
             settings["distributed_executor_backend"] = "external_launcher"
         with _global_random_state_kept(), _memory_left_alone():
             self._llm = self._vllm.LLM(**{**settings, **(options or {})})
-        # Its finalizer would destroy torch.distributed's default group, which may be the learner's by then.
+        # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False
 
@@ -150,7 +145,7 @@ class VllmSampler:
     def _finished(
         self, requests: Sequence[dict[str, Any]], settings: Sequence[vllm.SamplingParams]
     ) -> Iterator[tuple[int, vllm.CompletionOutput]]:
-        """(number, output) of each request as it ends. Leaving the iterator aborts the others."""
+        """Yield (number, output) of each request as it ends. Closing the iterator aborts the others."""
         engine: Any = self._llm.llm_engine
         names: list[str] = []
         try:
@@ -165,7 +160,7 @@ class VllmSampler:
             engine.abort_request(names, internal=True)  # by the names that the engine gave
 
     def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
-        """See Sampler.stream. Leaving the iterator aborts the request."""
+        """See Sampler.stream. Closing the iterator aborts the request."""
         assert params.responses == 1, params
         check_lengths([prompt], params, max_model_len=self._max_model_len)
         self._reset_caches()
@@ -193,11 +188,11 @@ class VllmSampler:
         self.policy_version = version
 
     def fingerprint(self) -> Fingerprint:
-        """See Sampler.fingerprint. Read back inside the worker."""
+        """See Sampler.fingerprint. The weights are read back inside the worker."""
         return self._llm.collective_rpc(_worker_fingerprint, kwargs={"dtype": self.dtype})[0]
 
     def sleep(self) -> None:
-        """Drop the weights, which the next sync brings anew, and the key-value cache; nothing on a CPU."""
+        """Drop the weights, which the next sync brings again, and the key-value cache; do nothing on a CPU."""
         if not self._on_cpu and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = True
@@ -225,7 +220,7 @@ class VllmSampler:
         self._llm.llm_engine.reset_encoder_cache()
 
     def _sampling(self, params: SamplingParams, seed: int, *, whole: bool = True) -> vllm.SamplingParams:
-        """`whole`: a response is given out once, when it has ended."""
+        """Return vLLM's parameters; with `whole` a response is given out once, when it has ended."""
         kinds = self._vllm.sampling_params.RequestOutputKind
         # Not from_optional(): that clamps a bias to -100, and a large enough logit would get past it.
         return self._vllm.SamplingParams(
@@ -258,12 +253,12 @@ class VllmSampler:
 
 
 def import_vllm() -> Any:
-    """The vllm module, with the environment that it needs before its import."""
+    """Return the vllm module, imported with the environment that it needs."""
     # In this process: weights are handed over as tensors, and callables run in the worker.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    # It looks for Triton before it has set up its logging, and meets torch's own deprecations.
+    # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
     import vllm
@@ -276,7 +271,7 @@ def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:
-    """vLLM expands one placeholder per image by itself; an expanded list would be expanded twice."""
+    """Return vLLM's request for the prompt. vLLM expands the placeholders: an expanded list would expand twice."""
     request: dict[str, Any] = {"prompt_token_ids": prompt.sampler_ids.tolist()}
     if prompt.images:
         request["multi_modal_data"] = {"image": list(prompt.images)}
@@ -284,10 +279,10 @@ def _request(prompt: Prompt) -> dict[str, Any]:
 
 
 def _repack_heads(worker: Any) -> None:
-    """Rebuild the packed copies that vLLM's CPU build multiplies with where the weight itself stayed.
+    """Rebuild the packed copies of weights that vLLM's CPU build multiplies with.
 
-    With tied embeddings `reload_weights` renews the embedding but not the output head's packed copy:
-    without this the logits would come from the old head for ever.
+    With tied embeddings `reload_weights` replaces the embedding but not the output head's packed copy: without
+    this the logits would always come from the old head.
     """
     for module in worker.get_model().modules():
         if hasattr(module, "cpu_linear") and module.weight.numel() > 0:
@@ -295,16 +290,16 @@ def _repack_heads(worker: Any) -> None:
 
 
 def _worker_fingerprint(worker: Any, *, dtype: torch.dtype) -> Fingerprint:
-    # Some kernels keep a bias in float32 beside weights in bfloat16: back to `dtype` it is the same value.
+    # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
     return fingerprint(_engine_tensors(worker.get_model()), dtype=dtype)
 
 
 def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights that the engine multiplies with, tied ones once.
+    """Yield the weights that the engine multiplies with, tied ones once.
 
-    vLLM's CPU build packs linear weights away and leaves an empty parameter: those are read back by
-    multiplying with the identity, which is exact. Where parameter and packed copy both exist and
-    differ, both are given, so that the fingerprint cannot agree.
+    vLLM's CPU build packs linear weights away and leaves an empty parameter. The packed weights are read back by
+    multiplying with the identity, which is exact. Where parameter and packed copy both exist and differ, both are
+    given, so that the fingerprint cannot agree.
     """
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -318,7 +313,7 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unpack(module: Any) -> Tensor:
-    """The weight [out, in] behind a packed CPU linear layer."""
+    """Return the weight [out, in] of a packed CPU linear layer."""
     width = module.input_size if hasattr(module, "input_size") else module.embedding_dim
     identity = torch.eye(width, dtype=module.weight.dtype)
     return module.cpu_linear(identity, module.weight, None).t()
@@ -326,18 +321,18 @@ def _unpack(module: Any) -> Tensor:
 
 @contextmanager
 def _memory_left_alone() -> Iterator[None]:
-    """Its CPU worker binds all memory of its process to one NUMA node and warns of it: the learner's, here."""
+    """Keep vLLM's CPU worker from binding this process's memory, the learner's too, to one NUMA node."""
     operators: Any = torch.ops._C
     operators.init_cpu_memory_env = lambda nodes: None
     try:
         yield
     finally:
-        del operators.init_cpu_memory_env  # found anew at its next use
+        del operators.init_cpu_memory_env  # torch looks it up again at its next use
 
 
 @contextmanager
 def _global_random_state_kept() -> Iterator[None]:
-    """vLLM seeds and draws from this process's global generators: give the trainer its own back."""
+    """Restore this process's global random state at the end: vLLM seeds these generators and draws from them."""
     state, numpy_state = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:

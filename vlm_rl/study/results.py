@@ -20,7 +20,7 @@ import numpy as np
 from vlm_rl.algorithms import Algorithm, resolve_algorithm
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.stats import Estimate, estimate, running_mean
+from vlm_rl.stats import Estimate, estimate, smooth
 from vlm_rl.study.plan import Planned, Study
 
 NUM_END_DECILES = 3  # tenths of the responses that count as the shortest and as the longest
@@ -206,16 +206,11 @@ def band(runs: Sequence[RunNumbers], name: str) -> Band | None:
     steps = np.unique(np.concatenate([curve.steps for curve in found]))
     table = np.full((len(found), len(steps)), math.nan)
     for row, curve in zip(table, found, strict=True):
-        values = curve.values if name.startswith("heldout_") else smoothed(curve.values)
+        values = curve.values if name.startswith("heldout_") else smooth(curve.values)
         row[np.searchsorted(steps, curve.steps)] = values
     known = np.isfinite(table).any(axis=0)
     steps, table = steps[known], table[:, known]
     return Band(steps, np.nanmean(table, axis=0), np.nanmin(table, axis=0), np.nanmax(table, axis=0))
-
-
-def smoothed(values: np.ndarray) -> np.ndarray:
-    """The running mean over about a twentieth of the steps."""
-    return running_mean(values, len(values) // 20 | 1)
 
 
 def stretch_width(num_steps: int) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
+from vlm_rl.templates import ANSWER, END_ANSWER, END_THINK, THINK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
@@ -32,7 +33,7 @@ CONTROL_TOKENS = (
 )
 """Qwen's special tokens, in the order of their ids; skipped when decoding."""
 
-VISIBLE_TOKENS = ("<think>", "</think>", "<answer>", "</answer>", r"\boxed{")
+VISIBLE_TOKENS = (THINK, END_THINK, ANSWER, END_ANSWER, r"\boxed{")
 """One token each, but ordinary text: they stay in a decoded response."""
 
 DEFAULT_TEXTS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_rl.templates import boxes
+from vlm_rl.templates import END_THINK, boxes
 
 _TAIL = 2_000  # characters from the end in which a closing phrase is looked for
 _CLOSING = re.compile(
@@ -25,7 +25,7 @@ _LAST_WORD = re.compile(r"(?:\b(?i:is|be|option|choice|answer) )([A-I])\W*$")
 
 def final_answer(response: str) -> str:
     """The last box after the reasoning, else what follows the last closing phrase, else the last line."""
-    text = response.rpartition("</think>")[2].strip()
+    text = response.rpartition(END_THINK)[2].strip()
     found = [box.strip() for box in boxes(text) or [] if box.strip()]
     if found:
         return found[-1]
@@ -41,7 +41,7 @@ def final_letters(response: str) -> tuple[str, ...]:
     """
     if match := _LETTERS.match(final_answer(response)):
         return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
-    text = response.rpartition("</think>")[2].strip()
+    text = response.rpartition(END_THINK)[2].strip()
     if match := _LAST_WORD.search(text):
         return (match[1],)
     marked = set(_MARKED.findall(text))

@@ -1,4 +1,4 @@
-"""The quickstart's data: the toy task written in ViRL39K's layout and prepared like the real one."""
+"""Make the quickstart's data: its counting task in ViRL39K's layout, prepared like the real data set."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.counting_squares import FORCED_SCAN, SQUARES
 from vlm_rl.data_prep.options import Options
-from vlm_rl.data_prep.prepare import prepare
-from vlm_rl.data_prep.toy import FORCED_SCAN, tokenizer_texts, write_toy
+from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.learner.sft import Example
 from vlm_rl.run.terminal import make_console
 from vlm_rl.toy.quickstart import ToyData
 
 DRAWN = Options(keep_duplicates=True)
-"""Pictures of squares all look alike to a perceptual hash."""
+"""For drawn squares: they all look alike to a perceptual hash."""
 WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
 
 
-def prepare_toy(out: Path, *, seed: int) -> ToyData:
-    """All that the quickstart trains and measures on, below the new folder `out`."""
-    make_console().print("drawing pictures and preparing them like ViRL39K's ...")
-    raw = write_toy(
+def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
+    """Make everything that the quickstart trains and measures on below the new folder `out`."""
+    make_console().print("drawing images and preparing them like ViRL39K's ...")
+    raw = SQUARES.write(
         out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + WARM_MIXTURE
     )
     sets = {split: out / split for split in ("train", "heldout", "warm")}
@@ -36,17 +36,22 @@ def prepare_toy(out: Path, *, seed: int) -> ToyData:
         warm_examples=warm_examples(
             raw / "warm", sets["warm"], seed=seed, passes=WARM_PASSES, sprinkled=WARM_SPRINKLED
         ),
-        tokenizer_texts=tokenizer_texts(),
+        tokenizer_texts=SQUARES.tokenizer_texts(),
         forced_scan=FORCED_SCAN,
     )
 
 
 def warm_examples(raw: Path, prepared: Path, *, seed: int, passes: int, sprinkled: int) -> list[Example]:
-    """What a warm start learns from, in order: the clean traces, then the mixture.
+    """Return the examples of a warm start in order: the clean traces, then the mixture.
 
-    Each picture comes `passes` times with its clean scan; `sprinkled` of the mixed traces lie among them and
-    the rest follows alone. Without the sprinkled ones the words that only the other styles use are still
-    untrained when their turn comes, and every unused word rises with them.
+    Args:
+        raw: the task's folder with traces.jsonl.
+        prepared: the prepared set of the same problems.
+        seed: of the order.
+        passes: how often each image comes with its clean scan.
+        sprinkled: mixed traces that are strewn among the clean ones; the rest follow alone. Without these, words
+            that only the other styles use would still be untrained when their turn comes, and every unused word
+            would rise with them.
     """
     problems = {problem.id: problem for problem in load_set(prepared)}
     lines = [json.loads(line) for line in (raw / "traces.jsonl").read_text(encoding="utf-8").splitlines()]

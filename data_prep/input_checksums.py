@@ -1,4 +1,4 @@
-"""What a prepared set was made of: names, sizes and checksums of the tables and archives it was read from."""
+"""Describe what a prepared set was made of: names, sizes and checksums of its tables and archives."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data_prep.generic import data_path, load_mapping
 from vlm_rl.data_prep.image_files import ARCHIVES
 from vlm_rl.data_prep.prepared_set import sha256
 
 _TABLES = {".parquet", ".json", ".jsonl", ".arrow", ".yaml", ".yml"}
+_IMAGE_FOLDERS = {"images", "image", "figures"}
 
 
 def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
-    """One entry per table (with its sha256) and archive (size alone: each picture has a checksum of its own).
+    """Return an entry for each table (with its sha256) and archive (size alone: every image has its own checksum).
 
-    A folder with very many small tables (MATH as published) is one entry over all of them.
+    A folder of very many small tables (MATH as published) gets a single entry for all of them.
     """
     if source == "generic":
-        from vlm_rl.data_prep.generic import data_path, load_mapping
-
-        data = data_path(path, load_mapping(path))
-        return [_entry(path, path.parent), *describe_inputs("", data)]
+        table = data_path(path, load_mapping(path))
+        return [_entry(path, path.parent), *describe_inputs("", table)]
     if path.is_file():
         beside = [path.parent / name for name in ARCHIVES if (path.parent / name).is_file()]
         return [_entry(file, path.parent) for file in (path, *beside)]
-    files = sorted(file for file in _walk(path) if file.suffix in _TABLES or file.name in ARCHIVES)
+    files = sorted(file for file in _files_below(path) if file.suffix in _TABLES or file.name in ARCHIVES)
     if len(files) <= 64:
         return [_entry(file, path) for file in files]
     digest = hashlib.sha256()
@@ -35,12 +35,11 @@ def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
     return [{"name": f"{len(files)} files", "bytes": size, "sha256": digest.hexdigest()}]
 
 
-def _walk(folder: Path) -> list[Path]:
-    """The tables of a folder; folders of pictures are not entered."""
-    pictures = {"images", "image", "figures"}
-    found = [item for item in folder.iterdir() if item.is_file()]
-    below = [item for item in folder.iterdir() if item.is_dir() and item.name not in pictures]
-    return found + [file for item in below if not item.name.startswith(".") for file in _walk(item)]
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files of a folder and its subfolders; folders of images and hidden ones are not entered."""
+    items = list(folder.iterdir())
+    inner = [item for item in items if item.is_dir() and item.name not in _IMAGE_FOLDERS and item.name[0] != "."]
+    return [item for item in items if item.is_file()] + [file for item in inner for file in _files_below(item)]
 
 
 def _entry(file: Path, root: Path) -> dict[str, Any]:

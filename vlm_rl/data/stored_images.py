@@ -1,7 +1,7 @@
-"""The pictures of a prepared set, read from its Parquet file when they are asked for.
+"""Read the images of a prepared set from its Parquet file when they are used.
 
-A set may hold more bytes of pictures than a rank has memory, and training draws its rows in random
-order: what is held is the table without them, and the few megabytes that were read last.
+The images of a set may need more memory than a rank has, and training draws rows in random order. So only
+the table without them is held, and the few megabytes of images that were read last.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 
 from vlm_rl.errors import UserError
 
-KEPT_BYTES = 32 * 2**20  # of pictures per set; a row group that is larger is kept alone
+KEPT_BYTES = 32 * 2**20  # of images per set; a larger row group is kept alone
 
 
-class PictureFile:
-    """Reads the column `images` of one Parquet file, a row group at a time."""
+class ImageColumn:
+    """The column `images` of a Parquet file, read a row group at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ArrowException or OSError for a file that is no Parquet."""
+        """Open the file. Raises ArrowException or OSError if it is not Parquet."""
         self.path = path
         self._file = pq.ParquetFile(path)
         metadata = self._file.metadata
@@ -37,12 +37,12 @@ class PictureFile:
         self._num_kept_bytes = 0
 
     def table(self) -> pa.Table:
-        """Every row without the bytes of its pictures; how many it has can be seen from `images`."""
+        """Return every row without the bytes of its images; `images` still shows how many it has."""
         with pq.ParquetFile(self.path, metadata=self._file.metadata, pre_buffer=True) as file:
             return file.read(columns=self._rest)
 
     def row(self, index: int) -> tuple[bytes, ...]:
-        """The pictures of one row. Raises UserError where the file cannot be read any more."""
+        """Return the images of a row. Raises UserError if the file can no longer be read."""
         group = int(np.searchsorted(self._ends, index, side="right"))
         if group in self._kept:
             self._kept.move_to_end(group)
@@ -55,7 +55,7 @@ class PictureFile:
             column = self._file.read_row_group(group, columns=self._leaf)["images"]
         except (pa.ArrowException, OSError) as error:
             raise UserError(
-                f"{self.path}: the pictures of row group {group} cannot be read ({error}); the file must stay as it "
+                f"{self.path}: the images of row group {group} cannot be read ({error}); the file must stay as it "
                 "is while a run reads from it"
             ) from None
         rows = [tuple(image["bytes"] for image in images or ()) for images in column.to_pylist()]
@@ -65,15 +65,15 @@ class PictureFile:
             self._num_kept_bytes -= _num_bytes(self._kept.popitem(last=False)[1])
 
 
-class StoredPictures(Sequence[bytes]):
-    """The pictures of one row: their number is known, their bytes are read at each use.
+class StoredImages(Sequence[bytes]):
+    """The images of a row: their number is known, their bytes are read at each use.
 
-    Equal to any sequence of the same bytes.
+    It is equal to any sequence of the same bytes.
     """
 
     __slots__ = ("_count", "_file", "_row")
 
-    def __init__(self, file: PictureFile, row: int, count: int) -> None:
+    def __init__(self, file: ImageColumn, row: int, count: int) -> None:
         self._file, self._row, self._count = file, row, count
 
     def __len__(self) -> int:
@@ -96,8 +96,8 @@ class StoredPictures(Sequence[bytes]):
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return f"<{self._count} pictures of row {self._row} of {self._file.path}>"
+        return f"<{self._count} images of row {self._row} of {self._file.path}>"
 
 
 def _num_bytes(rows: Sequence[Sequence[bytes]]) -> int:
-    return sum(len(data) for pictures in rows for data in pictures)
+    return sum(len(data) for images in rows for data in images)

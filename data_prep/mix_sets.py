@@ -1,4 +1,4 @@
-"""One training set out of several prepared ones, by weights and quotas written in YAML.
+"""Mix several prepared sets into one training set, by weights and quotas written in YAML.
 
     # mix.yaml;  vlm-rl prepare mix --source mix.yaml --out data/mix
     seed: 0
@@ -8,7 +8,7 @@
       - {path: data/dapo, weight: 1, quota: 4000}   # at most so many rows of this set
     quotas: {virl39k/ai2d: 500}       # at most so many rows of a source within the sets
 
-A row is taken or not by a hash of (seed, its id), and the rows keep the order of the sets: the same file
+A hash of (seed, id) decides which rows are taken, and the rows keep the order of the sets: the same file
 gives the same mix, and a larger number of rows only adds rows.
 """
 
@@ -24,25 +24,26 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
-from vlm_rl.data_prep.prepared_set import DATA, SetWriter, read_manifest, schema, write_manifest
-from vlm_rl.data_prep.workspace import Workspace
+from vlm_rl.data_prep.partial_set import PartialSet
+from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, read_set_manifest, schema, write_manifest
+from vlm_rl.data_prep.report import write_report
 from vlm_rl.errors import UserError
 
-_SAME = ("format", "min_pixels", "max_pixels", "patch_size")  # what the parts of a mix must have in common
+_SAME = ("format", "min_pixels", "max_pixels", "patch_size")  # what the sets of a mix must have in common
 
 
-class Part(ConfigSection):
-    """One prepared set of a mix."""
+class MixedSet(ConfigSection):
+    """A prepared set of the mix."""
 
     path: str
     weight: PositiveFloat = 1.0
     quota: PositiveInt | None = None
 
 
-class Mix(ConfigSection):
-    """One YAML file."""
+class MixPlan(ConfigSection):
+    """The contents of the YAML file."""
 
-    sets: list[Part] = Field(min_length=1)
+    sets: list[MixedSet] = Field(min_length=1)
     seed: NonNegativeInt = 0
     rows: PositiveInt | None = None
     quotas: dict[str, NonNegativeInt] = Field(default_factory=dict)
@@ -50,7 +51,7 @@ class Mix(ConfigSection):
 
 @dataclass(frozen=True, slots=True)
 class MixReport:
-    """Rows taken of each set, and how many it had to give under the quotas."""
+    """The rows taken from each set, and how many it could give under the quotas."""
 
     out: Path
     taken: Mapping[str, int]
@@ -61,22 +62,22 @@ class MixReport:
         return f"{self.out}: {sum(self.taken.values())} rows: {parts}"
 
 
-def mix(file: Path, out: Path) -> MixReport:
+def mix_sets(file: Path, out: Path) -> MixReport:
     """Write the mix that `file` describes as the prepared set `out`.
 
     Raises UserError for a bad file, sets that do not fit together, benchmark rows, or an id in two sets.
     """
-    plan = parse_tree(Mix, _floats(read_tree(file)), str(file))
-    paths = [Path(part.path) if Path(part.path).is_absolute() else file.parent / part.path for part in plan.sets]
+    plan = parse_tree(MixPlan, _floats(read_tree(file)), str(file))
+    paths = [file.parent / part.path for part in plan.sets]  # an absolute path stays as it is
     manifests = [_manifest(path) for path in paths]
     _check_alike(paths, manifests)
     candidates = [_candidates(path, part, plan) for path, part in zip(paths, plan.sets, strict=True)]
     _check_ids(paths, candidates)
     counts = allot([part.weight for part in plan.sets], [len(rows) for rows in candidates], plan.rows)
-    with Workspace(out, {"mix": plan.model_dump()}) as space:
-        with SetWriter(space.build / DATA, schema()) as writer:
+    with PartialSet(out, {"mix": plan.model_dump()}) as partial:
+        with SetWriter(partial.build / DATA, schema()) as writer:
             for path, rows, count in zip(paths, candidates, counts, strict=True):
-                _copy(path, {number for number, _ in rows[:count]}, writer)
+                copy_rows(path / DATA, {number for number, _ in rows[:count]}, writer)
         taken = {path.name: count for path, count in zip(paths, counts, strict=True)}
         facts = {key: manifests[0][key] for key in _SAME if key in manifests[0]}
         parts = [
@@ -86,18 +87,16 @@ def mix(file: Path, out: Path) -> MixReport:
         options = {**plan.model_dump(exclude={"sets"}), "weights": [part.weight for part in plan.sets]}
         facts |= {"source": "mix", "parts": parts, "options": options, "test_only": False}
         facts |= {"kept": writer.num_rows, "rows_in": writer.num_rows, "dropped": {}, "notes": {}}
-        write_manifest(space.build, facts)
-        from vlm_rl.data_prep.report import write_report
-
-        write_report(space.build, seed=plan.seed)
-        space.publish()
+        write_manifest(partial.build, facts)
+        write_report(partial.build, seed=plan.seed)
+        partial.publish()
     return MixReport(out, taken, {path.name: len(rows) for path, rows in zip(paths, candidates, strict=True)})
 
 
 def allot(weights: Sequence[float], available: Sequence[int], rows: int | None) -> list[int]:
-    """How many rows each set gives: in proportion to the weights, what one lacks given by the others.
+    """Return how many rows each set gives: in proportion to the weights; where a set has too few, the others fill up.
 
-    rows None: the most for which the proportion is exact, up to rounding down. Fewer than `rows` come
+    With `rows` None it is the most for which the proportion is exact, rounded down. Fewer than `rows` come
     out only if all sets together have fewer.
     """
     if rows is None:
@@ -110,7 +109,7 @@ def allot(weights: Sequence[float], available: Sequence[int], rows: int | None) 
         total = sum(weights[index] for index in open_sets)
         wanted = {index: left * weights[index] / total for index in open_sets}
         full = [index for index in sorted(open_sets) if counts[index] + wanted[index] >= available[index]]
-        if full:  # these give all they have; the others share the rest anew
+        if full:  # these give all they have; the others share the rest
             for index in full:
                 left -= available[index] - counts[index]
                 counts[index] = available[index]
@@ -127,7 +126,7 @@ def allot(weights: Sequence[float], available: Sequence[int], rows: int | None) 
 
 
 def _floats(tree: Any) -> Any:
-    """Weights written as whole numbers are numbers too; the strict sections take no int for a float."""
+    """Turn weights written as whole numbers into floats; the strict sections take no int for a float."""
     if isinstance(tree, dict) and isinstance(tree.get("sets"), list):
         for part in tree["sets"]:
             if isinstance(part, dict) and type(part.get("weight")) is int:
@@ -136,11 +135,14 @@ def _floats(tree: Any) -> Any:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    facts = read_manifest(path)
+    facts = read_set_manifest(path)
     if not facts or not (path / DATA).is_file():
         raise UserError(f"{path}: not a prepared set; `vlm-rl prepare` makes one")
     if facts.get("test_only"):
-        raise UserError(f"{path}: is a benchmark; a training set made with it would spoil every score on it")
+        raise UserError(
+            f"{path}: is a benchmark, and training on its rows makes every score on it worthless; "
+            "take it out of the mix"
+        )
     return facts
 
 
@@ -150,12 +152,12 @@ def _check_alike(paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) 
             if facts.get(key) != manifests[0].get(key):
                 raise UserError(
                     f"{path} was prepared with {key} {facts.get(key)}, {paths[0]} with {manifests[0].get(key)}: "
-                    "prepare both alike"
+                    "prepare both with the same value"
                 )
 
 
-def _candidates(path: Path, part: Part, plan: Mix) -> list[tuple[int, str]]:
-    """(row number, id) of the rows that the quotas leave, first those that a mix takes first."""
+def _candidates(path: Path, part: MixedSet, plan: MixPlan) -> list[tuple[int, str]]:
+    """Return (row number, id) of the rows that the quotas leave, in the order in which a mix takes them."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path / DATA, columns=["id", "source"]).to_pylist()
@@ -181,17 +183,3 @@ def _check_ids(paths: Sequence[Path], candidates: Sequence[Sequence[tuple[int, s
             if identity in origin:
                 raise UserError(f"problem id {identity!r} is in {origin[identity]} and again in {path}; drop one")
             origin[identity] = path
-
-
-def _copy(path: Path, wanted: set[int], writer: SetWriter) -> None:
-    """The wanted rows, a row group at a time."""
-    import pyarrow.parquet as pq
-
-    first = 0
-    with pq.ParquetFile(path / DATA) as file:
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            chosen = [index for index in range(count) if first + index in wanted]
-            first += count
-            if chosen:
-                writer.add_table(file.read_row_group(group, use_threads=False).take(chosen))

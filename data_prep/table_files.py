@@ -1,4 +1,4 @@
-"""Finding a data set's tables on disk and streaming their rows: Parquet, JSON, JSON lines, datasets folders."""
+"""Find a data set's tables on disk and stream their rows: Parquet, JSON, JSON lines, datasets folders."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _BATCH_BYTES = 32 * 2**20
 
 
 def find_tables(path: Path, patterns: Sequence[str]) -> list[Path]:
-    """`path` itself if it is a file, else the files of the first pattern (a glob) that fits.
+    """Return `path` itself if it is a file, else the files that the first fitting pattern (a glob) finds.
 
-    Several files must be the parts of one split. Raises UserError naming what was looked for.
+    Several files must be the parts of a single split. Raises UserError naming what was looked for.
     """
     if path.is_file():
         return [path]
     for pattern in patterns:
-        found = sorted(item for item in path.glob(pattern) if item.is_file())
-        if len({_PART.sub("", item.name) for item in found}) > 1:
-            names = [item.relative_to(path).as_posix() for item in found[:8]]
+        files = sorted(item for item in path.glob(pattern) if item.is_file())
+        if len({_PART.sub("", item.name) for item in files}) > 1:
+            names = [item.relative_to(path).as_posix() for item in files[:8]]
             raise UserError(f"{path}: no {patterns[0]} there; there are {names}, name one of them")
-        if found:
-            return found
+        if files:
+            return files
     raise UserError(f"{path}: no {patterns[0]} there, {_contents(path)}; docs/data.md shows where each file belongs")
 
 
@@ -38,9 +38,9 @@ def _contents(folder: Path) -> str:
 
 
 def read_tables(tables: Iterable[Path], columns: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """(file and row, fields) of every row; a row that is no JSON comes as a RowError.
+    """Yield (file and row, fields) of every row; a row that is not JSON comes as a RowError.
 
-    columns: what a Parquet file must have (only these are read); () reads all of them.
+    Only `columns` of a Parquet file are read, and it must have them; () reads all columns.
     """
     for table in tables:
         if table.suffix == ".parquet":
@@ -54,6 +54,7 @@ def read_tables(tables: Iterable[Path], columns: Sequence[str] = ()) -> Iterator
 
 
 def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a Parquet file as `read_tables` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -62,7 +63,7 @@ def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str
             check_columns(table, file.schema_arrow.names, columns)
             total = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
             per_row = total // max(file.metadata.num_rows, 1) + 1
-            size = max(1, min(1024, _BATCH_BYTES // per_row))  # rows with pictures are read a few at a time
+            size = max(1, min(1024, _BATCH_BYTES // per_row))  # rows with images are read a few at a time
             number = 0
             for batch in file.iter_batches(batch_size=size, columns=list(columns) or None, use_threads=False):
                 for row in batch.to_pylist():
@@ -73,13 +74,14 @@ def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str
 
 
 def check_columns(table: Path, present: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise UserError if a wanted column is not present."""
     missing = [name for name in wanted if name not in present]
     if missing:
         raise UserError(f"{table}: no column {missing[0]!r}; it has {list(present)}")
 
 
 def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
-    """A file of `Dataset.save_to_disk`: an Arrow stream, pictures as structs of bytes and path."""
+    """Yield the rows of a file of `Dataset.save_to_disk`: an Arrow stream, images as structs of bytes and path."""
     import pyarrow as pa
 
     try:
@@ -95,7 +97,7 @@ def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json_lines(table: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file with one JSON object per line; a broken line costs that line only."""
+    """Yield the rows of a file with a JSON object per line; only a broken line itself is lost."""
     try:
         with table.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, start=1):
@@ -106,7 +108,7 @@ def _json_lines(table: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json_rows(table: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON list, or of a JSON object of rows (their keys are added as "key")."""
+    """Yield the rows of a JSON list, or of a JSON object of rows (their keys are added as "key")."""
     try:
         tree = _json_or_error(table.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The folder in which a preparation lays its finished shards until the whole set appears at once."""
+"""The folder in which a preparation keeps its finished shards until the whole set appears at once."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from vlm_rl.errors import UserError
 
 
 class HopelessError(UserError):
-    """The same call would fail again: what it finished is of no use."""
+    """The same call would fail again, so its finished shards are of no use."""
 
 
-class Workspace:
-    """`.NAME.partial` beside the set NAME; a context manager.
+class PartialSet:
+    """The folder `.NAME.partial` beside the set NAME; a context manager.
 
-    It is entered again by a call with the same plan and started anew by any other. Left with an error
-    it stays if a shard was finished, so that the same call can go on, except after a HopelessError.
+    A call with the same plan continues in it; a call with a different plan empties it first. After an error it
+    stays if a shard was finished, so that the same call can resume, except after a HopelessError.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
+        """Name the set `out` and everything its shards depend on; nothing is written yet."""
         self.out = out
         self.folder = out.parent / f".{out.name}.partial"
         self.build = self.folder / "set"
         self._plan = json.dumps(plan, sort_keys=True, ensure_ascii=False)
         self._lock: IO[str] | None = None
-        self._made: list[Path] = []  # parent folders that were not there, innermost first
+        self._made: list[Path] = []  # parent folders that did not exist, innermost first
 
     def stem(self, number: int) -> Path:
-        """Of a shard's files."""
+        """Return the path of a shard's files without their suffix."""
         return self.folder / f"shard-{number:06d}"
 
     def publish(self) -> None:
-        """The finished set takes its place."""
+        """Move the finished set to its place."""
         self.build.rename(self.out)
 
-    def __enter__(self) -> Workspace:
+    def __enter__(self) -> PartialSet:
         if self.out.exists():
             raise UserError(f"{self.out}: already exists; choose another folder or remove it")
         self._made = [parent for parent in self.out.absolute().parents if not parent.exists()]
@@ -76,7 +77,7 @@ class Workspace:
         if self._lock is not None:
             self._lock.close()
         if isinstance(error, OSError):
-            hint = "; run the same command again to go on from the finished shards" if self.folder.exists() else ""
+            hint = "; run the same command again to resume from the finished shards" if self.folder.exists() else ""
             raise UserError(f"{self.out}: cannot be written: {error}{hint}") from None
 
     def _clean(self) -> None:

@@ -9,28 +9,15 @@ import numpy as np
 import pytest
 
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.prepare import prepare
-from vlm_rl.data_prep.shades import (
-    COLOURS,
-    MAX_COUNT,
-    MIXTURE,
-    PAINTS,
-    SHADES,
-    SIDE,
-    ShadesProblem,
-    make_problems,
-    render,
-    tokenizer_texts,
-    trace,
-    write_shades,
-)
-from vlm_rl.data_prep.toy import CELL_SIDE
-from vlm_rl.data_prep.toy_sets import DRAWN
+from vlm_rl.data_prep.counting_shades import COLOURS, PAINTS, SHADED_SQUARES, SHADES, SIDE, ShadesProblem
+from vlm_rl.data_prep.counting_task import CELL_SIDE, MAX_COUNT
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.quickstart_data import DRAWN
 from vlm_rl.templates import TEMPLATES, boxes
 from vlm_rl.toy.tiny_model import train_tokenizer
 
 TEMPLATE = TEMPLATES["think_answer"]
-PROBLEMS = make_problems(400, seed=0, split="train")
+PROBLEMS = SHADED_SQUARES.make_problems(400, seed=0, split="train")
 
 
 def answer_of(response: str) -> str:
@@ -60,8 +47,12 @@ def test_counts_and_regions_cover_their_range() -> None:
 
 
 def test_nothing_held_out_is_trained_on() -> None:
-    held = {problem.cells for problem in make_problems(200, seed=1, split="heldout")}
-    trained = {problem.cells for split in ("train", "warm") for problem in make_problems(200, seed=2, split=split)}
+    held = {problem.cells for problem in SHADED_SQUARES.make_problems(200, seed=1, split="heldout")}
+    trained = {
+        problem.cells
+        for split in ("train", "warm")
+        for problem in SHADED_SQUARES.make_problems(200, seed=2, split=split)
+    }
     assert not held & trained
 
 
@@ -69,7 +60,7 @@ def test_nothing_held_out_is_trained_on() -> None:
 def test_careful_traces_are_right(style) -> None:
     rng = np.random.default_rng(0)
     for problem in PROBLEMS[:100]:
-        response = trace(problem, style, rng)
+        response = SHADED_SQUARES.trace(problem, style, rng)
         assert answer_of(response) == str(problem.count)
         assert TEMPLATE.is_well_formed(response)
 
@@ -78,7 +69,7 @@ def test_useful_length_follows_the_question() -> None:
     """Name, shade, colour and running count of each asked cell."""
     rng = np.random.default_rng(0)
     for problem in PROBLEMS[:50]:
-        reasoning = trace(problem, "careful", rng).split("</think>")[0].removeprefix("<think>")
+        reasoning = SHADED_SQUARES.trace(problem, "careful", rng).split("</think>")[0].removeprefix("<think>")
         assert len(reasoning.split()) == 4 * len(problem.asked)
 
 
@@ -87,7 +78,7 @@ def test_hasty_traces_misread_at_their_rate() -> None:
     rng = np.random.default_rng(0)
     wrong = total = 0
     for problem in PROBLEMS:
-        words = trace(problem, "hasty", rng).split("</think>")[0].removeprefix("<think>").split()
+        words = SHADED_SQUARES.trace(problem, "hasty", rng).split("</think>")[0].removeprefix("<think>").split()
         seen = list(zip(words[1::4], words[2::4], strict=True))
         wrong += sum(paint != problem.cells[index] for index, paint in zip(problem.asked, seen, strict=True))
         total += len(seen)
@@ -95,14 +86,14 @@ def test_hasty_traces_misread_at_their_rate() -> None:
 
 
 def test_a_broken_trace_has_no_box() -> None:
-    response = trace(PROBLEMS[0], "broken", np.random.default_rng(0))
+    response = SHADED_SQUARES.trace(PROBLEMS[0], "broken", np.random.default_rng(0))
     assert not boxes(response)
     assert not TEMPLATE.is_well_formed(response)
 
 
 def test_pictures_show_the_cells() -> None:
     for problem in PROBLEMS[:20]:
-        pixels = np.array(render(problem, seed=0), dtype=float)
+        pixels = np.array(SHADED_SQUARES.draw(problem, seed=0), dtype=float)
         assert pixels.shape == (SIDE * CELL_SIDE, SIDE * CELL_SIDE, 3)
         for index, cell in enumerate(problem.cells):
             row, column = divmod(index, SIDE)
@@ -114,18 +105,18 @@ def test_pictures_show_the_cells() -> None:
 
 
 def test_every_word_is_one_token() -> None:
-    tokenizer = train_tokenizer(tokenizer_texts(), vocabulary=512)
+    tokenizer = train_tokenizer(SHADED_SQUARES.tokenizer_texts(), vocabulary=512)
     rng = np.random.default_rng(0)
-    for style in MIXTURE:
-        reasoning = trace(PROBLEMS[0], style, rng).split("</think>")[0].removeprefix("<think>")
+    for style in SHADED_SQUARES.style_shares:
+        reasoning = SHADED_SQUARES.trace(PROBLEMS[0], style, rng).split("</think>")[0].removeprefix("<think>")
         if reasoning.strip():
             assert len(tokenizer.encode(reasoning, add_special_tokens=False)) == len(reasoning.split())
 
 
 def test_the_files_go_through_the_real_reader(tmp_path: Path) -> None:
-    raw = write_shades(tmp_path / "raw", seed=0, train=12, heldout=4, warm=8, mixture=20)
+    raw = SHADED_SQUARES.write(tmp_path / "raw", seed=0, train=12, heldout=4, warm=8, mixture=20)
     prepare("virl39k", raw / "train", tmp_path / "train", DRAWN)
     problems = load_set(tmp_path / "train")
-    expected = make_problems(12, seed=0, split="train")
+    expected = SHADED_SQUARES.make_problems(12, seed=0, split="train")
     assert [(p.id, p.answer) for p in problems] == [(p.id, str(p.count)) for p in expected]
     assert len((raw / "warm" / "traces.jsonl").read_text().splitlines()) == 8 + 20

@@ -10,34 +10,21 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from vlm_rl.data_prep.records import Row
-from vlm_rl.data_prep.toy import (
-    CELL_SIDE,
-    CELLS,
-    COLOURS,
-    FORCED_SCAN,
-    MIXTURE,
-    PHRASINGS,
-    is_held_out,
-    make_problems,
-    render,
-    tokenizer_texts,
-    trace,
-    trace_lines,
-    write_toy,
-)
+from vlm_rl.data_prep.counting_squares import CELLS, COLOURS, FORCED_SCAN, PHRASINGS, SQUARES, is_held_out
+from vlm_rl.data_prep.counting_task import CELL_SIDE
+from vlm_rl.data_prep.records import UsableRow
 from vlm_rl.data_prep.training_sources import read_virl39k
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES, boxes
 from vlm_rl.toy.tiny_model import train_tokenizer
 
 TEMPLATE = TEMPLATES["think_answer"]
-PROBLEMS = make_problems(900, seed=3, split="train")
+PROBLEMS = SQUARES.make_problems(900, seed=3, split="train")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_toy(tmp_path_factory.mktemp("toy") / "set", seed=0, train=30, heldout=12, warm=40, mixture=50)
+    return SQUARES.write(tmp_path_factory.mktemp("toy") / "set", seed=0, train=30, heldout=12, warm=40, mixture=50)
 
 
 def boxed(response: str) -> str | None:
@@ -59,16 +46,16 @@ def test_layout_is_virl39ks(folder):
 
 def test_the_ordinary_reader_gives_the_true_counts(folder):
     rows = list(read_virl39k(folder / "train"))
-    problems = make_problems(30, seed=0, split="train")
-    assert [row.problem.answer for row in rows if isinstance(row, Row)] == [str(p.count) for p in problems]
-    assert {row.problem.answer_type for row in rows if isinstance(row, Row)} == {"integer"}
+    problems = SQUARES.make_problems(30, seed=0, split="train")
+    assert [row.problem.answer for row in rows if isinstance(row, UsableRow)] == [str(p.count) for p in problems]
+    assert {row.problem.answer_type for row in rows if isinstance(row, UsableRow)} == {"integer"}
 
 
 def test_each_cell_is_drawn_in_its_colour():
     names = list(COLOURS)
     palette = np.array([COLOURS[name] for name in names])
     for problem in PROBLEMS[:40]:
-        pixels = np.asarray(render(problem, seed=3)).astype(int)
+        pixels = np.asarray(SQUARES.draw(problem, seed=3)).astype(int)
         assert pixels.shape == (84, 84, 3)
         for index, colour in enumerate(problem.cells):
             row, column = divmod(index, 3)
@@ -84,7 +71,7 @@ def test_each_cell_is_drawn_in_its_colour():
 
 
 def test_counts_are_uniform_and_so_is_a_constant_guess():
-    counts = Counter(problem.count for problem in make_problems(4500, seed=1, split="train"))
+    counts = Counter(problem.count for problem in SQUARES.make_problems(4500, seed=1, split="train"))
     # 500 each are expected; the binomial's standard deviation is sqrt(4500 * 8/81) = 21, so 5 of them:
     assert set(counts) == set(range(9))
     assert all(abs(number - 500) < 105 for number in counts.values())
@@ -93,32 +80,34 @@ def test_counts_are_uniform_and_so_is_a_constant_guess():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_seed_ever_trains_on_what_another_holds_out(seed):
     trained = {
-        (p.cells, p.target) for split in ("train", "warm") for p in make_problems(2000, seed=seed, split=split)
+        (p.cells, p.target)
+        for split in ("train", "warm")
+        for p in SQUARES.make_problems(2000, seed=seed, split=split)
     }
-    held = {(p.cells, p.target) for p in make_problems(500, seed=1 - seed, split="heldout")}
+    held = {(p.cells, p.target) for p in SQUARES.make_problems(500, seed=1 - seed, split="heldout")}
     assert not trained & held
     assert all(is_held_out(*key) for key in held)
 
 
 def test_same_seed_same_problems_other_seed_others():
-    assert make_problems(50, seed=3, split="train") == PROBLEMS[:50]
-    assert make_problems(50, seed=4, split="train") != PROBLEMS[:50]
-    warm = make_problems(50, seed=3, split="warm")
+    assert SQUARES.make_problems(50, seed=3, split="train") == PROBLEMS[:50]
+    assert SQUARES.make_problems(50, seed=4, split="train") != PROBLEMS[:50]
+    warm = SQUARES.make_problems(50, seed=3, split="warm")
     assert [p.cells for p in warm] != [p.cells for p in PROBLEMS[:50]]
 
 
 def test_files_repeat_byte_for_byte(folder, tmp_path):
-    again = write_toy(tmp_path / "again", seed=0, train=30, heldout=12, warm=40, mixture=50)
+    again = SQUARES.write(tmp_path / "again", seed=0, train=30, heldout=12, warm=40, mixture=50)
     files = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     assert len(files) == 30 + 12 + 40 + 3 + 1
     for file in files:
         assert (again / file).read_bytes() == (folder / file).read_bytes()
 
 
-@pytest.mark.parametrize("style", list(MIXTURE))
+@pytest.mark.parametrize("style", list(SQUARES.style_shares))
 def test_format_is_perfect_except_in_the_broken_style(style):
     rng = np.random.default_rng(0)
-    responses = [trace(problem, style, rng) for problem in PROBLEMS]
+    responses = [SQUARES.trace(problem, style, rng) for problem in PROBLEMS]
     assert {TEMPLATE.is_well_formed(response) for response in responses} == {style != "broken"}
 
 
@@ -126,7 +115,7 @@ def test_format_is_perfect_except_in_the_broken_style(style):
 def test_scans_tell_the_truth(style):
     rng = np.random.default_rng(0)
     for problem in PROBLEMS[:100]:
-        response = trace(problem, style, rng)
+        response = SQUARES.trace(problem, style, rng)
         words = response.removeprefix("<think>").split("</think>")[0].split()
         passes = " ".join(words).split(" check ")
         assert len(passes) == (2 if style == "check" else 1)
@@ -142,7 +131,7 @@ def test_scans_tell_the_truth(style):
 def test_accuracy_grows_with_the_effort():
     rng = np.random.default_rng(0)
     share = {
-        style: np.mean([boxed(trace(p, style, rng)) == str(p.count) for p in PROBLEMS])
+        style: np.mean([boxed(SQUARES.trace(p, style, rng)) == str(p.count) for p in PROBLEMS])
         for style in ("guess", "partial", "full")
     }
     # Guess: 1/9, standard deviation .0105 at n = 900. Partial: at best one in (unseen cells + 1) >= 4.
@@ -154,7 +143,7 @@ def test_accuracy_grows_with_the_effort():
 def test_a_partial_scan_stops_early_and_never_contradicts_itself():
     rng = np.random.default_rng(0)
     for problem in PROBLEMS[:200]:
-        response = trace(problem, "partial", rng)
+        response = SQUARES.trace(problem, "partial", rng)
         parts = response.removeprefix("<think>").split("</think>")[0].split()
         cells = len(parts) // 3
         assert 3 <= cells <= 6
@@ -162,7 +151,7 @@ def test_a_partial_scan_stops_early_and_never_contradicts_itself():
 
 
 def test_every_word_is_one_token_and_the_lengths_follow():
-    tokenizer = train_tokenizer(tokenizer_texts(), vocabulary=512)
+    tokenizer = train_tokenizer(SQUARES.tokenizer_texts(), vocabulary=512)
     for word in (*CELLS, *COLOURS, "check", "guess", *map(str, range(10))):
         assert len(tokenizer(f" {word}").input_ids) == 1, word
     for phrasing in PHRASINGS:
@@ -170,7 +159,8 @@ def test_every_word_is_one_token_and_the_lengths_follow():
         assert len(tokenizer(phrasing.format("red")).input_ids) == len(words) + 1  # the final mark
     rng = np.random.default_rng(0)
     lengths = {
-        style: {len(tokenizer(trace(p, style, rng)).input_ids) + 1 for p in PROBLEMS[:50]} for style in MIXTURE
+        style: {len(tokenizer(SQUARES.trace(p, style, rng)).input_ids) + 1 for p in PROBLEMS[:50]}
+        for style in SQUARES.style_shares
     }
     # <think> </think> <answer> \boxed{ digit } </answer> end: 8; a scan adds 9 * 3, a check 1 + 27.
     assert lengths["guess"] == {8 + 1}
@@ -181,29 +171,29 @@ def test_every_word_is_one_token_and_the_lengths_follow():
 
 def test_forced_scan_is_how_every_scan_begins():
     rng = np.random.default_rng(0)
-    tokenizer = train_tokenizer(tokenizer_texts(), vocabulary=512)
+    tokenizer = train_tokenizer(SQUARES.tokenizer_texts(), vocabulary=512)
     forced = tokenizer(FORCED_SCAN).input_ids
     for style in ("partial", "full", "check"):
-        assert tokenizer(trace(PROBLEMS[0], style, rng)).input_ids[: len(forced)] == forced
-    assert not trace(PROBLEMS[0], "guess", rng).startswith(FORCED_SCAN)
+        assert tokenizer(SQUARES.trace(PROBLEMS[0], style, rng)).input_ids[: len(forced)] == forced
+    assert not SQUARES.trace(PROBLEMS[0], "guess", rng).startswith(FORCED_SCAN)
 
 
 def test_traces_file_names_warm_problems_in_two_phases(folder):
     lines = [json.loads(line) for line in (folder / "warm" / "traces.jsonl").read_text().splitlines()]
-    ids = {p.id for p in make_problems(40, seed=0, split="warm")}
+    ids = {p.id for p in SQUARES.make_problems(40, seed=0, split="warm")}
     assert [line["phase"] for line in lines] == ["clean"] * 40 + ["mixture"] * 50
     assert {line["id"] for line in lines} == ids
     assert {line["style"] for line in lines[:40]} == {"full"}
 
 
 def test_mixture_has_its_proportions():
-    lines = trace_lines(PROBLEMS, trace, MIXTURE, clean="full", seed=0, mixture=5000)[len(PROBLEMS) :]
+    lines = SQUARES.traces(PROBLEMS, seed=0, mixture=5000)[len(PROBLEMS) :]
     share = Counter(line["style"] for line in lines)
     # The widest standard deviation, at one half, is sqrt(.25 / 5000) = .007.
-    for style, expected in MIXTURE.items():
+    for style, expected in SQUARES.style_shares.items():
         assert abs(share[style] / 5000 - expected) < 0.035
 
 
 def test_an_existing_folder_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="already exists"):
-        write_toy(tmp_path, seed=0)
+        SQUARES.write(tmp_path, seed=0, train=1, heldout=1, warm=1, mixture=1)

@@ -1,6 +1,6 @@
-"""One picture on its way into a prepared set: decoded once, brought once to the grid, hashed.
+"""An image on its way into a prepared set: decoded once, brought to the grid once, hashed.
 
-Bytes that are within the limits and on the grid already are kept as they are. Others are encoded anew,
+Bytes that are within the limits and on the grid already are kept as they are. Others are encoded again,
 JPEG as JPEG, PNG and WEBP as PNG, without any metadata.
 """
 
@@ -21,8 +21,8 @@ from vlm_rl.data.images import (
     fit_to_grid,
     grid_size,
 )
-from vlm_rl.data_prep.image_files import ImageRef
-from vlm_rl.data_prep.records import RowError
+from vlm_rl.data_prep.records import BlankImage, ImageReference, RowError, TypesetImage
+from vlm_rl.data_prep.typeset import typeset
 from vlm_rl.errors import UserError
 
 _CELLS, _LOW = 64, 16  # cells on a side, and frequencies of each direction
@@ -33,22 +33,22 @@ _NO_CONTRAST = 64.0  # a pen stroke over one cell is more
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The model's pixel grid and the range of a picture's pixels."""
+    """The model's pixel grid, and how many pixels an image may have."""
 
     min_pixels: int
     max_pixels: int
     factor: int = 28  # pixels of a merged visual token's side: patch size x 2
 
     def check(self) -> None:
-        """Raises UserError for a range that holds no picture."""
+        """Raise UserError for a range that no image fits."""
         grid_size(
             self.factor, self.factor, min_pixels=self.min_pixels, max_pixels=self.max_pixels, factor=self.factor
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A finished picture and what it was before."""
+class PreparedImage:
+    """A finished image, and what it was before."""
 
     data: bytes  # encoded, on the grid
     width: int  # pixels
@@ -61,30 +61,22 @@ class Picture:
     is_kept: bool  # whether these are the original bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Blank:
-    """A white picture of the smallest size."""
+def prepare_image(reference: ImageReference, *, where: str, grid: Grid, test_only: bool) -> PreparedImage:
+    """Read, check, fit and hash one image.
 
+    Args:
+        reference: where its bytes are, or what to draw.
+        where: the start of an error message.
+        grid: the grid and the range of pixels to fit it to.
+        test_only: whether it belongs to a benchmark, whose tiny images are scaled up and not refused.
 
-@dataclass(frozen=True, slots=True)
-class Typeset:
-    """A problem's text, to be set as a picture."""
-
-    text: str
-
-
-PictureRef = ImageRef | Blank | Typeset
-
-
-def prepare_picture(ref: PictureRef, *, where: str, grid: Grid, test_only: bool) -> Picture:
-    """Read, check, fit and hash one picture. Raises RowError if it cannot be used."""
-    if isinstance(ref, Blank):
+    Raises RowError if the image cannot be used.
+    """
+    if isinstance(reference, BlankImage):
         return _drawn(Image.new("RGB", (grid.factor, grid.factor), "white"), grid)
-    if isinstance(ref, Typeset):
-        from vlm_rl.data_prep.typeset import typeset
-
-        return _drawn(typeset(ref.text, max_pixels=grid.max_pixels), grid)
-    data = ref.read()
+    if isinstance(reference, TypesetImage):
+        return _drawn(typeset(reference.text, max_pixels=grid.max_pixels), grid)
+    data = reference.read()
     try:
         decoded = decode(data, where=where, limits=TEST_LIMITS if test_only else DEFAULT_LIMITS)
     except UserError as error:
@@ -94,7 +86,7 @@ def prepare_picture(ref: PictureRef, *, where: str, grid: Grid, test_only: bool)
         encoded = data
     else:
         encoded = encode_jpeg(fitted) if decoded.format == "JPEG" else encode_png(fitted)
-    return Picture(
+    return PreparedImage(
         data=encoded,
         width=fitted.width,
         height=fitted.height,
@@ -107,11 +99,11 @@ def prepare_picture(ref: PictureRef, *, where: str, grid: Grid, test_only: bool)
     )
 
 
-def _drawn(image: Image.Image, grid: Grid) -> Picture:
-    """A picture that preparation itself drew, fitted like any other."""
+def _drawn(image: Image.Image, grid: Grid) -> PreparedImage:
+    """Fit an image that the preparation itself drew."""
     fitted = fit_to_grid(image, min_pixels=grid.min_pixels, max_pixels=grid.max_pixels, factor=grid.factor)
     data = encode_png(fitted)
-    return Picture(
+    return PreparedImage(
         data=data,
         width=fitted.width,
         height=fitted.height,
@@ -125,10 +117,11 @@ def _drawn(image: Image.Image, grid: Grid) -> Picture:
 
 
 def perceptual_hash(image: Image.Image) -> str:
-    """256 bits as hex that hardly change when a picture is resized or encoded again.
+    """Return 256 bits, as 64 hex digits, that hardly change when an image is resized or encoded again.
 
-    Which of the 16 x 16 lowest frequencies (cosine transform of 64 x 64 grey cells) are above their
-    median, and above a floor under which an encoder's noise decides; zero for a picture without contrast.
+    A bit says whether one of the 16 x 16 lowest frequencies (cosine transform of 64 x 64 grey cells) is above
+    their median. It must also be above a floor (which ImageHash's `phash` does not have): below it an encoder's noise
+    would decide. An image without contrast gets zeros.
     """
     cells = np.asarray(image.convert("L").resize((_CELLS, _CELLS), Image.Resampling.BOX), dtype=np.float64)
     low = (_COSINES @ (cells - cells.mean()) @ _COSINES.T).ravel()

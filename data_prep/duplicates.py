@@ -1,0 +1,91 @@
+"""Find the training rows that repeat an earlier row of the same set."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from vlm_rl.data_prep.records import DroppedRow, KeptRow
+
+NEAR_BITS = 32  # of 256: resizing or encoding an image again changes fewer, a different image some 100
+
+_IGNORED = re.compile(r"\s|\$|\\[,;:! ]|\\(?:left|right|displaystyle|mathrm|text)(?![a-z])|[{}]")
+
+
+def normalised(text: str) -> str:
+    """Return the text without what copies of a problem may differ in: case, spaces, dollars, braces, a final stop."""
+    return _IGNORED.sub("", unicodedata.normalize("NFKC", text).casefold()).rstrip(".?!:")
+
+
+def text_key(question: str, drawn_text: str = "") -> str:
+    """Return a digest of the normalised question; `drawn_text` is the part of it that we drew into an image."""
+    return hashlib.blake2b(normalised(question + drawn_text).encode(), digest_size=12).hexdigest()
+
+
+def find_duplicates(rows: Sequence[KeptRow]) -> dict[int, DroppedRow]:
+    """Return the positions of the training rows that repeat an earlier one, with the reason each is dropped.
+
+    Same text and identical images: the first copy stays, or none does where their golds disagree. Same text and
+    images that only look the same (NEAR_BITS): the later row goes if its gold agrees. With a different gold it
+    is a different problem, such as a diagram with another number in it.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        if not row.test_only:
+            groups[row.text_key].append(index)
+    dropped: dict[int, DroppedRow] = {}
+    for members in groups.values():
+        if len(members) > 1:
+            dropped.update(_exact(members, rows))
+            dropped.update(_near([index for index in members if index not in dropped], rows))
+    return dropped
+
+
+def _exact(members: Sequence[int], rows: Sequence[KeptRow]) -> Iterator[tuple[int, DroppedRow]]:
+    same: Mapping[tuple[str, ...], list[int]] = defaultdict(list)
+    for index in members:
+        same[tuple(rows[index].sha256s)].append(index)
+    for copies in same.values():
+        first = rows[copies[0]]
+        golds = {normalised(rows[index].answer) for index in copies}
+        if len(golds) > 1:
+            answers = ", ".join(sorted({rows[index].answer for index in copies}))
+            detail = f"copies of this problem ({first.id} first) disagree about the answer: {answers:.200}"
+            yield from ((i, DroppedRow(rows[i].where, "gold_conflict", detail, known=True)) for i in copies)
+        else:
+            detail = f"the same problem and images as {first.id}"
+            yield from ((i, DroppedRow(rows[i].where, "duplicate", detail, known=True)) for i in copies[1:])
+
+
+def _near(members: Sequence[int], rows: Sequence[KeptRow]) -> Iterator[tuple[int, DroppedRow]]:
+    stay: list[int] = []
+    for index in members:
+        row = rows[index]
+        twin = next((i for i in stay if _is_same_problem(row, rows[i])), None)
+        if twin is None:
+            stay.append(index)
+        else:
+            detail = f"the same text as {rows[twin].id}, and images that look the same"
+            yield index, DroppedRow(row.where, "near_duplicate", detail, known=True)
+
+
+def _is_same_problem(row: KeptRow, other: KeptRow) -> bool:
+    return normalised(row.answer) == normalised(other.answer) and look_the_same(row.phashes, other.phashes)
+
+
+def look_the_same(phashes: Sequence[str], others: Sequence[str]) -> bool:
+    """Tell whether as many images, each within NEAR_BITS of its counterpart, are behind these perceptual hashes."""
+    if len(phashes) != len(others):
+        return False
+    pairs = zip(phashes, others, strict=True)
+    return all((int(a, 16) ^ int(b, 16)).bit_count() <= NEAR_BITS for a, b in pairs)
+
+
+def hash_words(phashes: Sequence[str]) -> np.ndarray:
+    """Return perceptual hashes as uint64 [n, 4]."""
+    return np.frombuffer(b"".join(map(bytes.fromhex, phashes)), dtype=np.uint64).reshape(-1, 4)

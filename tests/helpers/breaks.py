@@ -1,0 +1,108 @@
+# ruff: noqa: E501  # one break, one line
+"""Break one line of the mathematics at a time, and see whether its tests notice: `python -m tests.helpers.breaks`.
+
+Each row of BREAKS replaces a line by a wrong one: a sign, a denominator, a bound, a split. Heavy imports happen once.
+A child process per break loads the broken module and runs its tests up to the first failure. `make mutate` does the
+same for every expression of a module and takes longer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import vlm_rl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Break(NamedTuple):
+    name: str
+    module: str  # of vlm_rl
+    right: str
+    wrong: str
+    tests: str  # what pytest is given
+
+
+LOSSES, SPLIT = "tests/test_losses.py", "tests/test_losses.py::test_a_split_into_micro_batches_adds_up"
+TOKEN_MEANS = "tests/test_losses.py::test_kl_and_entropy_are_token_means_under_every_rule"
+BREAKS = (
+    Break("advantage: not centred", "advantages", "rewards_PG - rewards_PG.mean(", "rewards_PG + 0 * rewards_PG.mean(", "tests/test_advantages.py"),
+    Break("advantage: variance for deviation", "advantages", "rewards_PG.std(axis=1", "rewards_PG.var(axis=1", "tests/test_advantages.py"),
+    Break("advantage: own reward in the mean", "advantages", "/ (num_responses - 1)", "/ num_responses", "tests/test_advantages.py"),
+    Break("token ratio: sign", "losses", "torch.exp(logp_K - old_logp_K)", "torch.exp(old_logp_K - logp_K)", LOSSES),
+    Break("sequence ratio: sum for mean", "losses", " / lengths_n.clamp(min=1)", "", LOSSES),
+    Break("clip: max for min", "losses", "-torch.minimum(", "-torch.maximum(", LOSSES),
+    Break("clip: sign", "losses", "return -torch.minimum(", "return torch.minimum(", LOSSES),
+    Break("clip: bounds swapped", "losses", "ratio_K.clamp(1 - low, 1 + high)\n", "ratio_K.clamp(1 - high, 1 + low)\n", LOSSES),
+    Break("cispo: the bound carries gradient", "losses", "-ratio_K.detach().clamp(", "-ratio_K.clamp(", LOSSES),
+    Break("cispo: sign", "losses", "return -ratio_K.detach()", "return ratio_K.detach()", LOSSES),
+    Break("sequence: not over N", "losses", "1.0 / (lengths_PG.size * np.maximum(lengths_PG, 1))", "1.0 / np.maximum(lengths_PG, 1)", LOSSES),
+    Break("token: over the longest", "losses", "1.0 / lengths_PG.sum())", "1.0 / (lengths_PG.size * lengths_PG.max()))", LOSSES),
+    Break("length_weighted: over tokens", "losses", "np.full(lengths_PG.shape, 1.0 / lengths_PG.size)", "np.full(lengths_PG.shape, 1.0 / lengths_PG.sum())", LOSSES),
+    Break("constant: longest for L_max", "losses", "(lengths_PG.size * max_tokens)", "(lengths_PG.size * lengths_PG.max())", LOSSES),
+    Break("balanced: mean of the subset alone", "losses", "member_PG * size_P1 / (lengths_PG.size *", "member_PG / (", LOSSES),
+    Break("correction: sign", "losses", "(old_logp_K - sampler_logp_K).detach()", "(sampler_logp_K - old_logp_K).detach()", LOSSES),
+    Break("KL: other direction", "losses", "gap_K = reference_logp_K - logp_K", "gap_K = logp_K - reference_logp_K", LOSSES),
+    Break("entropy: sign", "losses", "loss - entropy_coef *", "loss + entropy_coef *", LOSSES),
+    Break("split: mean over the micro-batch", "losses", "loss = (weight_K * terms_K).sum()", "loss = (weight_K * terms_K).mean()", SPLIT),
+    Break("split: KL over the micro-batch", "losses", "kl_coef * inputs.mean_weight * kl_K.sum()", "kl_coef * kl_K.mean()", TOKEN_MEANS),
+    Break("HA-DW: direction", "hadw", "np.exp(-np.sign(advantages_PG)", "np.exp(np.sign(advantages_PG)", "tests/test_hadw.py"),
+    Break("HA-DW: no lambda", "hadw", "return scale * np.exp", "return np.exp", "tests/test_hadw.py"),
+    Break("belief: moves the wrong way", "hadw", "(1 - step_size) * belief.ability + step_size * accuracy", "step_size * belief.ability + (1 - step_size) * accuracy", "tests/test_hadw.py"),
+    Break("overlong: grows from the limit", "rewards", "((max_tokens - buffer) - length)", "(max_tokens - length)", "tests/test_rewards.py"),
+    Break("overlong: not over the buffer", "rewards", " / buffer * factor", " * factor", "tests/test_rewards.py"),
+    Break("gradient mass: without length", "metrics", "mass = lengths * weights_PG.ravel()", "mass = weights_PG.ravel()", "tests/test_metrics.py"),
+    Break("length pull: not centred", "metrics", "(lengths_G - lengths_G.mean())", "lengths_G", "tests/test_metrics.py"),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Print the breaks that no test notices; returns 1 if there are any."""
+    torch.set_num_threads(1)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins take longer to load than most of these tests
+    for name in ("advantages", "losses", "run.directory"):  # heavy imports, once for all children
+        import_module(f"vlm_rl.{name}")
+    faults = [row for row in BREAKS if run_tests(row) != pytest.ExitCode.TESTS_FAILED]
+    for row in faults:
+        print(f"{row.name}: {row.tests} does not notice")
+    print(f"{len(BREAKS) - len(faults)} of {len(BREAKS)} breaks noticed")
+    return int(bool(faults))
+
+
+def run_tests(row: Break) -> int:
+    """Run the tests of a break in a child process, against the broken module; returns pytest's exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 99
+    try:
+        load_broken(row)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = int(pytest.main(["-q", "-x", "--tb=no", "-p", "no:cacheprovider", row.tests]))
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def load_broken(row: Break) -> None:
+    """Put the broken module in the place of the right one."""
+    path = ROOT / "vlm_rl" / f"{row.module}.py"
+    source = path.read_text(encoding="utf-8")
+    assert source.count(row.right) >= 1, f"{row.name}: {path.name} no longer holds {row.right!r}"
+    name = f"vlm_rl.{row.module}"
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(source.replace(row.right, row.wrong), str(path), "exec"), module.__dict__)
+    setattr(vlm_rl, row.module, module)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""DeepSpeed: how it is imported, what it is told, and what it cannot train. The only file that imports it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlm_rl.config import TrainConfig
+from vlm_rl.errors import UserError
+
+
+def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    """Wrap the model in a DeepSpeed engine, which moves it to the rank's device.
+
+    Args:
+        model: all of its parameters have one dtype.
+        config: the ZeRO stage, and train.deepspeed.
+        optimizer: over the trainable parameters; None for a model that is not trained.
+    """
+    dtype = next(model.parameters()).dtype
+    trainable = None if optimizer is None else [p for p in model.parameters() if p.requires_grad]
+    # Any: DeepSpeed's annotations name every optimizer it knows and none of what they share
+    initialize: Any = import_deepspeed().initialize
+    return initialize(
+        model=model, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
+    )[0]
+
+
+def gathered(parameter: nn.Parameter, *, zero_stage: int) -> AbstractContextManager[Any]:
+    """Hold the parameter whole on every rank for the length of a `with` block; ZeRO 3 shards it otherwise."""
+    return import_deepspeed().zero.GatheredParameters([parameter]) if zero_stage == 3 else nullcontext()
+
+
+def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:
+    """Raise UserError for weights that this ZeRO stage cannot train."""
+    if dtype == torch.bfloat16 and zero_stage == 0:
+        raise UserError(
+            "train.zero_stage is 0 with bfloat16 weights: only stages 1 to 3 keep float32 master weights; "
+            "set train.zero_stage=2, or model.dtype=float32"
+        )
+
+
+def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a run: ours, with train.deepspeed merged over it.
+
+    Clipping is the gradient guard's, so that it is the same in every stage.
+    """
+    block: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": {"stage": config.zero_stage},
+    }
+    if dtype == torch.bfloat16 and config.zero_stage >= 2:
+        block["data_types"] = {"grad_accum_dtype": "fp32"}  # a bfloat16 sum over many rows loses the small ones
+    for key, value in config.deepspeed.items():
+        is_nested = isinstance(value, dict) and isinstance(block.get(key), dict)
+        block[key] = {**block[key], **value} if is_nested else value
+    return block
+
+
+def import_deepspeed() -> ModuleType:
+    """Return deepspeed, told which device it has, compiling nothing, and without the notices of every start.
+
+    On a CPU it would build a shared-memory all-reduce behind a lock file. A process that is killed meanwhile
+    leaves the lock behind, and every later start waits for it forever. torch's own gloo does the same work.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for name in ("DeepSpeed", "torch.utils.cpp_extension"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import deepspeed
+
+    deepspeed.ops.__dict__["__compatible_ops__"] = {}
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the import sets it back
+    return deepspeed

@@ -1,0 +1,34 @@
+"""The switch `model.layer_patches`: our code in place of some layers of a transformers model, or none of it.
+
+The patches compute what transformers' own layers compute. They keep less for the backward pass
+(vlm_rl.learner.lean_layers) and make fewer calls in the vision tower (vlm_rl.learner.vision_attention). They
+have run on CPUs only, so `auto` turns them off on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vlm_rl.config import LayerPatches
+from vlm_rl.learner import lean_layers, vision_attention
+
+
+def is_patched(setting: LayerPatches, *, on_gpu: bool) -> bool:
+    """Return whether the setting turns the patches on."""
+    return not on_gpu if setting == "auto" else setting
+
+
+def install(model: Any) -> list[str]:
+    """Put our layers in place of the model's. Returns the names of what was replaced."""
+    replaced = lean_layers.install(model)
+    if hasattr(model.config, "vision_config"):
+        replaced += vision_attention.install(model.model.visual)
+    return replaced
+
+
+def describe(replaced: Sequence[str]) -> str:
+    """Return the line that says which layers are ours."""
+    if not replaced:
+        return "layers: transformers' own (model.layer_patches replaces none)"
+    return f"layers: ours for {', '.join(replaced)}; model.layer_patches=false keeps transformers' own"

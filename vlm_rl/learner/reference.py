@@ -1,0 +1,34 @@
+"""The frozen reference of the KL term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vlm_rl.config import TrainConfig
+from vlm_rl.learner.deepspeed import start_engine
+from vlm_rl.learner.policy import Policy
+
+
+class Reference:
+    """A frozen policy: sharded over the ranks under ZeRO 3, else in host memory until it is needed."""
+
+    def __init__(self, policy: Policy, *, zero_stage: int) -> None:
+        self.is_sharded = zero_stage == 3
+        policy.requires_grad_(False)
+        self.model: Any = policy.eval()
+        if self.is_sharded:
+            self.model = start_engine(policy, TrainConfig(zero_stage=3))
+
+    @contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        """Keep the model on the device for the length of a `with` block."""
+        if self.is_sharded:
+            yield
+            return
+        self.model.to(device)
+        yield
+        self.model.to("cpu")
