@@ -29,7 +29,7 @@ def read_row(row):
 
 def official_rule(problem, response):
     right = problem.meta["gold"] in response.text
-    return Judgement("correct" if right else "wrong", response.text[:20], "the gold is in it" if right else "it is not")
+    return Judgement("correct" if right else "wrong", response.text[:20], f"holds the gold: {right}")
 
 
 BENCHMARK = Benchmark(

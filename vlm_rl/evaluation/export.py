@@ -1,7 +1,7 @@
 """`vlm-rl eval export`: our records in the formats of VLMEvalKit and lmms-eval, for these to score.
 
-VLMEvalKit reads a table of index, question, answer, prediction (TSV here); the options stay inside the question, as the
-model saw them. lmms-eval writes one JSON object per line with doc_id, doc, target, resps and filtered_resps.
+VLMEvalKit reads a table of index, question, answer, prediction (TSV here); the options stay inside the question, as
+the model saw them. lmms-eval writes one JSON object per line with doc_id, doc, target, resps and filtered_resps.
 """
 
 from __future__ import annotations

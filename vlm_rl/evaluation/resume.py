@@ -1,7 +1,7 @@
 """Evaluate into a run directory, resuming where a stopped evaluation was: in training and in `vlm-rl eval`.
 
-Until the result is written, finished problems are in a journal beside the results (vlm_rl.evaluation.journal): one per
-set, step and rank, for one set of settings.
+Until the result is written, finished problems are in a journal beside the results (vlm_rl.evaluation.journal): one
+per set, step and rank, for one set of settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import vllm_version
 from vlm_rl.types import Problem
 
-Settings = dict[str, Any]  # everything that decides the answers
+AnswerSettings = dict[str, Any]  # everything that decides the answers
 
 _LIBRARIES = ("vlm-rl", "torch", "transformers", "pillow", "math-verify")
 
@@ -37,7 +37,7 @@ def answer_settings(
     params: SamplingParams,
     seed: int,
     step: int,
-) -> Settings:
+) -> AnswerSettings:
     """Return everything that decides the answers to these problems, except the policy itself."""
     return {
         "data_sha256": data_digest(problems),
@@ -58,7 +58,7 @@ def answer_settings(
 
 
 def evaluate_into(
-    run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: Settings, step: int, **how: Any
+    run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: AnswerSettings, step: int, **how: Any
 ) -> dict[str, Any]:
     """Answer the set, write eval/NAME/step-N and return its summary; `how` goes to `evaluate`.
 
@@ -74,7 +74,7 @@ def evaluate_into(
     return summary
 
 
-def changed_settings(summary: Mapping[str, Any], settings: Settings) -> list[str]:
+def changed_settings(summary: Mapping[str, Any], settings: AnswerSettings) -> list[str]:
     """Return the settings that changed since the finished result."""
     now = json.loads(json.dumps(settings))
     return [key for key, value in now.items() if summary.get(key) != value]
