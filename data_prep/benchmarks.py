@@ -42,7 +42,7 @@ def _trial_tables(path: Path, patterns: list[str]) -> list[Path]:
     """Return the tables of all trials in the order of their numbers: trial2 before trial10."""
     if path.is_file():
         return [path]
-    tables = next((found for pattern in patterns if (found := sorted(path.glob(pattern)))), [])
+    tables = next((tables for pattern in patterns if (tables := sorted(path.glob(pattern)))), [])
     if not tables:
         raise UserError(f"{path}: no trial1/dataset.json there; give the folder that holds trial1, trial2, ...")
     return sorted(tables, key=lambda table: (int(with_trial({}, table, 0)["trial"]), table.name))

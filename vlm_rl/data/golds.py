@@ -34,11 +34,11 @@ def unwrap_gold(answer: str) -> str | None:
     A form feed followed by "rac" is a `\frac` whose backslash was read as an escape.
     """
     text = answer.replace("\x0crac", r"\frac").strip()
-    found = boxes(text)
-    if found is None or len(found) > 1:
+    contents = boxes(text)
+    if contents is None or len(contents) > 1:
         return None
-    if found:
-        text = found[0].strip()
+    if contents:
+        text = contents[0].strip()
     while len(text) > 2 and text[0] == "$" == text[-1] and "$" not in text[1:-1]:
         text = text[1:-1].strip()
     return text
@@ -96,9 +96,9 @@ def parse_choices(question: str) -> tuple[str, ...]:
     for label in _LABELS:
         marks = list(label.finditer(question))
         for first in (index for index, mark in enumerate(marks) if mark[1] == "A"):
-            found = _options_from(question, marks[first:])
-            if len(found) >= max(2, len(best)):
-                best = found
+            options = _options_from(question, marks[first:])
+            if len(options) >= max(2, len(best)):
+                best = options
     return best
 
 
