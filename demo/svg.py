@@ -1,6 +1,6 @@
 """Inline SVG: a frame with axes, lines, bands and marks. Colours are CSS variables, set by the page.
 
-A mark with `go` is a click to the problems behind it: a change of the view (demo/url_state.py) that the
+A mark with `go` is a click to the problems behind it: a change of the url (demo/url_state.py) that the
 page's script hands over. `tip` is what the mark says when pointed at.
 """
 

@@ -1,6 +1,6 @@
 """How fast the demo is: `python -m perf.demo [--problems 5000] [--tokens 400]`.
 
-Prints the seconds from gradio's own import to the first data (server, page and first view built, and the
+Prints the seconds from gradio's own import to the first data (server, page and first url built, and the
 first panel's HTML made), and how long 5,000 problems of two checkpoints take to pass each filter.
 """
 
@@ -72,19 +72,19 @@ def main() -> None:
 
         imported = time.perf_counter()
         print(f"import gradio                         {imported - start:6.2f} s")
-        from vlm_rl.demo.page_state import Scenes
-        from vlm_rl.demo.panels import problem_panel
+        from vlm_rl.demo.page_state import PageStates
+        from vlm_rl.demo.problem_panel import problem_panel
         from vlm_rl.demo.server import make_server
-        from vlm_rl.demo.summary import summary_html
-        from vlm_rl.demo.url_state import View
+        from vlm_rl.demo.summary_cards import summary_html
+        from vlm_rl.demo.url_state import UrlState
 
         make_server([path])
         built = time.perf_counter()
         from vlm_rl.demo.library import Library
 
-        scenes = Scenes(Library([path]))
-        scene = scenes.of(View())
-        _ = problem_panel(scene), summary_html(scene)
+        states = PageStates(Library([path]))
+        state = states.of(UrlState())
+        _ = problem_panel(state), summary_html(state)
         print(f"from there: page built                {built - imported:6.2f} s")
         print(f"            first data                {time.perf_counter() - imported:6.2f} s")
         print(f"\nfilter {options.problems:,} problems x 2 checkpoints, panel and cards included; ms, first and best")
@@ -94,8 +94,8 @@ def main() -> None:
         ):  # fmt: skip
 
             def show(query: str = query) -> None:
-                scene = scenes.of(View.parse(query))
-                _ = problem_panel(scene), summary_html(scene)
+                state = states.of(UrlState.parse(query))
+                _ = problem_panel(state), summary_html(state)
 
             print(f"  {query:40} {'{:7.0f} {:7.0f}'.format(*best(show))}")
 

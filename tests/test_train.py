@@ -34,7 +34,8 @@ from vlm_rl.data.sets import load_set
 from vlm_rl.hadw import Belief
 from vlm_rl.recorder import Timings
 from vlm_rl.run.checkpoint import newest_verified
-from vlm_rl.run.directory import ROLLOUT_SCHEMA, RunDirectory
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.train import collect, weigh, with_advantages
 

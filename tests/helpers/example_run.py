@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vlm_rl.config import parse_config
-from vlm_rl.run.directory import RolloutRow, RunDirectory
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
+from vlm_rl.run.rollout_row import RolloutRow
 
 COLORS = {"red": (206, 66, 60), "blue": (64, 104, 190), "green": (70, 150, 92), "yellow": (226, 184, 70)}
 CELLS = [f"{row}{column}" for row in "abc" for column in "123"]

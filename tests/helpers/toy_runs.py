@@ -43,7 +43,7 @@ def clean_environment() -> dict[str, str]:
 
 
 @dataclass
-class Result:
+class ExitResult:
     """How a run ended."""
 
     code: int  # exit code, or minus the signal
@@ -74,7 +74,7 @@ class Runner:
         self.server.stdin.close()
         self.server.wait(timeout=DEADLINE)
 
-    def __call__(self, *arguments: str, faults: Mapping[str, Any] | None = None, **job: Any) -> Result:
+    def __call__(self, *arguments: str, faults: Mapping[str, Any] | None = None, **job: Any) -> ExitResult:
         """`vlm-rl ARGUMENTS` in a process of its own."""
         self.count += 1
         log = self.folder / f"job-{self.count}.log"
@@ -83,7 +83,7 @@ class Runner:
         self.server.stdin.write(json.dumps(whole) + "\n")
         self.server.stdin.flush()
         code = self._reply()
-        return Result(code, log.read_text())
+        return ExitResult(code, log.read_text())
 
     def _reply(self) -> Any:
         assert self.server.stdout is not None

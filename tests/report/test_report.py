@@ -14,10 +14,11 @@ from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.errors import UserError
 from vlm_rl.report.charts import Series, lines
-from vlm_rl.report.examples import Example, Sample, choose, side_by_side
+from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, escape, split_response
+from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
-from vlm_rl.report.run_report import control_sentences, write_hero, write_report
+from vlm_rl.report.run_report import control_sentences, write_report
 from vlm_rl.run.directory import RunDirectory
 
 HOSTILE = (
@@ -66,9 +67,8 @@ def test_the_page_opens_in_both_themes_without_a_request(run, page):
             assert visit.page.evaluate(
                 "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg path'))"
             )
-            colors[scheme] = visit.page.evaluate(
-                "[getComputedStyle(document.body).color, document.querySelector('.chart svg text').getAttribute('fill')]"
-            )
+            label = "document.querySelector('.chart svg text').getAttribute('fill')"
+            colors[scheme] = visit.page.evaluate(f"[getComputedStyle(document.body).color, {label}]")
     assert colors["light"][0] != colors["dark"][0] and colors["light"][1] != colors["dark"][1]
 
 
@@ -105,7 +105,7 @@ def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
     run.append_metrics(4, 1, {"timing/save": 6.0})  # one save in four steps: 1.5 s a step
     page = Page(write_report([run], tmp_path / "report.html"))
     table = page.source[page.source.index("<h2>Time") :]
-    assert re.findall(r"<td>(\w+)</td><td class='number'>([^<]+)<.*?width:([\d.]+)%", table) == [
+    assert re.findall(r'<td>(\w+)</td><td class="number">([^<]+)<.*?width:([\d.]+)%', table, re.DOTALL) == [
         ("update", "2.0 s", "100.0"),
         ("save", "1.5 s", "75.0"),
     ]
@@ -130,7 +130,8 @@ def test_what_was_not_logged_is_said_and_not_drawn(tmp_path):
     page = Page(write_report([run], tmp_path / "report.html"))
     for name in ("reward", "rewards/format/mean", "entropy", "rollout/logprob_gap", "grad_norm", "steps/skipped"):
         assert f"<code>{name}</code>" in page.source
-    assert page.text.count("not logged by this run") == 8  # reward, 3 parts, clip, entropy, gap, gradient norm
+    # reward, 3 parts, gradient mass, clip, entropy, gap, gradient norm, refused steps, time
+    assert page.text.count("not logged by this run") == 11
     assert len(page.charts) == 3  # accuracy, length, length split: they need the rollouts only
     assert "There are no two evaluations" in page.text and "No evaluation is stored" in page.text
 
@@ -235,19 +236,19 @@ def test_a_response_splits_into_reasoning_and_answer(response, expected):
     assert split_response(response) == expected
 
 
-def _example(name: str, before: bool, after: bool, growth: int = 1) -> Example:
-    def sample(correct: bool, length: int) -> Sample:
-        return Sample(None, "", None, "correct" if correct else "wrong", "", length, False, int(correct), 1)
+def _example(name: str, before: bool, after: bool, growth: int = 1) -> ProblemExample:
+    def sample(correct: bool, length: int) -> SampleAnswer:
+        return SampleAnswer(None, "", None, "correct" if correct else "wrong", "", length, False, int(correct), 1)
 
-    return Example(name, "", "", "", (), (sample(before, 10), sample(after, 10 + growth)))
+    return ProblemExample(name, "", "", "", (), (sample(before, 10), sample(after, 10 + growth)))
 
 
 def test_the_choice_shows_failures_too():
-    mended = [_example(f"m{i}", False, True, growth=i) for i in range(9)]
-    others = [_example("spoilt", True, False), _example("wrong", False, False), _example("right", True, True)]
-    chosen = [example.problem_id for example in choose(mended + others, 6)]
-    assert chosen == ["m8", "m7", "m6", "spoilt", "wrong", "right"]  # longest changes first
-    assert [e.problem_id for e in choose(mended, 4)] == ["m8", "m7", "m6", "m5"]
+    gained = [_example(f"m{i}", False, True, growth=i) for i in range(9)]
+    others = [_example("lost", True, False), _example("wrong", False, False), _example("right", True, True)]
+    chosen = [example.problem_id for example in choose(gained + others, 6)]
+    assert chosen == ["m8", "m7", "m6", "lost", "wrong", "right"]  # longest changes first
+    assert [e.problem_id for e in choose(gained, 4)] == ["m8", "m7", "m6", "m5"]
     assert choose([], 6) == []
 
 
@@ -296,8 +297,8 @@ def test_controls_are_on_the_page(tmp_path):
     assert "12.5 %" in page.text and "comes from the picture" in page.text and "did not teach" in page.text
 
 
-def test_the_hero_picture_shows_something_everywhere(run, tmp_path):
-    image = Image.open(write_hero(run, tmp_path / "hero.png")).convert("RGB")
+def test_the_readme_figure_shows_something_everywhere(run, tmp_path):
+    image = Image.open(write_readme_figure(run, tmp_path / "figure.png")).convert("RGB")
     assert image.size == (2400, 960)
     pixels = np.asarray(image)
     thirds = [pixels[300:, 0:950], pixels[300:, 950:1500], pixels[:, 1500:]]
@@ -305,19 +306,19 @@ def test_the_hero_picture_shows_something_everywhere(run, tmp_path):
     assert (pixels[:15] == 255).all() and (pixels[:, -15:] == 255).all()  # nothing is cut at the edges
 
 
-def test_the_hero_picture_carries_the_stamp(tmp_path):
+def test_the_readme_figure_carries_the_stamp(tmp_path):
     run = build_run(tmp_path / "run", steps=2)
-    clean = np.asarray(Image.open(write_hero(run, tmp_path / "clean.png")).convert("RGB")).astype(int)
+    clean = np.asarray(Image.open(write_readme_figure(run, tmp_path / "clean.png")).convert("RGB")).astype(int)
     run.stamp_contaminated(["MathVision"])
-    stamped = np.asarray(Image.open(write_hero(run, tmp_path / "stamped.png")).convert("RGB")).astype(int)
+    stamped = np.asarray(Image.open(write_readme_figure(run, tmp_path / "stamped.png")).convert("RGB")).astype(int)
     rows, columns = np.nonzero((clean != stamped).any(axis=2))
     assert rows.min() > 100 and rows.max() < 160 and columns.min() < 200  # the line below the headline
     red = (stamped[..., 0] > 150) & (stamped[..., 1] < 120)
     assert red[100:160].sum() > 200
 
 
-def test_the_hero_picture_needs_something_to_compare(tmp_path):
+def test_the_readme_figure_needs_something_to_compare(tmp_path):
     run = build_run(tmp_path / "run", steps=2, eval_steps=(0,))
     with pytest.raises(UserError, match="two evaluations"):
-        write_hero(run, tmp_path / "hero.png")
-    assert not (tmp_path / "hero.png").exists()
+        write_readme_figure(run, tmp_path / "figure.png")
+    assert not (tmp_path / "figure.png").exists()

@@ -18,12 +18,11 @@ from tests.helpers.rollout_rows import CONFIG, rollout_row
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import (
     EVAL_SCHEMA,
-    ROLLOUT_SCHEMA,
-    RolloutRow,
     RunDirectory,
     distinct_names,
     write_atomically,
 )
+from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
 
 
 @pytest.fixture

@@ -29,17 +29,17 @@ from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.report.charts import PALETTE
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study import run as command
-from vlm_rl.study.findings import words
+from vlm_rl.study.findings import findings
 from vlm_rl.study.plan import Study, load_study
 from vlm_rl.study.results import (
-    Comparison,
-    Curve,
     RunNumbers,
-    band,
+    StepCurve,
+    StudyResults,
     collect,
     difference,
     final_estimate,
     final_values,
+    seed_band,
     stretch_mean,
 )
 
@@ -120,7 +120,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path, changes, said):
 
 
 def test_a_study_that_is_not_there_is_named(tmp_path, capsys):
-    assert main(["compare", str(tmp_path / "none.yaml")]) == 2
+    assert main(["study", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err
 
 
@@ -141,13 +141,13 @@ def numbers(rule: str, seed: int, finals=None, *, aggregation=None, **curves) ->
     made = {}
     for name, values in curves.items():
         y = np.array(values, dtype=float)
-        made[name.replace("__", "/")] = Curve(np.arange(1.0, len(y) + 1), y)
+        made[name.replace("__", "/")] = StepCurve(np.arange(1.0, len(y) + 1), y)
     return RunNumbers(rule, seed, "a", algorithm, made, finals or {})
 
 
-def study_of(*runs: RunNumbers, num_steps: int = 10) -> Comparison:
+def study_of(*runs: RunNumbers, num_steps: int = 10) -> StudyResults:
     rules = tuple(dict.fromkeys(run.rule for run in runs))
-    return Comparison(rules, tuple(dict.fromkeys(run.seed for run in runs)), num_steps, runs, ())
+    return StudyResults(rules, tuple(dict.fromkeys(run.seed for run in runs)), num_steps, runs, ())
 
 
 def test_paired_differences_by_hand():
@@ -169,27 +169,27 @@ def test_paired_differences_by_hand():
 
 def test_a_band_is_over_the_seeds():
     runs = [numbers("a", 0, reward=[1, 2, math.nan]), numbers("a", 1, reward=[3, math.nan, math.nan, 8])]
-    found = band(runs, "reward")
+    found = seed_band(runs, "reward")
     assert found is not None
     np.testing.assert_array_equal(found.steps, [1, 2, 4])  # no run has step 3
     np.testing.assert_array_equal(found.mean, [2, 2, 8])
     np.testing.assert_array_equal(found.low, [1, 2, 8])
     np.testing.assert_array_equal(found.high, [3, 2, 8])
-    assert band(runs, "entropy") is None
+    assert seed_band(runs, "entropy") is None
 
 
 def test_the_ends_of_a_run():
-    curve = Curve(np.arange(1.0, 31.0), np.arange(1.0, 31.0))
+    curve = StepCurve(np.arange(1.0, 31.0), np.arange(1.0, 31.0))
     assert stretch_mean(curve, 30, early=True) == 2.0  # steps 1, 2, 3
     assert stretch_mean(curve, 30, early=False) == 29.0  # 28, 29, 30
     assert stretch_mean(curve, 5, early=True) == 1.0
-    assert math.isnan(stretch_mean(Curve(np.array([9.0]), np.array([1.0])), 100, early=False))
+    assert math.isnan(stretch_mean(StepCurve(np.array([9.0]), np.array([1.0])), 100, early=False))
 
 
 # -- the words -------------------------------------------------------------------------------------
 
 
-def length_runs(gaps: dict[int, tuple[float, float]], token=(0.5,), sequence=(0.5,)) -> Comparison:
+def length_runs(gaps: dict[int, tuple[float, float]], token=(0.5,), sequence=(0.5,)) -> StudyResults:
     """Two rules; per seed the gap at the first and at the last step, and the final accuracies."""
     runs = []
     for place, (seed, ends) in enumerate(gaps.items()):
@@ -204,7 +204,7 @@ def test_words_say_what_the_intervals_carry():
     comparison = length_runs(
         {1: (2, -10), 2: (2, -12), 3: (2, -11)}, token=(0.6, 0.7, 0.65), sequence=(0.4, 0.5, 0.46)
     )
-    variation, gap, account, outcome = words(comparison)
+    variation, gap, account, outcome = findings(comparison)
     # .3, .4, .5 at the end: mean .4; the change .1, .2, .3 has the interval .2 +- 4.30 x .1 / sqrt(3)
     assert "0.200 over the first" in variation and "0.400 over the last (mean of 6 runs)" in variation
     assert "-0.048 to +0.448" in variation and "is not settled" in variation
@@ -214,12 +214,12 @@ def test_words_say_what_the_intervals_carry():
 
 
 def test_words_claim_nothing_that_is_not_settled():
-    unsettled = words(
+    unsettled = findings(
         length_runs({1: (2, -10), 2: (2, 12), 3: (2, 3)}, token=(0.6, 0.3, 0.6), sequence=(0.4, 0.5, 0.5))
     )
     assert "not settled" in unsettled[1] and "which sign that is at the end is not settled" in unsettled[2]
     assert "do not tell them apart" in unsettled[3] and "would detect" in unsettled[3]
-    single = words(length_runs({1: (2, -10)}))
+    single = findings(length_runs({1: (2, -10)}))
     assert all("no interval" in single[k] for k in (0, 1, 3)) and "one seed does not settle" in single[2]
     assert not any("change of" in sentence for sentence in single)
 
@@ -228,9 +228,9 @@ def test_words_about_what_is_not_there():
     only = study_of(
         numbers("grpo", 0, {"train_accuracy": 1.0}, length__group_cv=[1], length__sign_gap=[1]), num_steps=1
     )
-    assert "does not hold a rule of each" in words(only)[-1]
-    assert "have not logged" in words(study_of(numbers("grpo", 0)))[0]
-    assert "have not logged" in words(Comparison(("grpo",), (0,), 10, (), ()))[0]
+    assert "does not hold a rule of each" in findings(only)[-1]
+    assert "have not logged" in findings(study_of(numbers("grpo", 0)))[0]
+    assert "have not logged" in findings(StudyResults(("grpo",), (0,), 10, (), ()))[0]
 
 
 # -- reading runs ----------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def page(done) -> Page:
 def test_the_page_holds_everything_and_asks_for_nothing(page):
     for title in SECTIONS:
         assert f"<h2>{title}</h2>" in page.source
-    assert len(page.charts) == 17 and "not logged" not in page.text
+    assert len(page.charts) == 17 + 5 and "not logged" not in page.text
     assert 'http-equiv="Content-Security-Policy"' in page.source
     assert all(address.startswith("#") for address in page.addresses)
     assert page.tags.count("script") == len(page.charts) + 2 and "link" not in page.tags
@@ -322,9 +322,11 @@ def test_the_page_names_what_is_missing(page):
 
 def test_each_rule_has_its_colour(page):
     for place, rule in enumerate(("grpo", "luspo+hadw", "grpo-token")):
-        assert f"<span><i class='swatch' style='border-color:var(--c{place})'></i>{rule}<" in page.source
-        assert f"<td class='rule'><i class='swatch' style='border-color:var(--c{place})'></i>{rule}" in page.source
-    for chart in page.charts.values():
+        swatch = f'<i class="swatch" style="color:var(--c{place})"></i>'
+        assert f"<span>{swatch}{rule}<" in page.source and f'<td class="rule">{swatch}{rule}' in page.source
+    curves = [chart for chart in page.charts.values() if "color" in chart["encoding"]]
+    assert len(curves) == 17
+    for chart in curves:
         assert chart["encoding"]["color"]["scale"] == {
             "domain": ["grpo", "luspo+hadw", "grpo-token"],
             "range": ["var(--c0)", "var(--c1)", "var(--c2)"],
@@ -366,13 +368,13 @@ def test_an_empty_study_and_one_seed_are_said_in_words(tmp_path):
     tree = study_tree(seeds=[4], rules={"grpo": {}, "b+a.x": {"algorithm.name": "ba"}})
     tree["base"]["data"]["train"] = ["<script>x</script>"]
     path, out = write_study(tmp_path / "s.yaml", tree), tmp_path / "out"
-    assert command.compare(path, out, report_only=True) == 0
+    assert command.run_study(path, out, report_only=True) == 0
     empty = Page(out / "comparison.html")
     assert "No run is finished yet" in empty.text and empty.charts == {}
     assert "<script>x</script>" in empty.text
     for planned in load_study(path).runs(out):
         write_run(planned, lively, evals=lively_evals(planned))
-    assert command.compare(path, out, report_only=True) == 0
+    assert command.run_study(path, out, report_only=True) == 0
     page = Page(out / "comparison.html")
     assert "One seed has no interval" in page.text and "needs 2 seeds" in page.text and "nan" not in page.text
     assert not re.search(r"\d runs? (is|are) missing", page.text)
@@ -385,7 +387,7 @@ def test_names_are_escaped_on_the_page(tmp_path):
     for planned in study.runs(tmp_path / "out"):
         run = write_run(planned, lively, evals=lively_evals(planned))
         run.stamp_contaminated(["<b>Bench</b>"])
-    command.compare(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
+    command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
     page = Page(tmp_path / "out" / "comparison.html")
     assert "CONTAMINATED" in page.text and "<b>Bench</b>" in page.text and "<b>models</b>" in page.text
     assert page.source.count("<b>") == page.source.count("<b>CONTAMINATED") + len(re.findall(r"<b>[+-]", page.source))
@@ -396,9 +398,9 @@ def test_many_rules_look_different_and_every_colour_has_two_themes(tmp_path):
     study = load_study(write_study(tmp_path / "s.yaml", tree))
     for planned in study.runs(tmp_path / "out"):
         write_run(planned, lively, evals=lively_evals(planned))
-    command.compare(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
-    key = re.findall(r"<div class='key'>(.*?)</div>", (tmp_path / "out" / "comparison.html").read_text())[0]
-    looks = re.findall(r"class='([^']*)' style='border-color:var\((--c\d)\)'", key)
+    command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
+    key = re.findall(r'<div class="key">(.*?)</div>', (tmp_path / "out" / "comparison.html").read_text())[0]
+    looks = re.findall(r'class="([^"]*)" style="color:var\((--c\d)\)"', key)
     assert len(looks) == len(set(looks)) == 12 and len({color for _, color in looks}) == len(PALETTE) == 10
     css = (ROOT / "vlm_rl" / "assets" / "cards.css").read_text()
     assert all(len(set(re.findall(rf"{color}: (#\w+);", css))) == 2 for _, color in looks)
@@ -413,23 +415,23 @@ def test_another_study_in_the_folder_is_refused(tmp_path):
     write_run(planned, lively, evals=lively_evals(planned))
     tree = study_tree()
     tree["base"]["train"]["lr"] = 3e-5
-    with pytest.raises(UserError, match=r"grpo/seed-0 is a run with another train\.lr"):
-        command.compare(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True)
+    with pytest.raises(UserError, match=r"grpo/seed-0 holds a run with a different train\.lr"):
+        command.run_study(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True)
     tree = study_tree()
     tree["base"]["train"]["steps"] = 30  # going on for longer is no other run
-    assert command.compare(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True) == 0
+    assert command.run_study(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True) == 0
     (planned.out / "checkpoints" / "step-000040").mkdir(parents=True)
     (planned.out / "checkpoints" / "step-000040" / "MANIFEST.json").touch()
     with pytest.raises(UserError, match="trained 40 steps"):
-        command.compare(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
+        command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
 
 
 def test_mistakes_are_found_before_anything_starts(tmp_path):
     path, out = write_study(tmp_path / "s.yaml", study_tree()), tmp_path / "out"
     with pytest.raises(UserError, match=r"starts\.a.*models/warm-0"):
-        command.compare(path, out)
+        command.run_study(path, out)
     with pytest.raises(UserError, match="--jobs is 0"):
-        command.compare(path, out, jobs=0)
+        command.run_study(path, out, jobs=0)
     assert not list(out.glob("*/*"))
 
 
@@ -440,15 +442,15 @@ def test_a_run_without_its_checkpoint_is_not_finished(tmp_path):
 
 
 def test_one_comparison_at_a_time(tmp_path):
-    with command._only_one(tmp_path / "out") as lock:
+    with command._exclusive(tmp_path / "out") as lock:
         child = subprocess.Popen(["sleep", "30"], pass_fds=(lock,))
-        with pytest.raises(UserError, match="another comparison"), command._only_one(tmp_path / "out"):
+        with pytest.raises(UserError, match="another study command"), command._exclusive(tmp_path / "out"):
             pass
-    with pytest.raises(UserError, match="left behind"), command._only_one(tmp_path / "out"):
+    with pytest.raises(UserError, match="left behind"), command._exclusive(tmp_path / "out"):
         pass  # a run that outlived its comparison holds it too
     child.kill()
     child.wait()
-    with command._only_one(tmp_path / "out"):
+    with command._exclusive(tmp_path / "out"):
         pass
 
 
@@ -461,19 +463,19 @@ def test_the_tail_of_a_log(tmp_path):
     assert command.log_tail(tmp_path / "log") == [f"line {k}" for k in range(15)]
 
 
-def sleeper(planned, shell: str = "echo ready; sleep 60") -> command.Job:
+def sleeper(planned, shell: str = "echo ready; sleep 60") -> command.RunProcess:
     """A process in the place of a run, begun and waiting."""
     arguments = ["sh", "-c", shell]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    return command.Job(planned, process, time.monotonic())
+    return command.RunProcess(planned, process, time.monotonic())
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error):
     planned = load(tmp_path).runs(tmp_path / "out")
-    with command._only_one(tmp_path / "out") as lock:
-        crew = command.Crew(planned[1:], num_done=0, jobs=1, lock=lock)
+    with command._exclusive(tmp_path / "out") as lock:
+        crew = command.StudyRunner(planned[1:], num_done=0, jobs=1, lock=lock)
         crew.working = [sleeper(planned[0])]
         job = crew.working[0]
         before = signal.getsignal(number)
@@ -494,7 +496,7 @@ def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error)
 
 def test_the_second_signal_kills(tmp_path):
     planned = load(tmp_path).runs(tmp_path / "out")
-    crew = command.Crew([], num_done=0, jobs=1, lock=-1)
+    crew = command.StudyRunner([], num_done=0, jobs=1, lock=-1)
     crew.working = [sleeper(planned[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
     process = crew.working[0].process
     crew.signals = [signal.SIGTERM]
@@ -508,12 +510,12 @@ def test_the_second_signal_kills(tmp_path):
 
 def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
     planned = load(tmp_path).runs(tmp_path / "out")[1]
-    with command._only_one(tmp_path / "out") as lock:
-        crew = command.Crew([planned], num_done=0, jobs=1, lock=lock)
+    with command._exclusive(tmp_path / "out") as lock:
+        crew = command.StudyRunner([planned], num_done=0, jobs=1, lock=lock)
         crew._start(planned)
     process = crew.working[0].process
     try:
-        with pytest.raises(UserError, match="left behind"), command._only_one(tmp_path / "out"):
+        with pytest.raises(UserError, match="left behind"), command._exclusive(tmp_path / "out"):
             pass
     finally:
         process.kill()
@@ -527,15 +529,15 @@ def test_a_moved_study_is_not_gone_on_with(tmp_path):
     write_run(study.runs(tmp_path / "old")[0], lively, steps=3)
     (tmp_path / "old").rename(tmp_path / "new")
     moved = study.runs(tmp_path / "new")[0]
-    with pytest.raises(UserError, match="cannot go on from another place"):
-        command._settled_config(moved)
+    with pytest.raises(UserError, match="cannot resume from a different place"):
+        command._resumable(moved)
 
 
 def test_a_run_goes_on_under_the_spelling_that_it_began_with(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = load(tmp_path)
     write_run(study.runs(Path("out"))[0], lively, steps=3)
-    settled = command._settled_config(study.runs(tmp_path / "out")[0])
+    settled = command._resumable(study.runs(tmp_path / "out")[0])
     assert settled.config == study.runs(Path("out"))[0].config
 
 
@@ -561,7 +563,7 @@ def toy_study(toys: Toys, folder: Path, **changes) -> Path:
 
 def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "vlm_rl.cli", "compare", str(path), "--out", str(out), *options],
+        [sys.executable, "-m", "vlm_rl.cli", "study", str(path), "--out", str(out), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

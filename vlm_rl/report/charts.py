@@ -161,7 +161,7 @@ def _rows(series: Series) -> list[Spec]:
 
 
 def _x_axis(title: str, *, whole: bool = True, zero: bool = False) -> Spec:
-    axis = {"format": ",~d", "tickMinStep": 1} if whole else {"format": _NUMBER, "tickCount": 8}
+    axis = {"tickCount": 10} | ({"format": ",~d", "tickMinStep": 1} if whole else {"format": _NUMBER})
     scale = {"zero": zero, "nice": False, "padding": 8}
     return {"field": "x", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
@@ -405,7 +405,8 @@ def scatter(
 
 def _point_rows(group: Points) -> list[Spec]:
     rows: list[Spec] = []
-    for i in np.flatnonzero(np.isfinite(group.x) & np.isfinite(group.y)).tolist():
+    places: list[int] = np.flatnonzero(np.isfinite(group.x) & np.isfinite(group.y)).tolist()
+    for i in places:
         row: Spec = {"series": visible(group.label), "order": i, "x": float(group.x[i]), "y": float(group.y[i])}
         row["size"] = group.sizes[i] if group.sizes is not None else 50
         row["hollow"] = bool(group.hollow[i]) if group.hollow is not None else False

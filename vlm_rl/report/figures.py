@@ -7,51 +7,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from vlm_rl.report.charts import Series, lines
-from vlm_rl.report.html import escape
+from vlm_rl.report.html import macros
 from vlm_rl.report.vega import embed
+
+_PARTS = macros("vlm_rl.report", "parts.html")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Figure:
-    """A chart over training steps; a sentence where there is nothing to draw, or nothing but zeros."""
+class CurveFigure:
+    """A chart of curves; a sentence where there is nothing to draw, or nothing but zeros."""
 
     title: str
     series: Sequence[Series]
-    absent: str  # HTML: what was not logged
+    needs: Sequence[str] | str = "no rollouts"  # the metrics it is drawn from, or what there is not
+    runs: str = "this run"  # who did not log them
     options: Mapping[str, Any] = field(default_factory=dict)  # of charts.lines
 
     @property
-    def sentence(self) -> str:
-        """What stands in the chart's place; empty if it is drawn."""
-        if all(one.empty for one in self.series):
-            return missing(f"{escape(self.title)}: not logged {self.absent}.")
-        if not any(np.nan_to_num(one.y).any() for one in self.series):
-            return missing(f"{escape(self.title)}: 0 at every step.")
-        return ""
+    def sentence(self) -> Markup | None:
+        """What is said in the chart's place; None if it is drawn."""
+        if all(curve.empty for curve in self.series):
+            return _PARTS.not_logged(self.title, self.needs, self.runs)
+        if not any(np.nan_to_num(curve.y).any() for curve in self.series):
+            return _PARTS.missing(f"{self.title}: 0 at every step.")
+        return None
 
-    def html(self) -> str:
-        """A card with the chart, or the sentence."""
+    def html(self) -> Markup:
+        """Return a card with the chart, or the sentence."""
         return self.sentence or card(self.title, embed(lines(self.series, **self.options), self.title))
 
 
-def card(title: str, chart: str) -> str:
-    return f"<figure class='card'><figcaption>{escape(title)}</figcaption>{chart}</figure>"
+def card(title: str, chart: Markup) -> Markup:
+    """Return a chart under its title."""
+    return _PARTS.figure(title, chart)
 
 
-def figure_grid(figures: Sequence[Figure], *, columns: int = 2) -> str:
-    """The charts in full rows, whatever their number, and below them the sentences of the others.
+def figure_grid(figures: Sequence[CurveFigure], *, columns: int = 2) -> Markup:
+    """Return the charts in full rows, whatever their number, and below them the sentences of the others.
 
     `columns`: 2, or 3 for three charts in one row.
     """
-    drawn = [one for one in figures if not one.sentence]
-    sentences = "".join(one.sentence for one in figures)
-    if columns == len(drawn) == 3:
-        return f"<div class='grid three'>{''.join(one.html() for one in drawn)}</div>{sentences}"
-    charts = [one.html() for one in drawn]
-    return (f"<div class='grid'>{''.join(charts)}</div>" if charts else "") + sentences
-
-
-def missing(text: str) -> str:
-    return f"<p class='missing'>{text}</p>"
+    drawn = [figure.html() for figure in figures if figure.sentence is None]
+    sentences = [figure.sentence for figure in figures if figure.sentence is not None]
+    return _PARTS.grid(drawn, sentences, "three" if columns == len(drawn) == 3 else "")

@@ -1,7 +1,7 @@
-"""The kit of every page: an environment of templates that escape, the frame, style sheets, images as data.
+"""The kit of every page: templates that escape, the frame, style sheets, images as data.
 
 Report, study, preparation report and demo use it, so that they cannot disagree. Everything that a model, a data set
-or a run wrote is escaped; images become data: addresses after our own decoder has opened them.
+or a run wrote is escaped by its template; images become data: addresses after our own decoder has opened them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.errors import UserError
+from vlm_rl.run.directory import write_atomically
 from vlm_rl.templates import END_THINK, THINK
 from vlm_rl.visible_text import replace_invisible
 
@@ -28,8 +32,8 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-ur
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A heading, one sentence on how to read it, and its body."""
+class PageSection:
+    """A heading, how to read what follows, and its body; plain text is escaped, HTML is `Markup`."""
 
     title: str
     caption: str
@@ -40,21 +44,27 @@ class Section:
         return self.title.lower().replace(" ", "-").replace(",", "")
 
 
+@cache
 def environment(package: str) -> Environment:
-    """Return the Jinja2 environment of a package's `templates` folder.
+    """Return the Jinja2 environment of a package's `templates` folder, with the report's templates behind it.
 
     Every value is escaped, undefined names raise, and characters that hide or reorder text become visible, so that
     no string of a run, a model or a data set can act on the page. HTML made by a template passes through unchanged
     where it is `Markup`.
     """
     return Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("vlm_rl.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def macros(package: str, name: str) -> Any:
+    """Return a template's macros as functions that return `Markup`."""
+    return environment(package).get_template(name).module
 
 
 def visible(text: str) -> str:
@@ -68,7 +78,7 @@ def escape(text: str) -> str:
 
 
 def split_response(response: str) -> tuple[str | None, str]:
-    """(reasoning, the rest): the text up to the last </think>; an open block is all reasoning."""
+    """Return a response's reasoning, up to the last </think>, and the rest; an open block is all reasoning."""
     before, closed, after = response.rpartition(END_THINK)
     if closed:
         return before.strip().removeprefix(THINK).strip(), after.strip()
@@ -78,7 +88,7 @@ def split_response(response: str) -> tuple[str | None, str]:
 
 
 def data_uri(image: bytes, *, max_side: int = 640) -> str | None:
-    """The image as a data: address, scaled down to `max_side` pixels; None if it does not open."""
+    """Return the image as a data: address, scaled down to `max_side` pixels; None if it does not open."""
     try:
         picture = decode_image(image, where="an evaluation record")
     except UserError:
@@ -92,7 +102,7 @@ def data_uri(image: bytes, *, max_side: int = 640) -> str | None:
 
 
 def name_images(question: str, num_images: int) -> str:
-    """The question for readers: its markers numbered, or gone where there is one image at most."""
+    """Return the question for readers: its image markers numbered, or gone where there is one image at most."""
     for number in range(1, question.count("<image>") + 1):
         question = question.replace("<image>", "" if num_images < 2 else f"[image {number}]", 1)
     return question
@@ -115,30 +125,42 @@ def content_policy(scripts: Sequence[str] = ()) -> str:
     return f"{_POLICY}; script-src{allowed}" if scripts else _POLICY
 
 
-def page_html(
+def page(
     *,
     title: str,
-    header: str,
-    sections: Sequence[Section],
+    header: Markup,
+    sections: Sequence[PageSection],
     footer: str,
-    key: str = "",
+    key: Markup | str = "",
+    styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
 ) -> str:
-    """A whole page; `title` and `footer` are plain text, `header` and the `key` of the charts are HTML."""
-    links = "".join(f"<a href='#{s.anchor}'>{escape(s.title)}</a>" for s in sections)
-    bodies = "".join(
-        f"<section id='{s.anchor}'><h2>{escape(s.title)}</h2><p class='caption'>{s.caption}</p>{s.body}</section>"
-        for s in sections
+    """Return a whole page in one file.
+
+    Args:
+        header: what stands above the sections.
+        footer: who wrote the page from what, a sentence.
+        key: what the colours of the charts mean, in view beside every section.
+        styles: more style sheets of ours.
+        scripts: scripts of ours, the only ones that the page's policy lets run.
+    """
+    template = environment("vlm_rl.report").get_template("page.html")
+    return template.render(
+        title=title,
+        header=header,
+        sections=sections,
+        footer=footer,
+        key=key,
+        policy=Markup(content_policy(scripts)),
+        styles=[Markup(style) for style in (stylesheet("cards"), stylesheet("report"), *styles)],
+        scripts=[Markup(script) for script in scripts],
     )
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts)}">'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)}</title>"
-        f"<style>{stylesheet('cards')}{stylesheet('report')}</style></head><body>"
-        f"<header>{header}<nav>{links}</nav></header>{key}"
-        f"<main>{bodies}</main><footer>{escape(footer)} Colours follow the "
-        "system's light or dark setting.</footer>"
-        + "".join(f"<script type='module'>{script}</script>" for script in scripts)
-        + "</body></html>"
-    )
+
+
+def write_page(text: str, out: Path) -> Path:
+    """Write a page to `out` and return it. Raises UserError if it cannot be written."""
+    try:
+        write_atomically(out, lambda place: place.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot write the report to {out}: {error.strerror or error}") from None
+    return out

@@ -1,48 +1,47 @@
-"""One self-contained HTML page about one or several runs: no script, no outside request.
+"""One self-contained HTML page about one or several runs, without an outside request.
 
-`controls.json` of a run, where there is one, holds accuracies in [0, 1] under these keys, each
-optional: trained (the trained policy on the real images), blank_images, shuffled_images,
-best_constant (the best constant guess), untrained (before training, free) and forced_scan (before
-training, the first words of a careful trace forced).
+`controls.json` of a run, where there is one, holds accuracies in [0, 1] under these keys, each optional: trained (the
+trained policy on the real images), blank_images, shuffled_images, best_constant (the best constant guess), untrained
+(before training, free) and forced_scan (before training, the first words of a careful trace forced).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 
 from vlm_rl.errors import UserError
+from vlm_rl.report import vega
 from vlm_rl.report.examples import choose, example_html, side_by_side
-from vlm_rl.report.figures import missing
-from vlm_rl.report.html import Section, escape, page_html
-from vlm_rl.report.readme_figure import write_hero
+from vlm_rl.report.html import PageSection, macros, page, write_page
 from vlm_rl.report.run_curves import RunCurves, Score
 from vlm_rl.report.sections import (
     accuracy_section,
-    duration,
+    curve_label,
+    duration_text,
     gradient_mass_section,
-    interval,
-    label,
+    interval_text,
     length_section,
-    percent,
+    percent_text,
     reward_section,
     time_section,
     updates_section,
 )
-from vlm_rl.report.vega import scripts
-from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names, write_atomically
+from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 
-__all__ = ["control_sentences", "write_hero", "write_report"]
-
+_PARTS = macros("vlm_rl.report", "parts.html")
+_REPORT = macros("vlm_rl.report", "report.html")
 _NUM_EXAMPLES = 6
 
 _CONTROLS = {
     "trained": "trained policy, the problem's own images",
     "blank_images": "trained policy, blank images",
-    "shuffled_images": "trained policy, another problem's images",
+    "shuffled_images": "trained policy, a different problem's images",
     "best_constant": "best constant guess",
     "untrained": "before training",
     "forced_scan": "before training, first words of the careful trace forced",
@@ -64,214 +63,193 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         gradient_mass_section(curves),
         updates_section(curves),
         time_section(curves),
-        _examples(curves),
-        *([_controls(curves)] if any(one.run.controls() for one in curves) else []),
-        _configuration(curves),
+        _examples_section(curves),
+        *([_controls_section(curves)] if any(run.run.controls() for run in curves) else []),
+        _configuration_section(curves),
     ]
-    page = _page(curves, sections)
-    try:
-        write_atomically(out, lambda place: place.write_text(page, encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot write the report to {out}: {error.strerror or error}") from None
-    return out
-
-
-def _page(curves: Sequence[RunCurves], sections: Sequence[Section]) -> str:
-    names = " and ".join(one.name for one in curves)
-    return page_html(
-        title=f"{names} · vlm-rl report",
-        header=f"{_banner(curves)}{_headline(curves)}",
+    text = page(
+        title=f"{' and '.join(run.name for run in curves)} · vlm-rl report",
+        header=_header(curves),
         sections=sections,
         footer="Written by vlm-rl from the files of the run.",
-        scripts=scripts(),
+        scripts=vega.scripts(),
     )
+    return write_page(text, out)
 
 
 # -- the top of the page ------------------------------------------------------------------------
 
 
-def _banner(curves: Sequence[RunCurves]) -> str:
-    return "".join(
-        f"<p class='banner'><b>CONTAMINATED</b> — {escape(one.name)} was trained on rows of a benchmark "
-        f"({escape(', '.join(sets))}). Its scores there say nothing about unseen problems.</p>"
-        for one in curves
-        if (sets := one.run.contaminated())
-    )
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A number at the top of the page, before and after training; `before` is empty where there is only one."""
+
+    before: str
+    after: str
+    note: str
 
 
-def _headline(curves: Sequence[RunCurves]) -> str:
-    first = curves[0]
-    if len(curves) > 1:
-        names = ", ".join(one.config.algorithm.name.upper() for one in curves)
-        return f"<h1>{len(curves)} runs side by side: {escape(names)}</h1>{_score_table(curves)}"
-    config = first.config
+def _header(runs: Sequence[RunCurves]) -> Markup:
+    stamps = [(run.name, sets) for run in runs if (sets := run.run.contaminated())]
+    if len(runs) > 1:
+        names = ", ".join(run.config.algorithm.name.upper() for run in runs)
+        return _REPORT.header(stamps, f"{len(runs)} runs side by side: {names}", "", [], _score_table(runs))
+    return _REPORT.header(stamps, _headline(runs[0]), _lead(runs[0]), _tiles(runs[0]), _score_table(runs))
+
+
+def _lead(run: RunCurves) -> str:
+    config = run.config
     model = Path(config.model.path).name
+    if not run.metrics and run.evals:  # a folder of `vlm-rl eval`
+        return f"{model} evaluated on {', '.join(run.evals)}; this folder holds no training"
     sets = ", ".join(Path(name).name for name in config.data.train)
     batch = f"{config.rollout.prompts_per_step} problems × {config.rollout.responses_per_prompt} responses a step"
-    how = f"{model} trained on {sets} with {config.algorithm.name.upper()}"
-    lead = f"{how}, {batch}; run {first.name}, seed {config.seed}"
-    if not first.metrics and first.evals:  # a folder of `vlm-rl eval`
-        lead = f"{model} evaluated on {', '.join(first.evals)}; this folder holds no training"
     return (
-        f"<h1>{escape(_one_line(first))}</h1><p class='lead'>{escape(lead)}</p>{_tiles(first)}{_score_table(curves)}"
+        f"{model} trained on {sets} with {config.algorithm.name.upper()}, {batch}; run {run.name}, seed {config.seed}"
     )
 
 
-def _one_line(one: RunCurves) -> str:
-    name = one.config.algorithm.name.upper()
-    found = next(iter(one.scores.items()), None)
-    if found is not None and not one.metrics and len(found[1]) == 1:  # a folder of `vlm-rl eval`
-        return f"{percent(found[1][0].accuracy)} on {found[0]}"
-    if found is None or len(found[1]) < 2:
-        return f"{name}: {max(len(one.metrics), len(one.rollouts.steps))} steps"
-    benchmark, scores = found
-    before, after = scores[0], scores[-1]
-    return f"{name}: {percent(before.accuracy)} → {percent(after.accuracy)} on {benchmark}"
+def _headline(run: RunCurves) -> str:
+    name = run.config.algorithm.name.upper()
+    benchmark, scores = next(iter(run.scores.items()), ("", []))
+    if len(scores) == 1 and not run.metrics:  # a folder of `vlm-rl eval`
+        return f"{percent_text(scores[0].accuracy)} on {benchmark}"
+    if len(scores) < 2:
+        return f"{name}: {max(len(run.metrics), len(run.rollouts.steps))} steps"
+    return f"{name}: {percent_text(scores[0].accuracy)} → {percent_text(scores[-1].accuracy)} on {benchmark}"
 
 
-def _tiles(one: RunCurves) -> str:
+def _tiles(run: RunCurves) -> list[Tile]:
     tiles = []
-    scores = next(iter(one.scores.values()), [])
-    if scores:
-        before, after = scores[0], scores[-1]
-        note = f"accuracy on {after.num_problems:,} problems{_intervals(before, after)}"
-        tiles.append(_tile(percent(before.accuracy), percent(after.accuracy), note, single=before is after))
-        first, last = (f"{s.mean_length:.0f}" for s in (before, after))
-        tiles.append(_tile(first, last, "tokens in a response, on average", single=before is after))
-    x, reward = one.metric("reward")
-    if np.isfinite(reward).any():
-        finite = reward[np.isfinite(reward)]
-        width = max(1, len(finite) // 10)
-        first, last = f"{finite[:width].mean():.2f}", f"{finite[-width:].mean():.2f}"
-        tiles.append(_tile(first, last, f"training reward, first and last {width} steps", single=len(finite) < 2))
-    if len(x):
-        _, seconds = one.metric("step_time")
-        time = f"{duration(float(np.nansum(seconds)))} in all" if np.isfinite(seconds).any() else "time not logged"
-        tiles.append(_tile("", f"{len(one.metrics)}", f"training steps, {time}", single=True))
-    return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else ""
+    if scores := next(iter(run.scores.values()), []):
+        first, last = scores[0], scores[-1]
+        before = percent_text(first.accuracy) if len(scores) > 1 else ""
+        note = f"accuracy on {last.num_problems:,} problems{_intervals(first, last)}"
+        tiles.append(Tile(before, percent_text(last.accuracy), note))
+        before = f"{first.mean_length:.0f}" if len(scores) > 1 else ""
+        tiles.append(Tile(before, f"{last.mean_length:.0f}", "tokens in a response, on average"))
+    steps, reward = run.metric("reward")
+    reward = reward[np.isfinite(reward)]
+    if len(reward):
+        width = max(1, len(reward) // 10)
+        before = f"{reward[:width].mean():.2f}" if len(reward) > 1 else ""
+        note = f"training reward, first and last {width} steps"
+        tiles.append(Tile(before, f"{reward[-width:].mean():.2f}", note))
+    if len(steps):
+        _, seconds = run.metric("step_time")
+        known = np.isfinite(seconds).any()
+        time = f"{duration_text(float(np.nansum(seconds)))} in all" if known else "time not logged"
+        tiles.append(Tile("", f"{len(run.metrics)}", f"training steps, {time}"))
+    return tiles
 
 
 def _intervals(before: Score, after: Score) -> str:
     if math.isnan(after.low):
         return ""
     if before is after or math.isnan(before.low):
-        return f"; 95 % interval {interval(after)}"
-    return f"; 95 % intervals {interval(before)} and {interval(after)}"
+        return f"; 95 % interval {interval_text(after)}"
+    return f"; 95 % intervals {interval_text(before)} and {interval_text(after)}"
 
 
-def _tile(before: str, after: str, note: str, *, single: bool) -> str:
-    start = "" if single else f"<span class='from'>{escape(before)} → </span>"
-    return f"<div class='card tile'><div class='value'>{start}{escape(after)}</div><p>{escape(note)}</p></div>"
-
-
-def _score_table(curves: Sequence[RunCurves]) -> str:
-    rows = [
-        (one.name, benchmark, scores[0], scores[-1]) for one in curves for benchmark, scores in one.scores.items()
-    ]
+def _score_table(runs: Sequence[RunCurves]) -> Markup | str:
+    rows = [_score_row(run.name, benchmark, scores) for run in runs for benchmark, scores in run.scores.items()]
     if not rows:
-        return missing("No evaluation is stored with this run; `vlm-rl eval` or eval.every makes one.")
-    if len(rows) == 1:
+        return _PARTS.missing("No evaluation is stored with this run; `vlm-rl eval` or eval.every makes one.")
+    if len(rows) == 1 and len(runs) == 1:
         return ""  # the tiles say it all
-    head = "<tr><th>run</th><th>benchmark</th><th class='number'>problems</th><th class='number'>first</th>"
-    head += "<th class='number'>last</th><th class='number'>change</th><th class='number'>tokens</th></tr>"
-    return f"<div class='scroll'><table>{head}{''.join(_score_row(*row) for row in rows)}</table></div>"
+    head = ["run", "benchmark", "problems", "first", "last", "change", "tokens"]
+    return _PARTS.table(head, rows, numbers=2)
 
 
-def _score_row(name: str, benchmark: str, first: Score, last: Score) -> str:
-    change = "" if first is last else f"{100 * (last.accuracy - first.accuracy):+.1f} points"
-    cells = [
-        f"step {s.step}: {percent(s.accuracy)}{interval(s, ' (', ')')}" if s is last or first is not last else ""
-        for s in (first, last)
-    ]
-    tokens = f"{last.mean_length:.0f}" if first is last else f"{first.mean_length:.0f} → {last.mean_length:.0f}"
-    numbers = [f"{last.num_problems:,}", cells[0] if first is not last else "", cells[1], change, tokens]
-    return (
-        f"<tr><td>{escape(name)}</td><td>{escape(benchmark)}</td>"
-        + "".join(f"<td class='number'>{escape(text)}</td>" for text in numbers)
-        + "</tr>"
-    )
+def _score_row(name: str, benchmark: str, scores: Sequence[Score]) -> list[str]:
+    first, last = scores[0], scores[-1]
+    before, change, tokens = "", "", f"{last.mean_length:.0f}"
+    if first is not last:
+        before = _score_text(first)
+        change = f"{100 * (last.accuracy - first.accuracy):+.1f} points"
+        tokens = f"{first.mean_length:.0f} → {tokens}"
+    return [name, benchmark, f"{last.num_problems:,}", before, _score_text(last), change, tokens]
+
+
+def _score_text(score: Score) -> str:
+    interval = interval_text(score)
+    return f"step {score.step}: {percent_text(score.accuracy)}" + (f" ({interval})" if interval else "")
 
 
 # -- examples, controls, configuration ----------------------------------------------------------
 
 
-def _examples(curves: Sequence[RunCurves]) -> Section:
+def _examples_section(runs: Sequence[RunCurves]) -> PageSection:
     caption = "Problems of an evaluation, before and after training: what became right, and what did not."
-    compared = _compared(curves)
+    compared = _compared(runs)
     if compared is None:
-        return Section("Examples", caption, missing("There are no two evaluations of one benchmark to compare."))
+        nothing = "There are no two evaluations of one benchmark to compare."
+        return PageSection("Examples", caption, _PARTS.missing(nothing))
     titles, results = compared
     examples = choose(side_by_side(results), _NUM_EXAMPLES)
-    body = "".join(example_html(example, titles) for example in examples)
-    return Section("Examples", caption, body or missing("The evaluations have no problem in common."))
+    body = Markup("").join(example_html(example, titles) for example in examples)
+    return PageSection("Examples", caption, body or _PARTS.missing("The evaluations have no problem in common."))
 
 
-def _compared(curves: Sequence[RunCurves]) -> tuple[list[str], list[EvalResult]] | None:
-    """The first run's first evaluation and every run's last, on the first benchmark that allows it."""
-    for benchmark, results in curves[0].evals.items():
-        chosen = [(curves[0], results[0])]
-        chosen += [(one, one.evals[benchmark][-1]) for one in curves if one.evals.get(benchmark)]
-        distinct = list({id(result): (one, result) for one, result in chosen}.values())
+def _compared(runs: Sequence[RunCurves]) -> tuple[list[str], list[EvalResult]] | None:
+    """Return the first run's first evaluation and every run's last, on the first benchmark that allows it."""
+    for benchmark, results in runs[0].evals.items():
+        chosen = [(runs[0], results[0])]
+        chosen += [(run, run.evals[benchmark][-1]) for run in runs if run.evals.get(benchmark)]
+        distinct = list({id(result): (run, result) for run, result in chosen}.values())
         if len(distinct) > 1:
-            titles = [label(curves, one, f"step {result.step}") for one, result in distinct]
+            titles = [curve_label(runs, run, f"step {result.step}") for run, result in distinct]
             return titles, [result for _, result in distinct]
     return None
 
 
-def _controls(curves: Sequence[RunCurves]) -> Section:
-    parts = []
-    for one in curves:
-        values = one.run.controls()
-        if not values:
-            continue
-        rows = "".join(
-            f"<tr><td>{text}</td><td class='number'>{percent(values[key])}</td>"
-            f"<td class='bar'><i style='width:{100 * values[key]:.1f}%'></i></td></tr>"
-            for key, text in _CONTROLS.items()
-            if key in values
-        )
-        head = f"<h3>{escape(one.name)}</h3>" if len(curves) > 1 else ""
-        sentences = "".join(f"<p>{text}</p>" for text in control_sentences(values))
-        parts.append(f"<div class='card bars'>{head}<table>{rows}</table>{sentences}</div>")
-    return Section("Controls", "What the accuracy would be without looking, and without training.", "".join(parts))
+def _controls_section(runs: Sequence[RunCurves]) -> PageSection:
+    cards = []
+    for run in runs:
+        values = run.run.controls()
+        if values:
+            rows = [
+                (text, percent_text(values[key]), values[key]) for key, text in _CONTROLS.items() if key in values
+            ]
+            heading = run.name if len(runs) > 1 else ""
+            cards.append(_PARTS.bars(rows, heading, sentences=control_sentences(values)))
+    caption = "What the accuracy would be without looking, and without training."
+    return PageSection("Controls", caption, Markup("").join(cards))
 
 
 def control_sentences(values: Mapping[str, float]) -> list[str]:
-    """What the controls allow to say, in plain words; nothing about a control that was not measured."""
+    """Return what the controls allow to say; nothing about a control that was not measured."""
     sentences = []
     blind = [values[key] for key in ("blank_images", "shuffled_images") if key in values]
     if blind and "best_constant" in values:
         best, guess = max(blind), values["best_constant"]
         if best <= guess + 0.05:
             sentences.append(
-                f"Without the right image the trained policy scores at most {percent(best)}, no more than 5 points "
-                f"above the best constant guess ({percent(guess)}): its accuracy comes from the picture."
+                f"Without the right image the trained policy scores at most {percent_text(best)}, no more than 5 "
+                f"points above the best constant guess ({percent_text(guess)}): its accuracy comes from the picture."
             )
         else:
             sentences.append(
-                f"Without the right image the trained policy still scores {percent(best)}, more than 5 points above "
-                f"the best constant guess ({percent(guess)}): part of its accuracy does not come from the picture."
+                f"Without the right image the trained policy still scores {percent_text(best)}, more than 5 points "
+                f"above the best constant guess ({percent_text(guess)}): part of its accuracy does not come from the "
+                "picture."
             )
     if "forced_scan" in values and "trained" in values:
         forced, trained = values["forced_scan"], values["trained"]
-        already = f"Forcing the first words of the careful trace before training already gives {percent(forced)}"
+        already = f"Forcing the first words of the careful trace before training already gives {percent_text(forced)}"
         if forced >= trained - 0.05:
             sentences.append(
-                f"{already}, against {percent(trained)} after it. So training moved probability from guessing to a "
-                "way of working that the model had; it did not teach it to see."
+                f"{already}, against {percent_text(trained)} after it. So training moved probability from guessing "
+                "to a way of working that the model had; it did not teach it to see."
             )
         else:
             sentences.append(
-                f"{already}; training reaches {percent(trained)}. The first part is probability moved from guessing "
-                "to a way of working that the model had; the rest was learned on top."
+                f"{already}; training reaches {percent_text(trained)}. The first part is probability moved from "
+                "guessing to a way of working that the model had; the rest was learned on top."
             )
     return sentences
 
 
-def _configuration(curves: Sequence[RunCurves]) -> Section:
-    body = "".join(
-        f"<details><summary>config.yaml of {escape(one.name)}</summary>"
-        f"<pre>{escape(one.run.config_text())}</pre></details>"
-        for one in curves
-    )
-    return Section("Configuration", "The resolved configuration, as stored with the run.", body)
+def _configuration_section(runs: Sequence[RunCurves]) -> PageSection:
+    body = _REPORT.configurations([(run.name, run.run.config_text()) for run in runs])
+    return PageSection("Configuration", "The resolved configuration, as stored with the run.", body)

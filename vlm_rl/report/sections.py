@@ -11,20 +11,24 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from vlm_rl.report.charts import BAD, GOOD, PALETTE, Series, mass_bars
-from vlm_rl.report.figures import Figure, card, figure_grid, missing
-from vlm_rl.report.html import Section, escape
+from vlm_rl.report.figures import CurveFigure, card, figure_grid
+from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves, Score
 from vlm_rl.report.vega import embed
 
+_PARTS = macros("vlm_rl.report", "parts.html")
+_REPORT = macros("vlm_rl.report", "report.html")
 
-def reward_section(curves: Sequence[RunCurves]) -> Section:
-    total = _metric_figure(curves, "reward", "Mean reward of a response")
+
+def reward_section(runs: Sequence[RunCurves]) -> PageSection:
+    total = _metric_figure(runs, "reward", "Mean reward of a response")
     parts = [
-        _metric_figure(curves, f"rewards/{part}/mean", f"Part: {part}") for part in ("accuracy", "format", "overlong")
+        _metric_figure(runs, f"rewards/{part}/mean", f"Part: {part}") for part in ("accuracy", "format", "overlong")
     ]
-    return Section(
+    return PageSection(
         "Reward",
         "Mean over the responses of each training step, and its three parts apart. "
         "Thin: each step; bold: a running mean.",
@@ -32,19 +36,20 @@ def reward_section(curves: Sequence[RunCurves]) -> Section:
     )
 
 
-def accuracy_section(curves: Sequence[RunCurves]) -> Section:
+def accuracy_section(runs: Sequence[RunCurves]) -> PageSection:
     train, held_out = [], []
-    for color, one in _colored(curves):
-        x, y = one.rollouts.steps, one.rollouts.accuracy
+    for color, run in _colored(runs):
+        x, y = run.rollouts.steps, run.rollouts.accuracy
         if not np.isfinite(y).any():
-            x, y = one.metric("rewards/accuracy/mean")
-        train.append(Series(label(curves, one, "training responses"), x, y, color, smooth=True))
-        for benchmark, scores in one.scores.items():
-            held_out.append(_score_series(scores, label(curves, one, benchmark), color if len(curves) > 1 else ""))
-    colors = [PALETTE[(1 + i) % len(PALETTE)] for i in range(len(held_out))]
-    held_out = [replace(s, color=c) if not s.color else s for s, c in zip(held_out, colors, strict=True)]
-    figure = _figure("Share of correct answers", train + held_out, "no rollouts, no evaluation", percent=True)
-    return Section(
+            x, y = run.metric("rewards/accuracy/mean")
+        train.append(Series(curve_label(runs, run, "training responses"), x, y, color, smooth=True))
+        for benchmark, scores in run.scores.items():
+            held_out.append(_score_series(scores, curve_label(runs, run, benchmark), color))
+    if len(runs) == 1:  # a colour per benchmark; with several runs a colour per run
+        held_out = [replace(s, color=PALETTE[(1 + i) % len(PALETTE)]) for i, s in enumerate(held_out)]
+    options = {"percent": True}
+    figure = CurveFigure("Share of correct answers", train + held_out, "no rollouts, no evaluation", options=options)
+    return PageSection(
         "Accuracy",
         "Curve: responses sampled for training. Points: the stored evaluations, with their 95 % interval.",
         figure.html(),
@@ -57,66 +62,66 @@ def _score_series(scores: Sequence[Score], label: str, color: str) -> Series:
     return Series(label, x, y, color, low=low, high=high, points=True)
 
 
-def length_section(curves: Sequence[RunCurves]) -> Section:
+def length_section(runs: Sequence[RunCurves]) -> PageSection:
     mean, split, cut = [], [], []
-    for color, one in _colored(curves):
-        r = one.rollouts
+    for color, run in _colored(runs):
+        r = run.rollouts
         if len(r.steps):
-            mean.append(Series(one.name, r.steps, r.mean, color, low=r.p10, high=r.p90))
+            mean.append(Series(run.name, r.steps, r.mean, color, low=r.p10, high=r.p90))
         else:
-            mean.append(Series(one.name, *one.metric("completions/mean_length"), color))
-        right, wrong = (GOOD, BAD) if len(curves) == 1 else (color, color)
-        split.append(Series(label(curves, one, "correct"), r.steps, r.mean_correct, right, smooth=True))
-        split.append(
-            Series(label(curves, one, "not correct"), r.steps, r.mean_wrong, wrong, dashed=True, smooth=True)
-        )
-        x, y = (r.steps, r.truncated) if len(r.steps) else one.metric("completions/clipped_ratio")
-        cut.append(Series(one.name, x, y, color))
-    whole = _figure("Length of a response: mean, and p10 to p90 as a band", mean, y_title="tokens", from_zero=True)
+            mean.append(Series(run.name, *run.metric("completions/mean_length"), color))
+        right, wrong = (GOOD, BAD) if len(runs) == 1 else (color, color)
+        split.append(Series(curve_label(runs, run, "correct"), r.steps, r.mean_correct, right, smooth=True))
+        label = curve_label(runs, run, "not correct")
+        split.append(Series(label, r.steps, r.mean_wrong, wrong, dashed=True, smooth=True))
+        x, y = (r.steps, r.truncated) if len(r.steps) else run.metric("completions/clipped_ratio")
+        cut.append(Series(run.name, x, y, color))
+    tokens = {"y_title": "tokens", "from_zero": True}
+    share = {"percent": True, "from_zero": True}
+    whole = CurveFigure("Length of a response: mean, and p10 to p90 as a band", mean, options=tokens)
     figures = [
-        _figure("Length of correct and of other responses", split, "no rollouts", y_title="tokens", from_zero=True),
-        _figure("Share cut at the token limit", cut, percent=True, from_zero=True),
+        CurveFigure("Length of correct and of other responses", split, options=tokens),
+        CurveFigure("Share cut at the token limit", cut, options=share),
     ]
-    return Section(
+    return PageSection(
         "Length",
         "Generated tokens of a training response, the end-of-sequence token included.",
         whole.html() + figure_grid(figures),
     )
 
 
-def gradient_mass_section(curves: Sequence[RunCurves]) -> Section:
+def gradient_mass_section(runs: Sequence[RunCurves]) -> PageSection:
     figures = []
-    for one in curves:
-        stretches = _mass_stretches(one)
-        if stretches is None:
-            continue
-        early, late, labels = stretches
-        title = "Gradient mass by length and sign of the advantage" + (f": {one.name}" if len(curves) > 1 else "")
-        figures.append(card(title, embed(mass_bars(early, late, labels=labels), title)))
-    body = "".join(figures) or missing("Not logged by this run: <code>gradient_mass/…</code>.")
-    return Section(
+    for run in runs:
+        stretches = _mass_stretches(run)
+        if stretches is not None:
+            early, late, labels = stretches
+            title = "Gradient mass by length and sign of the advantage" + (f": {run.name}" if len(runs) > 1 else "")
+            figures.append(card(title, embed(mass_bars(early, late, labels=labels), title)))
+    absent = [] if figures else [_PARTS.not_logged("Gradient mass", ["gradient_mass/…"], "this run")]
+    return PageSection(
         "Gradient mass",
         "Which responses the update listens to: the share of the summed |token weight × advantage| that falls on "
-        "each tenth of the responses by length. Did every response count alike, each tenth would hold about 10 %.",
-        f"<div class='grid'>{body}</div>" if len(curves) % 2 == 0 else body,
+        "each tenth of the responses by length. If every response counted alike, each tenth would hold about 10 %.",
+        _PARTS.grid(figures, absent, ""),
     )
 
 
 def _mass_stretches(
-    one: RunCurves,
+    run: RunCurves,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], tuple[str, str]] | None:
-    """Mean shares over the first and the last quarter of the steps, with a label for each."""
+    """Return the mean shares over the first and the last quarter of the steps, with a label for each."""
     shares = {
-        sign: np.stack([one.metric(f"gradient_mass/{sign}/decile_{d}")[1] for d in range(1, 11)])
+        sign: np.stack([run.metric(f"gradient_mass/{sign}/decile_{d}")[1] for d in range(1, 11)])
         for sign in ("positive", "negative")
-        if one.metric(f"gradient_mass/{sign}/decile_1")[1].size
+        if run.metric(f"gradient_mass/{sign}/decile_1")[1].size
     }
     if len(shares) < 2:
         return None
     logged = np.isfinite(shares["positive"]).all(0) & np.isfinite(shares["negative"]).all(0)
     if not logged.any():
         return None
-    steps = one.metric("gradient_mass/positive/decile_1")[0][logged]
+    steps = run.metric("gradient_mass/positive/decile_1")[0][logged]
     width = max(1, len(steps) // 4)
     early = {sign: table[:, logged][:, :width].mean(1) for sign, table in shares.items()}
     late = {sign: table[:, logged][:, -width:].mean(1) for sign, table in shares.items()}
@@ -124,95 +129,84 @@ def _mass_stretches(
     return early, late, (labels[0], labels[1])
 
 
-def updates_section(curves: Sequence[RunCurves]) -> Section:
+def updates_section(runs: Sequence[RunCurves]) -> PageSection:
     clip = []
-    for color, one in _colored(curves):
-        clip.append(Series("all" if len(curves) == 1 else one.name, *one.metric("clip_ratio/region_mean"), color))
-        if len(curves) == 1:
-            clip.append(Series("A < 0, below", *one.metric("clip_ratio/low_mean"), BAD))
-            clip.append(Series("A > 0, above", *one.metric("clip_ratio/high_mean"), GOOD))
+    for color, run in _colored(runs):
+        clip.append(Series("all" if len(runs) == 1 else run.name, *run.metric("clip_ratio/region_mean"), color))
+        if len(runs) == 1:
+            clip.append(Series("A < 0, below", *run.metric("clip_ratio/low_mean"), BAD))
+            clip.append(Series("A > 0, above", *run.metric("clip_ratio/high_mean"), GOOD))
     gap = "Gap to the sampler: mean |log-prob of learner − of sampler| per token"
+    share = {"y_title": "of tokens", "percent": True, "from_zero": True}
     figures = [
-        _figure(
-            "Clip fraction", clip, "<code>clip_ratio/…</code>", y_title="of tokens", percent=True, from_zero=True
-        ),
-        _metric_figure(curves, "entropy", "Entropy of the policy", y_title="nats per token"),
-        _metric_figure(curves, "rollout/logprob_gap", gap, y_title="nats per token", log=True),
-        _metric_figure(curves, "grad_norm", "Gradient norm before clipping", log=True),
+        CurveFigure("Clip fraction", clip, ["clip_ratio/…"], options=share),
+        _metric_figure(runs, "entropy", "Entropy of the policy", y_title="nats per token"),
+        _metric_figure(runs, "rollout/logprob_gap", gap, y_title="nats per token", log=True),
+        _metric_figure(runs, "grad_norm", "Gradient norm before clipping", log=True),
     ]
     skipped = [
-        escape(label(curves, one, f"{count:.0f}"))
-        for one in curves
-        if math.isfinite(count := one.last("steps/skipped"))
+        curve_label(runs, run, f"{count:.0f}") for run in runs if math.isfinite(count := run.last("steps/skipped"))
     ]
-    note = (
-        f"<p class='caption'>Optimizer steps refused by the gradient guard: {'; '.join(skipped)}.</p>"
-        if skipped
-        else missing("Not logged by this run: <code>steps/skipped</code>.")
-    )
-    return Section(
+    refused = "Optimizer steps refused by the gradient guard"
+    note = _REPORT.skipped_steps(skipped) if skipped else _PARTS.not_logged(refused, ["steps/skipped"], "this run")
+    return PageSection(
         "Updates",
         "Whether the policy changes steadily, still explores, and is the one that the sampler runs.",
         figure_grid(figures) + note,
     )
 
 
-def time_section(curves: Sequence[RunCurves]) -> Section:
-    tables = [table for one in curves if (table := _time_table(one, title=len(curves) > 1))]
-    body = "".join(tables) or missing("Not logged by this run: <code>timing/…</code>.")
+def time_section(runs: Sequence[RunCurves]) -> PageSection:
+    tables = [table for run in runs if (table := _time_table(run, heading=run.name if len(runs) > 1 else ""))]
+    absent = [] if tables else [_PARTS.not_logged("Time", ["timing/…"], "this run")]
     caption = (
-        "Where a step's seconds go: the mean over all steps, so that work of some steps only, a save, weighs what it "
-        "costs in the long run."
+        "Where a step's seconds go: the mean over all steps, so that work of some steps only, such as a save, counts "
+        "with what it costs in the long run."
     )
-    return Section("Time", caption, f"<div class='grid'>{body}</div>")
+    return PageSection("Time", caption, _PARTS.grid(tables, absent, ""))
 
 
-def _time_table(one: RunCurves, *, title: bool) -> str:
-    phases = [(name.removeprefix("timing/"), one.metric(name)[1]) for name in one.metric_names("timing/")]
+def _time_table(run: RunCurves, *, heading: str) -> Markup | None:
+    phases = [(name.removeprefix("timing/"), run.metric(name)[1]) for name in run.metric_names("timing/")]
     means = [(float(np.nansum(v)) / len(v), name) for name, v in phases if np.isfinite(v).any()]
     if not means:
-        return ""
+        return None
     longest = max(seconds for seconds, _ in means) or 1.0
-    rows = "".join(
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td class='number'>{_seconds(seconds)}</td>"
-        f"<td class='bar'><i style='width:{100 * seconds / longest:.1f}%'></i></td></tr>"
+    rows = [
+        (name.replace("_", " "), _seconds(seconds), seconds / longest)
         for seconds, name in sorted(means, reverse=True)
-    )
-    head = f"<h3>{escape(one.name)}</h3>" if title else ""
-    return f"<div class='card bars'>{head}<table>{rows}</table></div>"
+    ]
+    return _PARTS.bars(rows, heading)
 
 
-def _metric_figure(curves: Sequence[RunCurves], name: str, title: str, **options: Any) -> Figure:
-    series = [Series(one.name, *one.metric(name), color, smooth=True) for color, one in _colored(curves)]
-    return _figure(title, series, f"<code>{escape(name)}</code>", **options)
+def _metric_figure(runs: Sequence[RunCurves], name: str, title: str, **options: Any) -> CurveFigure:
+    series = [Series(run.name, *run.metric(name), color, smooth=True) for color, run in _colored(runs)]
+    return CurveFigure(title, series, [name], options=options)
 
 
-def _figure(title: str, series: Sequence[Series], absent: str = "no rollouts", **options: Any) -> Figure:
-    return Figure(title, series, f"by this run ({absent})", options)
+def _colored(runs: Sequence[RunCurves]) -> list[tuple[str, RunCurves]]:
+    return [(PALETTE[i % len(PALETTE)], run) for i, run in enumerate(runs)]
 
 
-def _colored(curves: Sequence[RunCurves]) -> list[tuple[str, RunCurves]]:
-    return [(PALETTE[i % len(PALETTE)], one) for i, one in enumerate(curves)]
+def curve_label(runs: Sequence[RunCurves], run: RunCurves, what: str) -> str:
+    """Return what a curve is called: with the run's name where there are several."""
+    return what if len(runs) == 1 else f"{run.name}: {what}"
 
 
-def label(curves: Sequence[RunCurves], one: RunCurves, what: str) -> str:
-    return what if len(curves) == 1 else f"{one.name}: {what}"
-
-
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def interval(score: Score, before: str = "", after: str = "") -> str:
-    """The interval between `before` and `after`; nothing where none was stored."""
-    return "" if math.isnan(score.low) else f"{before}{100 * score.low:.1f}–{100 * score.high:.1f} %{after}"
+def interval_text(score: Score) -> str:
+    """Return a score's interval; empty where none was stored."""
+    return "" if math.isnan(score.low) else f"{100 * score.low:.1f}–{100 * score.high:.1f} %"
 
 
 def _seconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

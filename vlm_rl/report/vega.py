@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -60,8 +60,8 @@ def light_colors() -> Mapping[str, str]:
     return {f"var({name})": color for name, color in re.findall(r"(--[\w-]+): (#\w{6})", light)}
 
 
-def still(spec: Spec) -> Spec:
-    """Return the chart for a picture: the light theme's colours in place of variables, its legend inside."""
+def still(spec: Spec, *, width: int, title: str = "") -> Spec:
+    """Return the chart for a picture: `width` pixels wide, in the light theme, its legend inside, no interaction."""
 
     def themed(node: Any) -> Any:
         if isinstance(node, Mapping):
@@ -70,13 +70,34 @@ def still(spec: Spec) -> Spec:
             return [themed(value) for value in node]
         return light_colors().get(node, node) if isinstance(node, str) else node
 
-    drawn = themed(spec)
-    if drawn["usermeta"]["legend"]:
-        color = drawn["encoding"]["color"] | {"legend": {"symbolOpacity": 1}}
-        drawn["encoding"] = drawn["encoding"] | {"color": color}
-    return drawn
+    drawn = themed({key: spec[key] for key in ("$schema", "config", "height", "encoding")})
+    layers = [layer for layer in spec["layer"] if "hover" not in (param["name"] for param in layer.get("params", []))]
+    drawn["layer"] = [themed({key: part for key, part in layer.items() if key != "params"}) for layer in layers]
+    drawn |= {"width": width, "data": {"values": spec["datasets"]["rows"]}}
+    if spec["usermeta"]["legend"]:
+        legend = {"title": None, "symbolOpacity": 1}
+        drawn["encoding"] = {**drawn["encoding"], "color": {**drawn["encoding"]["color"], "legend": legend}}
+    return drawn | ({"title": title} if title else {})
 
 
-def picture(spec: Spec, *, scale: float = 2.0) -> bytes:
-    """Return a chart of fixed width, or several put together, as a PNG of `scale` times its size in pixels."""
-    return vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=VEGA_LITE, scale=scale)
+def joined(stills: Sequence[Spec], *, columns: int, spacing: int = 40) -> Spec:
+    """Return several stills as one picture, row by row."""
+    parts = [{key: part for key, part in chart.items() if key not in ("$schema", "config")} for chart in stills]
+    shared = {"$schema": stills[0]["$schema"], "config": stills[0]["config"], "spacing": spacing}
+    return shared | {"concat": parts, "columns": columns, "resolve": {"scale": {"color": "independent"}}}
+
+
+def svg(spec: Spec) -> str:
+    """Return a still as SVG."""
+    return vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+
+
+def png(spec: Spec, *, scale: float = 2.0) -> bytes:
+    """Return a still on white as a PNG of `scale` times its size in pixels."""
+    options = {"background": "white", "padding": 12}
+    return vl_convert.vegalite_to_png(spec | options, vl_version=VEGA_LITE, scale=scale)
+
+
+def png_of_svg(text: str, *, scale: float = 2.0) -> bytes:
+    """Return an SVG drawing as a PNG of `scale` times its size in pixels."""
+    return vl_convert.svg_to_png(text, scale=scale)

@@ -2,8 +2,8 @@
 
     config.yaml                          the resolved configuration
     metrics.jsonl                        one object per line: step, attempt, then metrics; only appended to
-    rollouts/step-000012.parquet         one row per response (ROLLOUT_SCHEMA)
-    eval/<benchmark>/step-000060.parquet one row per sample (EvalRecord)
+    rollouts/step-000012.parquet         one row per response (RolloutRow)
+    eval/<benchmark>/step-000060.parquet one row per response (EvalRecord)
     eval/<benchmark>/step-000060.json    its summary, written last
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
     controls.json                        optional: accuracies that show what the learning curve means
@@ -34,56 +34,7 @@ import pyarrow.parquet as pq
 from vlm_rl.config import Config, check_benchmark_name, load_config, save_config
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
-from vlm_rl.types import Group
-
-ROLLOUT_SCHEMA = pa.schema(
-    [
-        ("step", pa.int32()),
-        ("attempt", pa.int32()),
-        ("prompt_id", pa.string()),
-        ("response_index", pa.int32()),
-        ("text", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("reward", pa.float64()),
-        ("reward_accuracy", pa.float64()),
-        ("reward_format", pa.float64()),
-        ("reward_overlong", pa.float64()),
-        ("advantage", pa.float64()),
-        ("verdict", pa.string()),
-        ("extracted", pa.string()),
-        ("path", pa.string()),
-        ("reason", pa.string()),
-        ("length", pa.int32()),
-        ("stop_reason", pa.string()),
-        ("policy_version", pa.int64()),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RolloutRow:
-    """One training response as it is stored; the fields are ROLLOUT_SCHEMA's columns."""
-
-    step: int
-    attempt: int
-    prompt_id: str
-    response_index: int
-    text: str  # decoded response, without the prompt's prefill
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]  # the sampler's
-    reward: float
-    reward_accuracy: float
-    reward_format: float
-    reward_overlong: float
-    advantage: float
-    verdict: str
-    extracted: str | None
-    path: str
-    reason: str
-    length: int  # generated tokens, the end-of-sequence token included
-    stop_reason: str
-    policy_version: int
+from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +49,6 @@ class EvalResult:
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the records as a table, with the file's columns (EvalRecord) or the named ones."""
         return pq.read_table(self.path, columns=None if columns is None else list(columns))
-
-
-def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[RolloutRow]:
-    """Return a rollout batch as it is stored, in the order of the groups."""
-    return [
-        RolloutRow(
-            step=step,
-            attempt=attempt,
-            prompt_id=group.problem.id,
-            response_index=rollout.index,
-            text=rollout.text,
-            token_ids=rollout.ids,  # type: ignore[arg-type]  # numpy arrays are taken as they are
-            logprobs=rollout.logprobs,  # type: ignore[arg-type]
-            reward=reward.total,
-            reward_accuracy=float(reward.parts.get("accuracy", 0.0)),
-            reward_format=float(reward.parts.get("format", 0.0)),
-            reward_overlong=float(reward.parts.get("overlong", 0.0)),
-            advantage=float(advantage),
-            verdict=reward.grade.verdict,
-            extracted=reward.grade.extracted,
-            path=reward.grade.path,
-            reason=reward.grade.reason,
-            length=len(rollout.ids),
-            stop_reason=rollout.stop_reason,
-            policy_version=rollout.policy_version,
-        )
-        for group in groups
-        for rollout, reward, advantage in zip(group.rollouts, group.rewards, group.advantages_G, strict=True)
-    ]
 
 
 class RunDirectory:
@@ -255,7 +177,7 @@ class RunDirectory:
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a step's responses, with all columns or those named. Raises UserError where there are none."""
+        """Return a step's responses, all columns or those named. Raises UserError where there are none."""
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")

@@ -110,7 +110,7 @@ class TransformersSampler:
         own = dict(self._model.named_parameters())
         for name, tensor in tensors:
             if name not in own:
-                raise ValueError(f"the sampler's model has no parameter {name!r}; is it another architecture?")
+                raise ValueError(f"the sampler's model has no parameter {name!r}; is its architecture different?")
             assert own[name].shape == tensor.shape, (name, own[name].shape, tensor.shape)
             own[name].data.copy_(tensor)
         self.policy_version = version

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vlm_rl.stats import Estimate, estimate
-from vlm_rl.study.results import Comparison, difference, measure_title, stretch_means
+from vlm_rl.study.results import StudyResults, difference, measure_title, stretch_means
 
 _MAX_PAIRS = 2
 
@@ -28,12 +28,12 @@ class Movement:
     num_runs: int
 
 
-def movement(comparison: Comparison, name: str) -> Movement | None:
+def movement(results: StudyResults, name: str) -> Movement | None:
     """How a metric moved; None where no run has it at both ends."""
     pairs = {}
-    for run in comparison.runs:
+    for run in results.runs:
         if name in run.curves:
-            ends = stretch_means(run.curves[name], comparison.num_steps)
+            ends = stretch_means(run.curves[name], results.num_steps)
             if all(map(math.isfinite, ends)):
                 pairs.setdefault(run.seed, []).append(ends)
     if not pairs:
@@ -47,9 +47,9 @@ def movement(comparison: Comparison, name: str) -> Movement | None:
     )
 
 
-def words(comparison: Comparison) -> list[str]:
+def findings(results: StudyResults) -> list[str]:
     """The sentences; one that says what is missing where the two quantities were not logged."""
-    variation, gap = (movement(comparison, name) for name in ("length/group_cv", "length/sign_gap"))
+    variation, gap = (movement(results, name) for name in ("length/group_cv", "length/sign_gap"))
     if variation is None or gap is None:
         return [
             "The runs have not logged length/group_cv and length/sign_gap, the two quantities that, according to "
@@ -59,7 +59,7 @@ def words(comparison: Comparison) -> list[str]:
         _variation_sentence(variation),
         _gap_sentence(gap),
         _account_sentence(gap),
-        *_outcome_sentences(comparison),
+        *_outcome_sentences(results),
     ]
 
 
@@ -108,16 +108,16 @@ def _account_sentence(gap: Movement) -> str:
     return f"{account}; one seed does not settle which sign that is."
 
 
-def _outcome_sentences(comparison: Comparison) -> list[str]:
+def _outcome_sentences(results: StudyResults) -> list[str]:
     """One sentence per pair of a token and a sequence rule; pairs that differ in nothing else go first."""
-    algorithms = {run.rule: run.algorithm for run in comparison.runs}
-    rules = [rule for rule in comparison.rules if rule in algorithms]
+    algorithms = {run.rule: run.algorithm for run in results.runs}
+    rules = [rule for rule in results.rules if rule in algorithms]
     token, sequence = (
         [rule for rule in rules if algorithms[rule].aggregation == name] for name in ("token", "sequence")
     )
     if not (token and sequence):
         return ["The study does not hold a rule of each, so it does not test which of the two does better."]
-    measures = [measure for measure in comparison.measures if "accuracy" in measure]
+    measures = [measure for measure in results.measures if "accuracy" in measure]
     if not measures:
         return ["No accuracy was recorded, so the study does not test which of the two does better."]
     pairs = [(one, other) for one in token for other in sequence]
@@ -125,7 +125,7 @@ def _outcome_sentences(comparison: Comparison) -> list[str]:
     more = "" if alike else " (which differ in more than the aggregation)"
     return [
         f"Final {measure_title(measures[0])} of {one} (token) minus {other} (sequence){more}: "
-        f"{_verdict(difference(comparison, one, other, measures[0]))}"
+        f"{_verdict(difference(results, one, other, measures[0]))}"
         for one, other in (alike or pairs)[:_MAX_PAIRS]
     ]
 

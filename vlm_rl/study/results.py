@@ -1,7 +1,7 @@
 """The numbers of a study: curves with the seeds' band, final values, differences in pairs.
 
 Reading is `collect`; everything below it is arithmetic on what it read. Only runs that went to their
-last step count; the others are named in `Comparison.missing`. A run is one independent value: seeds are
+last step count; the others are named in `StudyResults.missing`. A run is one independent value: seeds are
 averaged and compared, never steps, and a difference is taken between runs of the same seed.
 """
 
@@ -40,7 +40,7 @@ _LOGGED = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class StepCurve:
     """Values over training steps, float64; NaN where a step has none."""
 
     steps: np.ndarray
@@ -49,19 +49,19 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunNumbers:
-    """What the comparison knows about one finished run."""
+    """What the results knows about one finished run."""
 
     rule: str
     seed: int
     start: str
     algorithm: Algorithm
-    curves: Mapping[str, Curve]  # only those with a finite value
+    curves: Mapping[str, StepCurve]  # only those with a finite value
     finals: Mapping[str, float]  # measure -> value
     contaminated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingRun:
     """A planned run that has not come to its end."""
 
     rule: str
@@ -70,14 +70,14 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
+class StudyResults:
     """The finished runs of a study."""
 
     rules: tuple[str, ...]  # the baseline first
     seeds: tuple[int, ...]
     num_steps: int
     runs: tuple[RunNumbers, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingRun, ...]
 
     @property
     def baseline(self) -> str:
@@ -102,7 +102,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Band:
+class SeedBand:
     """A rule's curve: the mean over its seeds, and their smallest and largest value."""
 
     steps: np.ndarray
@@ -114,15 +114,15 @@ class Band:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def collect(study: Study, planned: Sequence[Planned]) -> Comparison:
+def collect(study: Study, planned: Sequence[Planned]) -> StudyResults:
     """Read every finished run of a study's plan."""
     reasons = [(one, missing_reason(one)) for one in planned]
-    return Comparison(
+    return StudyResults(
         rules=tuple(study.rule_names),
         seeds=tuple(study.seeds),
         num_steps=planned[0].config.train.steps,
         runs=tuple(read_run(one) for one, reason in reasons if not reason),
-        missing=tuple(Missing(one.rule, one.seed, reason) for one, reason in reasons if reason),
+        missing=tuple(MissingRun(one.rule, one.seed, reason) for one, reason in reasons if reason),
     )
 
 
@@ -161,41 +161,41 @@ def read_run(planned: Planned) -> RunNumbers:
     )
 
 
-def _curves(one: RunCurves, planned: Planned) -> dict[str, Curve]:
-    curves = {name: Curve(*one.metric(name)) for name in _LOGGED}
+def _curves(one: RunCurves, planned: Planned) -> dict[str, StepCurve]:
+    curves = {name: StepCurve(*one.metric(name)) for name in _LOGGED}
     steps, part = one.metric("rewards/accuracy/mean")
     weight = planned.config.reward.accuracy
     scaled = part / weight if weight else part * math.nan
-    curves["accuracy"] = _either(Curve(steps, scaled), lambda: one.rollouts.accuracy, one)
+    curves["accuracy"] = _either(StepCurve(steps, scaled), lambda: one.rollouts.accuracy, one)
     for name, stored in (
         ("completions/mean_length", lambda: one.rollouts.mean),
         ("length/correct_mean", lambda: one.rollouts.mean_correct),
         ("length/wrong_mean", lambda: one.rollouts.mean_wrong),
     ):
-        curves[name] = _either(Curve(*one.metric(name)), stored, one)
+        curves[name] = _either(StepCurve(*one.metric(name)), stored, one)
     for sign in ("positive", "negative"):
         for name, tenths in (
             ("shortest", range(1, 1 + NUM_END_DECILES)),
             ("longest", range(11 - NUM_END_DECILES, 11)),
         ):
             deciles = [one.metric(f"gradient_mass/{sign}/decile_{decile}") for decile in tenths]
-            curves[f"gradient_mass/{sign}/{name}"] = Curve(deciles[0][0], np.sum([v for _, v in deciles], axis=0))
+            curves[f"gradient_mass/{sign}/{name}"] = StepCurve(deciles[0][0], np.sum([v for _, v in deciles], axis=0))
     for benchmark, scores in one.scores.items():
         at = np.array([score.step for score in scores], dtype=np.float64)
-        curves[f"heldout_accuracy/{benchmark}"] = Curve(at, np.array([score.accuracy for score in scores]))
-        curves[f"heldout_length/{benchmark}"] = Curve(at, np.array([score.mean_length for score in scores]))
+        curves[f"heldout_accuracy/{benchmark}"] = StepCurve(at, np.array([score.accuracy for score in scores]))
+        curves[f"heldout_length/{benchmark}"] = StepCurve(at, np.array([score.mean_length for score in scores]))
     return curves
 
 
-def _either(logged: Curve, stored: Callable[[], np.ndarray], one: RunCurves) -> Curve:
+def _either(logged: StepCurve, stored: Callable[[], np.ndarray], one: RunCurves) -> StepCurve:
     """The logged curve, or the one counted from the stored responses where nothing was logged."""
-    return logged if np.isfinite(logged.values).any() else Curve(one.rollouts.steps, stored())
+    return logged if np.isfinite(logged.values).any() else StepCurve(one.rollouts.steps, stored())
 
 
 # -- curves --------------------------------------------------------------------------------------
 
 
-def band(runs: Sequence[RunNumbers], name: str) -> Band | None:
+def seed_band(runs: Sequence[RunNumbers], name: str) -> SeedBand | None:
     """Mean, smallest and largest of the runs' smoothed curves, step by step; None where no run has it.
 
     Evaluations are not smoothed: there are few, and each is of many problems.
@@ -210,7 +210,7 @@ def band(runs: Sequence[RunNumbers], name: str) -> Band | None:
         row[np.searchsorted(steps, curve.steps)] = values
     known = np.isfinite(table).any(axis=0)
     steps, table = steps[known], table[:, known]
-    return Band(steps, np.nanmean(table, axis=0), np.nanmin(table, axis=0), np.nanmax(table, axis=0))
+    return SeedBand(steps, np.nanmean(table, axis=0), np.nanmin(table, axis=0), np.nanmax(table, axis=0))
 
 
 def stretch_width(num_steps: int) -> int:
@@ -218,7 +218,7 @@ def stretch_width(num_steps: int) -> int:
     return max(1, num_steps // 10)
 
 
-def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
+def stretch_mean(curve: StepCurve, num_steps: int, *, early: bool) -> float:
     """Mean over the first or the last tenth of the run's steps; NaN where none of them has a value."""
     width = stretch_width(num_steps)
     inside = curve.steps <= width if early else curve.steps > num_steps - width
@@ -226,12 +226,12 @@ def stretch_mean(curve: Curve, num_steps: int, *, early: bool) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def stretch_means(curve: Curve, num_steps: int) -> tuple[float, float]:
+def stretch_means(curve: StepCurve, num_steps: int) -> tuple[float, float]:
     """Means over the first and over the last tenth of the run's steps."""
     return stretch_mean(curve, num_steps, early=True), stretch_mean(curve, num_steps, early=False)
 
 
-def curve_ends(curve: Curve, name: str, num_steps: int) -> tuple[float, float]:
+def curve_ends(curve: StepCurve, name: str, num_steps: int) -> tuple[float, float]:
     """Where a curve begins and ends: means over a tenth of the steps, but evaluations as they are."""
     if name.startswith("heldout_"):
         return float(curve.values[0]), float(curve.values[-1])
@@ -255,35 +255,35 @@ def is_share(measure: str) -> bool:
     return "accuracy" in measure
 
 
-def final_values(comparison: Comparison, rule: str, measure: str) -> dict[int, float]:
+def final_values(results: StudyResults, rule: str, measure: str) -> dict[int, float]:
     """seed -> final value of the rule's runs that have one."""
-    values = {run.seed: run.finals.get(measure, math.nan) for run in comparison.of(rule)}
+    values = {run.seed: run.finals.get(measure, math.nan) for run in results.of(rule)}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def final_estimate(comparison: Comparison, rule: str, measure: str) -> Estimate:
+def final_estimate(results: StudyResults, rule: str, measure: str) -> Estimate:
     """The rule's mean over its seeds with its 95 % t interval."""
-    return estimate(list(final_values(comparison, rule, measure).values()))
+    return estimate(list(final_values(results, rule, measure).values()))
 
 
-def difference(comparison: Comparison, rule: str, other: str, measure: str) -> Estimate:
+def difference(results: StudyResults, rule: str, other: str, measure: str) -> Estimate:
     """Mean of rule minus other over the seeds that both have finished, with its 95 % t interval."""
-    ours, theirs = (final_values(comparison, name, measure) for name in (rule, other))
+    ours, theirs = (final_values(results, name, measure) for name in (rule, other))
     return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
 
 # -- what is published ---------------------------------------------------------------------------
 
 
-def as_json(comparison: Comparison, words: Sequence[str]) -> dict[str, Any]:
+def as_json(results: StudyResults, findings: Sequence[str]) -> dict[str, Any]:
     """Every number of the page's tables; null where a number does not exist. No paths."""
-    rules = comparison.rules
+    rules = results.rules
     return {
-        "baseline": comparison.baseline,
+        "baseline": results.baseline,
         "rules": list(rules),
-        "seeds": list(comparison.seeds),
-        "steps": comparison.num_steps,
-        "missing": [{"rule": one.rule, "seed": one.seed, "reason": one.reason} for one in comparison.missing],
+        "seeds": list(results.seeds),
+        "steps": results.num_steps,
+        "missing": [{"rule": one.rule, "seed": one.seed, "reason": one.reason} for one in results.missing],
         "runs": [
             {
                 "rule": run.rule,
@@ -293,33 +293,33 @@ def as_json(comparison: Comparison, words: Sequence[str]) -> dict[str, Any]:
                 "first_and_last": {
                     name: [
                         float(f"{end:.4g}") if math.isfinite(end) else None
-                        for end in curve_ends(curve, name, comparison.num_steps)
+                        for end in curve_ends(curve, name, results.num_steps)
                     ]
                     for name, curve in run.curves.items()
                 },
             }
-            for run in comparison.runs
+            for run in results.runs
         ],
         "final": {
-            measure: {rule: _estimate_json(final_estimate(comparison, rule, measure)) for rule in rules}
-            for measure in comparison.measures
+            measure: {rule: _estimate_json(final_estimate(results, rule, measure)) for rule in rules}
+            for measure in results.measures
         },
         "difference_to_baseline": {
             measure: {
-                rule: _estimate_json(difference(comparison, rule, comparison.baseline, measure)) for rule in rules[1:]
+                rule: _estimate_json(difference(results, rule, results.baseline, measure)) for rule in rules[1:]
             }
-            for measure in comparison.measures
+            for measure in results.measures
         },
-        "words": list(words),
+        "words": list(findings),
     }
 
 
-def as_csv(comparison: Comparison) -> str:
+def as_csv(results: StudyResults) -> str:
     """The unsmoothed curves of every finished run as rule, seed, step, metric, value; gaps are left out."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rule", "seed", "step", "metric", "value"])
-    for run in comparison.runs:
+    for run in results.runs:
         for name, curve in run.curves.items():
             for step, value in zip(curve.steps, curve.values, strict=True):
                 if math.isfinite(value):

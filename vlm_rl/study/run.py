@@ -1,8 +1,8 @@
-"""Run a study and write its report: `vlm-rl compare STUDY.yaml`.
+"""Run a study and write its report: `vlm-rl study STUDY.yaml`.
 
-Each run is a process of its own, `jobs` at a time, with its output in a log beside its folder. What is
-finished is left alone, what was begun goes on from its checkpoint, and a stop lets the runs save first,
-so the same command again always brings the study further.
+Each run is its own process, `jobs` at a time, with its output in a log beside its folder. Finished runs are left
+alone, begun ones resume from their checkpoints, and a stop lets the runs save first. So the same command always
+continues a study.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.run.checkpoint import CheckpointError, verify
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.terminal import clock, make_console, visible
-from vlm_rl.study.findings import words
-from vlm_rl.study.page import write_comparison_page
+from vlm_rl.study.findings import findings
+from vlm_rl.study.page import write_study_page
 from vlm_rl.study.plan import Planned, Study, load_study
 from vlm_rl.study.results import as_csv, as_json, collect, missing_reason
 
@@ -37,53 +37,56 @@ _TAIL_LINES = 15
 _TAIL_BYTES = 16_384
 
 
-def compare(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False) -> int:
-    """Run what is missing of the study, `jobs` runs at a time, then write its report; returns the exit code.
+def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False) -> int:
+    """Train the runs that are missing from a study, `jobs` at a time, then write its report.
 
-    1: at least one run failed. Raises UserError before anything is started for a mistake in the study, in
-    a start's folder, or where `out` holds runs of another study; StoppedError or KeyboardInterrupt after
-    SIGTERM or Ctrl-C, once the runs have saved.
+    Returns the exit code: 1 if at least one run failed, else 0.
+
+    Raises:
+        UserError: before anything is started, for a mistake in the study file, a warm start that is no model folder,
+            or an `out` that holds runs of a different study.
+        StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
     """
     if jobs < 1:
-        raise UserError(f"--jobs is {jobs}: at least one run at a time")
+        raise UserError(f"--jobs is {jobs}: give 1 or more, the number of runs to train at a time")
     study = load_study(path)
     planned = study.runs(out)
-    for one in planned:
-        _refuse_another_run(one)
+    for run in planned:
+        _refuse_a_different_run(run)
     failed = [] if report_only else run_all(study, planned, out, jobs=jobs)
     write_results(study, planned, out)
     return 1 if failed else 0
 
 
 def run_all(study: Study, planned: Sequence[Planned], out: Path, *, jobs: int) -> list[Planned]:
-    """Run all that is not finished; returns those that failed."""
+    """Train all runs that are not finished; return those that failed."""
     for name, folder in study.starts.items():
         try:
             check_model_folder(folder)
         except UserError as error:
             raise UserError(f"starts.{name}: {error}") from None
-    with _only_one(out) as lock:
-        waiting = [one for one in planned if not is_finished(one)]
-        for one in waiting:
-            _settled_config(one)
-        crew = Crew(waiting, num_done=len(planned) - len(waiting), jobs=jobs, lock=lock)
-        crew.note(f"{len(planned)} runs, {len(waiting)} to do, {jobs} at a time, in {out}")
-        crew.work()
-    return crew.failed
+    with _exclusive(out) as lock:
+        waiting = [run for run in planned if not is_finished(run)]
+        for run in waiting:
+            _resumable(run)  # a mistake is reported before anything starts
+        runner = StudyRunner(waiting, num_done=len(planned) - len(waiting), jobs=jobs, lock=lock)
+        runner.note(f"{len(planned)} runs, {len(waiting)} to do, {jobs} at a time, in {out}")
+        runner.work()
+    return runner.failed
 
 
 def write_results(study: Study, planned: Sequence[Planned], out: Path) -> None:
     """Write comparison.html, comparison.json and curves.csv about the finished runs."""
-    comparison = collect(study, planned)
-    sentences = words(comparison)
-    page = write_comparison_page(comparison, study, sentences, out / "comparison.html")
-    tree = json.dumps(as_json(comparison, sentences), indent=1, allow_nan=False) + "\n"
+    results = collect(study, planned)
+    sentences = findings(results)
+    page = write_study_page(results, study, sentences, out / "comparison.html")
+    tree = json.dumps(as_json(results, sentences), indent=1, allow_nan=False) + "\n"
     write_atomically(out / "comparison.json", lambda place: place.write_text(tree, encoding="utf-8"))
-    write_atomically(out / "curves.csv", lambda place: place.write_text(as_csv(comparison), encoding="utf-8"))
+    write_atomically(out / "curves.csv", lambda place: place.write_text(as_csv(results), encoding="utf-8"))
     console = make_console()
-    for one in comparison.missing:
-        console.print(Text(visible(f"missing: {one.rule} seed {one.seed}, {one.reason}")), soft_wrap=True)
-    num = len(comparison.missing)
+    for run in results.missing:
+        console.print(Text(visible(f"missing: {run.rule} seed {run.seed}, {run.reason}")), soft_wrap=True)
+    num = len(results.missing)
     note = f"   ({num} of {len(planned)} runs are missing)" if num else ""
     console.print(Text(f"report: {page}{note}"), soft_wrap=True)
 
@@ -92,7 +95,7 @@ def write_results(study: Study, planned: Sequence[Planned], out: Path) -> None:
 
 
 def is_finished(planned: Planned) -> bool:
-    """Whether all numbers of a run are recorded and the checkpoint of its last step verifies."""
+    """Return whether all numbers of a run are recorded and the checkpoint of its last step verifies."""
     if missing_reason(planned):
         return False
     step = planned.config.train.steps
@@ -107,8 +110,8 @@ def _begun(planned: Planned) -> bool:
     return (planned.out / "config.yaml").is_file()
 
 
-def _refuse_another_run(planned: Planned) -> None:
-    """Raise UserError if the folder holds a run that the study, as it now reads, would not make."""
+def _refuse_a_different_run(planned: Planned) -> None:
+    """Raise UserError if the folder holds a run that the study file, as it is now, would not make."""
     if not _begun(planned):
         return
     run = RunDirectory(planned.out)
@@ -117,46 +120,48 @@ def _refuse_another_run(planned: Planned) -> None:
     changed = [key for key in changed_keys(*trees) if not key.startswith(MUTABLE_KEYS)]
     if changed:
         raise UserError(
-            f"{planned.out} is a run with another {changed[0]} than the study has now: give another --out, "
-            "take the study's old value back, or remove the folder"
+            f"{planned.out} holds a run with a different {changed[0]} than the study file has now: give a new --out, "
+            "restore the old value in the study file, or remove the folder"
         )
     trained = max((step for step, _ in run.checkpoints()), default=0)
     if trained > wanted.train.steps:
         raise UserError(
             f"{planned.out} has trained {trained} steps, but the study's train.steps is {wanted.train.steps}: "
-            "give another --out, or take the old value back"
+            "give a new --out, or restore the old value"
         )
 
 
-def _settled_config(planned: Planned) -> Planned:
-    """The run with the spelling of `out` that it was begun with, which a resume insists on."""
+def _resumable(planned: Planned) -> Planned:
+    """Return the run with the spelling of `out` that it was started with, since a resume compares the texts."""
     if not _begun(planned):
         return planned
     there = RunDirectory(planned.out).config().out
     if Path(there).resolve() != planned.out.resolve():
         raise UserError(
-            f"{planned.out} was begun as {there} and cannot go on from another place: move it back, start the "
-            "command from the folder that it was started from, or remove the run"
+            f"{planned.out} was started as {there} and cannot resume from a different place: move it back, give the "
+            "command in the folder where it was first given, or remove the run"
         )
     return Planned(planned.rule, planned.seed, planned.start, planned.config.model_copy(update={"out": there}))
 
 
 @contextmanager
-def _only_one(out: Path) -> Iterator[int]:
-    """Hold the lock of a study's folder; yields its descriptor.
+def _exclusive(out: Path) -> Iterator[int]:
+    """Hold the lock of a study's folder; yield its descriptor.
 
-    Runs inherit it, so that the lock also holds while one outlives a compare that was killed.
+    Runs inherit it, so that the folder stays locked while a run outlives a study command that was killed.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"cannot write into {out}: {error.strerror or error}; choose another --out") from None
+        raise UserError(f"cannot write into {out}: {error.strerror or error}; choose a different --out") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield lock
     except BlockingIOError:
-        raise UserError(f"another comparison, or a run that it left behind, is at work in {out}") from None
+        raise UserError(
+            f"another study command, or a run that it left behind, is at work in {out}: wait for it, or stop it"
+        ) from None
     finally:
         os.close(lock)
 
@@ -165,34 +170,34 @@ def _only_one(out: Path) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """A run at work."""
+class RunProcess:
+    """A run in training."""
 
     planned: Planned
     process: subprocess.Popen[bytes]
-    begun: float  # of time.monotonic
+    started: float  # of time.monotonic
 
 
-class Crew:
-    """Works off a list of runs, so many at a time, and stops them when it is told to."""
+class StudyRunner:
+    """Trains a list of runs, `jobs` at a time, and stops them on a signal."""
 
     def __init__(self, waiting: Sequence[Planned], *, num_done: int, jobs: int, lock: int) -> None:
         self.waiting = list(waiting)
-        self.working: list[Job] = []
+        self.working: list[RunProcess] = []
         self.failed: list[Planned] = []
         self.num_done = num_done
         self.num_all = num_done + len(waiting)
         self.jobs = jobs
         self.lock = lock
         self.signals: list[int] = []  # arrived so far
-        self.num_obeyed = 0
+        self.num_handled = 0
         self.console = make_console()
 
     def note(self, text: str) -> None:
         self.console.print(Text(visible(text)), soft_wrap=True)
 
     def work(self) -> None:
-        """Until every run has ended. Raises StoppedError or KeyboardInterrupt if told to stop."""
+        """Train until every run has ended. Raises StoppedError or KeyboardInterrupt after a signal."""
         kinds = (signal.SIGTERM, signal.SIGINT)
         before = {kind: signal.signal(kind, lambda number, _: self.signals.append(number)) for kind in kinds}
         try:
@@ -201,11 +206,11 @@ class Crew:
                     self._start(self.waiting.pop(0))
                 time.sleep(_POLL_SECONDS)
                 self._pass_on_signals()
-                for job in [job for job in self.working if job.process.poll() is not None]:
-                    self._end(job)
+                for run in [run for run in self.working if run.process.poll() is not None]:
+                    self._end(run)
         finally:
-            for job in self.working:  # only after an error of our own
-                job.process.terminate()
+            for run in self.working:  # there are any only after an error of our own
+                run.process.terminate()
             for kind, handler in before.items():
                 signal.signal(kind, handler)
         if self.signals:
@@ -213,9 +218,9 @@ class Crew:
 
     def _start(self, planned: Planned) -> None:
         resume = ["--resume"] if _begun(planned) else []
-        settled = _settled_config(planned)
+        planned_here = _resumable(planned)
         planned.config_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(planned.config_file, lambda place: save_config(settled.config, place))
+        write_atomically(planned.config_file, lambda place: save_config(planned_here.config, place))
         with planned.log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "vlm_rl.cli", "train", str(planned.config_file), *resume],
@@ -226,42 +231,42 @@ class Crew:
                 start_new_session=True,  # Ctrl-C reaches us alone; the runs get a SIGTERM, on which they save
                 pass_fds=(self.lock,),
             )
-        self.working.append(Job(planned, process, time.monotonic()))
+        self.working.append(RunProcess(planned, process, time.monotonic()))
         self.note(
-            f"{planned.title} from start {planned.start}: {'goes on' if resume else 'begins'}, log {planned.log}"
+            f"{planned.title} from start {planned.start}: {'resumes' if resume else 'starts'}, log {planned.log}"
         )
 
-    def _end(self, job: Job) -> None:
-        self.working.remove(job)
-        code, seconds = job.process.returncode, clock(time.monotonic() - job.begun)
+    def _end(self, run: RunProcess) -> None:
+        self.working.remove(run)
+        code, seconds = run.process.returncode, clock(time.monotonic() - run.started)
         if code == 0:
             self.num_done += 1
-            self.note(f"{self.num_done}/{self.num_all}  {job.planned.title}: done in {seconds}")
+            self.note(f"{self.num_done}/{self.num_all}  {run.planned.title}: done in {seconds}")
         elif self.signals:
-            self.note(f"{job.planned.title}: stopped after {seconds}")
+            self.note(f"{run.planned.title}: stopped after {seconds}")
         else:
-            self.failed.append(job.planned)
+            self.failed.append(run.planned)
             how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-            self.note(f"{job.planned.title}: FAILED after {seconds} with {how}; the end of {job.planned.log}:")
-            for line in log_tail(job.planned.log):
+            self.note(f"{run.planned.title}: FAILED after {seconds} with {how}; the end of {run.planned.log}:")
+            for line in log_tail(run.planned.log):
                 self.note(f"    {line}")
 
     def _pass_on_signals(self) -> None:
-        """The first asks the runs to save and end, the second ends them."""
-        if len(self.signals) == self.num_obeyed:
+        """Ask the runs to save and end on the first signal; kill them on the second."""
+        if len(self.signals) == self.num_handled:
             return
-        self.num_obeyed = len(self.signals)
-        if self.num_obeyed == 1:
-            self.note(f"stopping: {len(self.working)} at work save and end; the same signal again kills them")
-        for job in self.working:
-            if self.num_obeyed == 1:
-                job.process.terminate()
-            elif job.process.poll() is None:
-                os.killpg(job.process.pid, signal.SIGKILL)
+        self.num_handled = len(self.signals)
+        if self.num_handled == 1:
+            self.note(f"stopping: {len(self.working)} runs save and end; the same signal again kills them")
+        for run in self.working:
+            if self.num_handled == 1:
+                run.process.terminate()
+            elif run.process.poll() is None:
+                os.killpg(run.process.pid, signal.SIGKILL)
 
 
 def log_tail(path: Path) -> list[str]:
-    """The last lines of a log."""
+    """Return the last lines of a log that are not empty."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")

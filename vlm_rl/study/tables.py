@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from vlm_rl.report.charts import PALETTE
-from vlm_rl.report.html import Section, escape
-from vlm_rl.report.sections import missing
+from markupsafe import Markup
+
+from vlm_rl.report.charts import PALETTE, Interval, forest
+from vlm_rl.report.html import PageSection, macros
+from vlm_rl.report.vega import embed
 from vlm_rl.stats import Estimate
 from vlm_rl.study.plan import Study
-from vlm_rl.study.results import Comparison, difference, final_estimate, final_values, is_share, measure_title
+from vlm_rl.study.results import StudyResults, difference, final_estimate, final_values, is_share, measure_title
 
+_PARTS = macros("vlm_rl.study", "parts.html")
+_STUDY = macros("vlm_rl.study", "study.html")
 _EMPTY = "–"
 
 
-def look(comparison: Comparison, rule: str) -> tuple[str, bool]:
-    """(place in the palette, dashed): one look per rule on the whole page."""
-    place = comparison.rules.index(rule)
-    return PALETTE[place % len(PALETTE)], place >= len(PALETTE)
+@dataclass(frozen=True, slots=True)
+class RuleStyle:
+    """How a rule looks everywhere on the page."""
+
+    name: str
+    color: str
+    dashed: bool
+    baseline: bool
 
 
-def swatch(comparison: Comparison, rule: str) -> str:
-    color, dashed = look(comparison, rule)
-    kind = "swatch dashed" if dashed else "swatch"
-    return f"<i class='{kind}' style='border-color:var(--c{PALETTE.index(color)})'></i>"
+def rule_styles(results: StudyResults) -> list[RuleStyle]:
+    """Return the rules with their colours; where the palette ends it begins again with dashes."""
+    return [
+        RuleStyle(rule, PALETTE[i % len(PALETTE)], dashed=i >= len(PALETTE), baseline=rule == results.baseline)
+        for i, rule in enumerate(results.rules)
+    ]
 
 
-def final_section(comparison: Comparison, study: Study) -> Section:
+def final_section(results: StudyResults, study: Study) -> PageSection:
+    """Return the rules' final values, their means over the seeds first."""
     caption = (
         "Mean over the seeds with its 95 % t interval. Held-out values are of the last evaluation, training values "
         "means over the last tenth of the steps. "
@@ -35,84 +47,83 @@ def final_section(comparison: Comparison, study: Study) -> Section:
         caption += "One seed has no interval. "
     if len(study.starts) < len(study.seeds):
         caption += "Seeds that share a warm start are not wholly independent. "
-    measures = comparison.measures
-    head = [cell("th", "rule"), cell("th", "runs", number=True)]
-    head += [cell("th", f"{measure_title(m)}, {'%' if is_share(m) else 'tokens'}", number=True) for m in measures]
-    rows = [table_row(head)] + [
-        table_row(
+    measures = results.measures
+    if not measures:
+        return PageSection("Final values", caption, _nothing_yet())
+    head = ["runs", *(f"{measure_title(m)}, {'%' if is_share(m) else 'tokens'}" for m in measures)]
+    rows = [
+        (
+            style,
             [
-                _rule_cell(comparison, rule),
-                cell("td", str(len(comparison.of(rule))), number=True),
-                *(cell("td", _with_interval(final_estimate(comparison, rule, m), m), number=True) for m in measures),
-            ]
+                str(len(results.of(style.name))),
+                *(_with_interval(final_estimate(results, style.name, m), m) for m in measures),
+            ],
         )
-        for rule in comparison.rules
+        for style in rule_styles(results)
     ]
-    each = "".join(_seed_table(comparison, measure) for measure in measures)
-    body = f"{table(rows)}<details><summary>Each seed</summary>{each}</details>" if measures else _nothing_yet()
-    return Section("Final values", caption + _sampling_note(comparison), body)
+    seed_tables = [_seed_table(results, measure) for measure in measures]
+    body = _STUDY.final_values(_STUDY.rule_table(head, rows), seed_tables)
+    return PageSection("Final values", caption + _sampling_note(results), body)
 
 
-def _sampling_note(comparison: Comparison) -> str:
-    redrawn = [r for r in comparison.rules if any(run.algorithm.dynamic_sampling for run in comparison.of(r))]
+def _sampling_note(results: StudyResults) -> str:
+    redrawn = [r for r in results.rules if any(run.algorithm.dynamic_sampling for run in results.of(r))]
     if not redrawn:
         return ""
     return (
-        f"{escape(', '.join(redrawn))} leaves out groups that are all right or all wrong and draws others: it sees "
-        "more prompts in as many steps, and its training curves are of the groups that it kept."
+        f"{', '.join(redrawn)} leaves out groups that are all right or all wrong and draws others. It sees more "
+        "prompts in as many steps, and its training curves are of the groups that it kept."
     )
 
 
-def _seed_table(comparison: Comparison, measure: str) -> str:
-    rows = [table_row([cell("th", "rule"), *(cell("th", f"seed {s}", number=True) for s in comparison.seeds)])]
-    for rule in comparison.rules:
-        values = final_values(comparison, rule, measure)
-        cells = [_show(values[s], measure) if s in values else _EMPTY for s in comparison.seeds]
-        rows.append(table_row([_rule_cell(comparison, rule), *(cell("td", text, number=True) for text in cells)]))
-    return f"<h3>{_heading(measure, '%')}</h3>{table(rows)}"
+def _seed_table(results: StudyResults, measure: str) -> Markup:
+    rows = []
+    for style in rule_styles(results):
+        values = final_values(results, style.name, measure)
+        rows.append((style, [_show(values[seed], measure) if seed in values else _EMPTY for seed in results.seeds]))
+    return _STUDY.rule_table([f"seed {seed}" for seed in results.seeds], rows, _heading(measure, "%"))
 
 
-def difference_section(comparison: Comparison) -> Section:
+def difference_section(results: StudyResults) -> PageSection:
+    """Return every rule's paired differences to the baseline, as charts and tables."""
     caption = (
-        f"Each rule minus {escape(comparison.baseline)}, run by run of the same seed, with the 95 % t interval over "
-        "the seeds; bold where it excludes 0. The intervals are not widened for the number of rules. Detectable: the "
+        f"Each rule minus {results.baseline}, over runs of the same seed, with the 95 % t interval over the seeds; "
+        "bold and filled where it excludes 0. The intervals are not widened for the number of rules. Detectable: the "
         "smallest true difference that so many seeds find four times out of five (two-sided, 5 %)."
     )
-    others = comparison.rules[1:]
+    others = [style for style in rule_styles(results) if not style.baseline]
     if not others:
-        return Section("Paired differences", caption, missing("The study has no second rule to compare."))
-    parts = []
-    for measure in comparison.measures:
-        found = [(rule, difference(comparison, rule, comparison.baseline, measure)) for rule in others]
-        titles = ("seeds", "difference", "95 % interval", "detectable")
-        rows = [table_row([cell("th", "rule"), *(cell("th", title, number=True) for title in titles)])]
-        rows += [table_row([_rule_cell(comparison, rule), *_difference_cells(one, measure)]) for rule, one in found]
-        parts.append(f"<div><h3>{_heading(measure, 'points')}</h3>{table(rows)}</div>")
-    body = f"<div class='grid'>{''.join(parts)}</div>" if parts else _nothing_yet()
-    return Section("Paired differences", caption, body)
+        return PageSection("Paired differences", caption, _PARTS.missing("The study has no second rule to compare."))
+    items = []
+    for measure in results.measures:
+        estimates = [(style, difference(results, style.name, results.baseline, measure)) for style in others]
+        heading = _heading(measure, "points")
+        head = ["seeds", "difference", "95 % interval", "detectable"]
+        rows = [(style, _difference_cells(estimate, measure)) for style, estimate in estimates]
+        intervals = [Interval(style.name, e.mean, e.low, e.high, style.color) for style, e in estimates]
+        chart = forest(intervals, x_title=f"difference, {heading.rpartition(', ')[2]}", percent=is_share(measure))
+        items.append((heading, embed(chart, heading), _STUDY.rule_table(head, rows)))
+    return PageSection("Paired differences", caption, _STUDY.differences(items) if items else _nothing_yet())
 
 
-def _difference_cells(one: Estimate, measure: str) -> list[str]:
-    if not one.num:
-        return [cell("td", text, number=True) for text in ("0", _EMPTY, _EMPTY, _EMPTY)]
-    mean = escape(_signed(one.mean, measure))
-    mean = f"<td class='number'>{f'<b>{mean}</b>' if one.excludes_zero else mean}</td>"
+def _difference_cells(estimate: Estimate, measure: str) -> Sequence[str | tuple[str, bool]]:
+    if not estimate.num:
+        return ["0", _EMPTY, _EMPTY, _EMPTY]
+    mean = _signed(estimate.mean, measure)
     interval = detectable = "needs 2 seeds"
-    if one.has_interval:
-        interval = f"{_signed(one.low, measure)} to {_signed(one.high, measure)}"
-        detectable = _signed(one.detectable, measure).removeprefix("+")
-    return [
-        cell("td", str(one.num), number=True),
-        mean,
-        *(cell("td", t, number=True) for t in (interval, detectable)),
-    ]
+    if estimate.has_interval:
+        interval = f"{_signed(estimate.low, measure)} to {_signed(estimate.high, measure)}"
+        detectable = _show(estimate.detectable, measure)
+    return [str(estimate.num), (mean, True) if estimate.excludes_zero else mean, interval, detectable]
 
 
-def _with_interval(one: Estimate, measure: str) -> str:
-    if not one.num:
+def _with_interval(estimate: Estimate, measure: str) -> str:
+    if not estimate.num:
         return _EMPTY
-    mean = _show(one.mean, measure)
-    return f"{mean} ({_show(one.low, measure)} to {_show(one.high, measure)})" if one.has_interval else mean
+    mean = _show(estimate.mean, measure)
+    if not estimate.has_interval:
+        return mean
+    return f"{mean} ({_show(estimate.low, measure)} to {_show(estimate.high, measure)})"
 
 
 def _show(value: float, measure: str) -> str:
@@ -124,27 +135,10 @@ def _signed(value: float, measure: str) -> str:
 
 
 def _heading(measure: str, unit: str) -> str:
-    """The measure with its unit: `unit` where it is a share, tokens else."""
+    """Return the measure with its unit: `unit` where it is a share, tokens otherwise."""
     title = measure_title(measure)
-    return escape(f"{title[0].upper()}{title[1:]}, {unit if is_share(measure) else 'tokens'}")
+    return f"{title[0].upper()}{title[1:]}, {unit if is_share(measure) else 'tokens'}"
 
 
-def _rule_cell(comparison: Comparison, rule: str) -> str:
-    name = f"{escape(rule)}{' (baseline)' if rule == comparison.baseline else ''}"
-    return f"<td class='rule'>{swatch(comparison, rule)}{name}</td>"
-
-
-def cell(tag: str, text: str, *, number: bool = False) -> str:
-    return f"<{tag}{' class=number' if number else ''}>{escape(text)}</{tag}>"
-
-
-def table_row(cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def table(rows: Sequence[str]) -> str:
-    return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
-
-
-def _nothing_yet() -> str:
-    return missing("No run is finished yet.")
+def _nothing_yet() -> Markup:
+    return _PARTS.missing("No run is finished yet.")

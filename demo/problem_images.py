@@ -1,4 +1,4 @@
-"""The images of a problem: those stored with its record, else those of the prepared set on this machine."""
+"""Find the images of a problem: those stored with its record, else those of the prepared set on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 
 def images_of(record: Mapping[str, Any], benchmark: str, sets: Sequence[str]) -> tuple[bytes, ...]:
-    """Encoded images; nothing where neither place has them. `sets` are the folders that a run evaluates on."""
+    """Return encoded images; none where neither place has them. `sets` are the folders that a run evaluates on."""
     if record["image"]:
         return tuple(record["image"])
     for folder in sets:
@@ -29,4 +29,4 @@ def _from_set(path: Path, problem_id: str) -> tuple[bytes, ...]:
     except (OSError, pa.ArrowException):
         return ()
     images = rows[0]["images"] or () if rows else ()
-    return tuple(one["bytes"] if isinstance(one, Mapping) else one for one in images)
+    return tuple(image["bytes"] if isinstance(image, Mapping) else image for image in images)

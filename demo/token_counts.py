@@ -1,4 +1,4 @@
-"""How many of a response's tokens are reasoning, by the model's own tokenizer.
+"""Count how many of a response's tokens are reasoning, by the model's own tokenizer.
 
 The total is what the sampler counted and is stored with the record. The reasoning, its closing tag
 included, is counted again with the tokenizer of the checkpoint; the answer is the rest, the
@@ -27,16 +27,18 @@ class Split:
 
 
 class TokenCounter:
-    """One tokenizer file."""
+    """Counts with one tokenizer file."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._tokenizer = Tokenizer.from_file(str(path))
 
     def split(self, responses: Sequence[str], length_R: np.ndarray, *, prefill: str = "") -> Split:
-        """The responses' tokens by part; `prefill` is text at their beginning that was not generated."""
+        """Return the responses' tokens by part; `prefill` is text at their beginning that was not generated."""
         heads = [_reasoning(text or "", prefill) for text in responses]
-        counted = [len(one.ids) for one in self._tokenizer.encode_batch_fast(heads, add_special_tokens=False)]
+        counted = [
+            len(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(heads, add_special_tokens=False)
+        ]
         total = np.asarray(length_R, dtype=np.int64)
         is_open = np.array([bool(head) and END_THINK not in head for head in heads], dtype=bool)
         reasoning = np.where(is_open, total, np.minimum(np.array(counted, dtype=np.int64), total))
@@ -44,7 +46,7 @@ class TokenCounter:
 
 
 def _reasoning(response: str, prefill: str) -> str:
-    """The generated text up to the last closing tag; all of it in a block that is never closed; else nothing."""
+    """Return the generated text up to the last closing tag; all of a block that is never closed; else nothing."""
     generated = response.removeprefix(prefill)
     before, closed, _ = generated.rpartition(END_THINK)
     if closed:
@@ -53,7 +55,7 @@ def _reasoning(response: str, prefill: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _open(path: Path) -> TokenCounter | None:
+def _open_counter(path: Path) -> TokenCounter | None:
     try:
         return TokenCounter(path)
     except Exception:  # the library raises bare Exception for a file it cannot read
@@ -61,7 +63,11 @@ def _open(path: Path) -> TokenCounter | None:
 
 
 def tokenizer_file(run: Path, step: int, model: str) -> Path | None:
-    """The tokenizer of a run's checkpoint: its own, another checkpoint's, the start's, the folder's own; or None."""
+    """Find the tokenizer of a run's checkpoint; None where there is none.
+
+    It is looked for in the checkpoint, in the run's other checkpoints, in the model that training started from, and
+    in the run's folder itself.
+    """
     checkpoints = run / "checkpoints"
     others = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
     for folder in (checkpoints / f"step-{step:06d}", *others, Path(model), run):
@@ -71,6 +77,6 @@ def tokenizer_file(run: Path, step: int, model: str) -> Path | None:
 
 
 def find_counter(run: Path, step: int, model: str) -> TokenCounter | None:
-    """Counts with that tokenizer; None where there is none, or it cannot be read."""
+    """Return a counter with that tokenizer; None where there is none, or it cannot be read."""
     path = tokenizer_file(run, step, model)
-    return None if path is None else _open(path)
+    return None if path is None else _open_counter(path)

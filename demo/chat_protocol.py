@@ -1,4 +1,4 @@
-"""The OpenAI protocol's chat completion: the request, and what comes of the stream. Nothing here opens a connection.
+"""Write a chat completion's request in the OpenAI protocol, and read its stream. Nothing here opens a connection.
 
 What a server sends is hostile input: the sizes are limited here, the times in demo/endpoints.py.
 """
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.data.images import decode_image, encode_png, fit_to_grid
-from vlm_rl.demo.replies import END_THINK, THINK, Question, Reply, Settings, Stop, split_growing
+from vlm_rl.demo.replies import END_THINK, THINK, AskSettings, LiveQuestion, Reply, Stop, split_growing
 from vlm_rl.types import IMAGE_MARKER
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ _MIN_PIXELS, _MAX_PIXELS = 3136, 1_003_520  # of the picture sent, as in the rec
 
 
 class EndpointError(Exception):
-    """The server did not do its part; the message is for the page."""
+    """Raised where the server fails; the message is for the page."""
 
 
-class Reading:
-    """What has come of a reply."""
+class ReplyReader:
+    """Collects what has come of a reply."""
 
     def __init__(self) -> None:
         self.stop: Stop = ""
@@ -40,9 +40,9 @@ class Reading:
         self._usage: tuple[int, int | None] | None = None  # (tokens, of these in the reasoning)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """One event of the stream. Raises EndpointError for an error in it, and beyond the limits."""
+        """Take one event of the stream. Raises EndpointError for an error in it, and beyond the limits."""
         if event.get("error"):
-            raise EndpointError(f"the server reports: {short(said(json.dumps({'error': event['error']})))}")
+            raise EndpointError(f"the server reports: {shorten(error_text(json.dumps({'error': event['error']})))}")
         self._usage = _usage(event.get("usage")) or self._usage
         for choice in (event.get("choices") or [])[:1]:
             delta = choice.get("delta") or {}
@@ -53,7 +53,7 @@ class Reading:
                 self.stop = "length" if reason == "length" else "stop"
 
     def state(self, *, stop: Stop, failure: str = "") -> Reply:
-        """As of now; without the server's own figures every piece that came counts as one token."""
+        """Return the reply as it is now; without the server's own counts every piece counts as one token."""
         text = "".join(self._content)
         if self._reasoning:
             closing = END_THINK if self._content or self.stop else ""
@@ -84,7 +84,7 @@ class Reading:
 
 
 def _usage(tree: object) -> tuple[int, int | None] | None:
-    """(tokens, of these in the reasoning where the server says so)."""
+    """Return (tokens, of these in the reasoning where the server says so)."""
     if not isinstance(tree, dict) or not isinstance(tree.get("completion_tokens"), int):
         return None
     details = tree.get("completion_tokens_details")
@@ -92,8 +92,8 @@ def _usage(tree: object) -> tuple[int, int | None] | None:
     return tree["completion_tokens"], reasoning if isinstance(reasoning, int) and reasoning > 0 else None
 
 
-def body_of(question: Question, settings: Settings, *, model: str, system: str) -> dict[str, Any]:
-    """The request; its picture goes as the pixels alone, brought below the recipes' size."""
+def body_of(question: LiveQuestion, settings: AskSettings, *, model: str, system: str) -> dict[str, Any]:
+    """Return the request; a picture is sent as pixels alone, no larger than the recipes allow."""
     content: list[dict[str, Any]] = []
     if question.image is not None:
         image = decode_image(question.image, where="the picture")
@@ -115,7 +115,7 @@ def body_of(question: Question, settings: Settings, *, model: str, system: str) 
 
 
 async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to [DONE]."""
+    """Yield the JSON objects of a stream of server-sent events, up to [DONE]."""
     buffer, total = b"", 0
     async for chunk in answer.aiter_raw():
         total += len(chunk)
@@ -134,17 +134,17 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def beginning(answer: httpx.Response, *, characters: int = 300) -> str:
-    """The start of a reply as text, whatever its size."""
+    """Return the start of a reply as text, whatever its size."""
     data = b""
     async for chunk in answer.aiter_raw():
         data += chunk
         if len(data) > 4 * characters:
             break
-    return short(data.decode("utf-8", errors="replace"), characters)
+    return shorten(data.decode("utf-8", errors="replace"), characters)
 
 
-def said(text: str) -> str:
-    """The message inside an error of the protocol, or the text as it is."""
+def error_text(text: str) -> str:
+    """Return the message inside an error of the protocol, or the text as it is."""
     try:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
@@ -152,6 +152,7 @@ def said(text: str) -> str:
         return text
 
 
-def short(text: str, characters: int = 300) -> str:
+def shorten(text: str, characters: int = 300) -> str:
+    """Return a text in one line, cut after so many characters."""
     text = " ".join(text.split())
     return text if len(text) <= characters else f"{text[:characters]}…"

@@ -1,4 +1,4 @@
-"""Make a run small enough to ship or to send: `python -m vlm_rl.demo.record RUN OUT [--problems N]`.
+"""Make a run small enough to ship or to send: `python -m vlm_rl.demo.small_copy RUN OUT [--problems N]`.
 
 Kept: configuration, metrics, the evaluations of the first N problems with their images, the rollouts without
 token ids and log-probs, the tokenizer. Left out: the weights. What is kept is as it was.
@@ -13,19 +13,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_rl.demo.arrow import compute
-from vlm_rl.demo.tokens import tokenizer_file
+from vlm_rl.demo.token_counts import tokenizer_file
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 
 _DROPPED = ("token_ids", "logprobs")  # of a rollout: nine tenths of its bytes
 
 
-def record(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts_every: int = 4) -> Path:
+def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts_every: int = 4) -> Path:
     """Write the small copy to `out`, which must not exist. Raises UserError where the run cannot be read."""
     run.open()
     if out.exists():
-        raise UserError(f"{out} exists already; remove it or choose another folder")
+        raise UserError(f"{out} exists already; remove it or choose a different folder")
     out.mkdir(parents=True)
     for name in ("config.yaml", "metrics.jsonl", "controls.json", "CONTAMINATED.json"):
         if (run.path / name).exists():
@@ -35,10 +34,11 @@ def record(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts_eve
         shutil.copy(tokenizer, out / "tokenizer.json")
     for result in run.evals():
         table = result.rows()
-        kept = pa.array(list(dict.fromkeys(table["problem_id"].to_pylist()))[:num_problems])
+        ids = table["problem_id"].to_pylist()
+        kept = set(list(dict.fromkeys(ids))[:num_problems])
         place = out / "eval" / result.benchmark / result.path.name
         place.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.filter(compute.is_in(table["problem_id"], kept)), place, compression="zstd")
+        pq.write_table(table.filter(pa.array([name in kept for name in ids])), place, compression="zstd")
         shutil.copy(result.path.with_suffix(".json"), place.with_suffix(".json"))
     steps = run.rollout_steps()
     for step in [*steps[: len(steps) - 1 : rollouts_every], *steps[-1:]]:
@@ -62,4 +62,4 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--problems", type=int, default=64)
     options = parser.parse_args()
-    print(record(RunDirectory(options.run), options.out, num_problems=options.problems))
+    print(copy_small(RunDirectory(options.run), options.out, num_problems=options.problems))
