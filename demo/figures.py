@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from markupsafe import Markup
-from vlm_rl.report.vega import Spec, embed
 
 from vlm_rl.report.charts import PALETTE
+from vlm_rl.report.vega import Spec, embed
 
 
 @dataclass(frozen=True, slots=True)

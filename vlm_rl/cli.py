@@ -306,9 +306,9 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
+    from vlm_rl.demo.default_runs import default_folders
     from vlm_rl.demo.endpoints import parse_endpoints
     from vlm_rl.demo.live import LiveOptions
-    from vlm_rl.demo.default_runs import default_folders
     from vlm_rl.demo.server import launch
 
     if options.live_models < 1:
