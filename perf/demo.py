@@ -1,7 +1,7 @@
 """Measure how fast the demo is: `python -m perf.demo [--problems 5000] [--checkpoints 6] [--tokens 400]`.
 
-Prints the seconds from gradio's own import to the first data (server and page built, the first panel's HTML made), how
-long all checkpoints take to pass each filter, and the time and the size of the panel of lengths.
+Prints the seconds from gradio's own import to the first data (server and page built, the first panel's HTML made),
+how long all checkpoints take to pass each filter, and the time and the size of the panel of lengths.
 """
 
 from __future__ import annotations
