@@ -74,5 +74,9 @@ def test_a_response_that_is_not_there_changes_nothing_for_the_others(name: str) 
 
 def test_groups_do_not_mix_and_may_have_two_responses() -> None:
     rewards_PG = np.array([[1.0, 0.0], [3.0, 1.0], [1.35, 1.35]])
-    assert compute_advantages("leave_one_out", rewards_PG).tolist() == [[1, -1], [2, -2], [0, 0]]  # A = r - the other reward
+    assert compute_advantages("leave_one_out", rewards_PG).tolist() == [
+        [1, -1],
+        [2, -2],
+        [0, 0],
+    ]  # A = r - the other reward
     assert compute_advantages("group_center", rewards_PG).tolist() == [[0.5, -0.5], [1, -1], [0, 0]]

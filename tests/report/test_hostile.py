@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.helpers.browser import open_page
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.hostile import attack, hostile_run
-from tests.helpers.prepared_sets import write_problems
 from tests.helpers.pictures import noise_png
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data_prep.report import write_report as write_set_report
 from vlm_rl.report.run_report import write_report
 from vlm_rl.study.plan import load_study
