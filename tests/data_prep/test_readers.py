@@ -24,8 +24,8 @@ from tests.helpers.data_sets import (
 )
 from tests.helpers.images import encoded, plain_png, smooth_noise
 from tests.helpers.prepared_sets import rows_of, write_problems
+from vlm_rl.data.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.dapo import read_dapo
-from vlm_rl.data_prep.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.prepared_set import to_row
@@ -280,7 +280,7 @@ def test_a_broken_json_line_costs_that_line_only(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/1.jpg").write_bytes(plain_png())
     good = {"id": "1", "question": "How many?\n<image1>", "options": [], "answer": "2", "image": "images/1.jpg"}
-    lines = [json.dumps(good), '{"id": "2", ', "[1, 2]", json.dumps({**good, "id": 3})]
+    lines = [json.dumps(good), '{"id": "2", ', "[1, 2]", json.dumps({**good, "question": 3})]
     (tmp_path / "test.jsonl").write_text("\n".join(lines))
     problems, dropped = read_problems("mathvision", tmp_path)
     assert list(problems) == ["mathvision-1"]

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import shared_data
+from tests.helpers.benchmark_rows import REAL_FILES, write_annotations
 from tests.helpers.data_sets import dapo_row, read_problems, write_json_lines, write_parquet
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.golds import last_box, number_gold
@@ -239,12 +240,25 @@ def test_mathvista_in_the_authors_layout_with_pictures(tmp_path) -> None:
     assert only("mathvista", tmp_path).images == (PICTURE,)
 
 
-def test_mathvista_real_annotations() -> None:
-    problems, dropped = read_problems("mathvista", shared_data() / "mathvista")
+@pytest.mark.parametrize(
+    ("rows", "kinds"),
+    [
+        ("made", {"choice": 4, "integer": 2, "float": 2, "expression": 1}),
+        ("real", {"choice": 123, "integer": 116, "float": 10, "expression": 1}),
+    ],
+)
+def test_mathvista_annotations_without_images(tmp_path, rows, kinds) -> None:
+    problems, dropped = read_problems("mathvista", sample_folder("mathvista", rows, tmp_path))
     assert not dropped and all(p.meta["annotations_only"] and not p.images for p in problems.values())
-    assert Counter(p.answer_type for p in problems.values()) == {
-        "choice": 123, "integer": 116, "float": 10, "expression": 1,
-    }  # fmt: skip
+    assert Counter(p.answer_type for p in problems.values()) == kinds
+
+
+def sample_folder(benchmark: str, rows: str, tmp_path: Path) -> Path:
+    """Return the folder of the made rows of a benchmark, or of the real ones."""
+    if rows == "real":
+        return shared_data() / benchmark
+    write_annotations(benchmark, tmp_path)
+    return tmp_path
 
 
 # -- MathVision ------------------------------------------------------------------------------------
@@ -310,9 +324,10 @@ def test_mathverse_messy_golds(tmp_path, changes, answer, kind) -> None:
         assert (problem.answer, problem.answer_type) == (answer, kind)
 
 
-def test_mathverse_text_only_rows_are_whole_without_pictures() -> None:
-    problems, dropped = read_problems("mathverse", shared_data() / "mathverse")
-    assert len(problems) == 99 and not dropped
+@pytest.mark.parametrize(("rows", "count"), [("made", 3), ("real", 99)])
+def test_mathverse_text_only_rows_are_whole_without_images(tmp_path, rows, count) -> None:
+    problems, dropped = read_problems("mathverse", sample_folder("mathverse", rows, tmp_path))
+    assert len(problems) == count and not dropped
     assert not any(p.meta.get("annotations_only") for p in problems.values())
 
 
@@ -475,14 +490,12 @@ def test_olympiadbench_several_answers_units_tolerance_context_and_pictures(tmp_
     assert dropped == {"bad_type": 1}
 
 
-@pytest.mark.parametrize(
-    ("source", "file", "count"),
-    [("aime24", "aime24", 30), ("amc23", "amc23", 40), ("minerva", "minerva_math", 272),
-     ("olympiadbench", "olympiadbench_100", 100)],
-)  # fmt: skip
-def test_real_text_benchmarks_are_read_whole(source, file, count) -> None:
-    problems, dropped = read_problems(source, shared_data() / "text_math" / f"{file}.jsonl")
-    assert len(problems) == count and not dropped
+@pytest.mark.parametrize("rows", ["made", "real"])
+@pytest.mark.parametrize("source", ["aime24", "amc23", "minerva", "olympiadbench"])
+def test_text_benchmarks_are_read_whole(tmp_path, source, rows) -> None:
+    (path,) = [shared_data() / REAL_FILES[source]] if rows == "real" else write_annotations(source, tmp_path)
+    problems, dropped = read_problems(source, path)
+    assert len(problems) == len(path.read_text().splitlines()) and not dropped
     assert not any("." in p.answer for p in problems.values()) or source not in ("aime24", "amc23")
 
 

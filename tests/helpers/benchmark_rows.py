@@ -6,6 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
+from vlm_rl.data.images import encode_png
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+
 REAL_FILES = {  # below the folder of sample data
     "mathvista": "mathvista/*.json",
     "mathvision": "mathvision/testmini.jsonl",
@@ -147,7 +153,8 @@ ROWS: dict[str, dict[str, list[Any] | dict[str, Any]]] = {
             "v1_0": logic("B", LETTERED),
             "v1_1": logic("A, C", LETTERED),
             "v1_2": logic("3", "How many?"),
-            "v1_3": logic("", "Published without an answer?"),
+            "v1_3": logic("D", LETTERED),
+            "v1_4": logic("", "Published without an answer?"),
         }
     },
     "wemath": {
@@ -216,3 +223,16 @@ def write_annotations(benchmark: str, folder: Path) -> list[Path]:
         path.write_text(lines if path.suffix == ".jsonl" else json.dumps(rows), encoding="utf-8")
         files.append(path)
     return files
+
+
+def write_images(benchmark: str, folder: Path) -> None:
+    """Write an image of its own for every made row that names one, where the row's benchmark looks for it."""
+    for name, rows in ROWS[benchmark].items():
+        place = (folder / name).parent / BENCHMARKS[benchmark].image_folder
+        for row in rows.values() if isinstance(rows, dict) else rows:
+            if file := next((row[column] for column in ("image", "image_path", "imagename") if column in row), None):
+                path = place / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                seed = len(list(folder.rglob("*")))
+                noise = np.random.default_rng(seed).integers(0, 256, (56, 84, 3), dtype=np.uint8)
+                path.write_bytes(encode_png(Image.fromarray(noise)))
