@@ -1,4 +1,4 @@
-r"""Read the gold answer of a row, and raise RowError if it is missing or broken (vlm_rl.data.golds reads its text)."""
+r"""Read the gold answer of a row; a missing or broken one raises RowError (vlm_rl.data.golds reads its text)."""
 
 from __future__ import annotations
 
