@@ -96,10 +96,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     """Return the checked options of the command line."""
     from vlm_rl.data_prep.options import Options
 
-    values: dict[str, Any] = {}
-    for field in fields(Options):
-        value = getattr(arguments, field.name)
-        values[field.name] = tuple(value) if isinstance(value, list) else value
+    values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(Options)}
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     options = Options(**values)
     options.check()
     return options

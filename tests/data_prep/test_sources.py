@@ -14,10 +14,10 @@ from tests.conftest import shared_data
 from tests.helpers.benchmark_rows import REAL_FILES, write_annotations
 from tests.helpers.data_sets import dapo_row, read_problems, write_json_lines, write_parquet
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.golds import last_box, number_gold
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.records import pass_rate_of
+from vlm_rl.data_prep.row_golds import last_box, number_gold
 from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.data_prep.training_sources import clean_virl
 from vlm_rl.data_prep.virl_layout import write_virl

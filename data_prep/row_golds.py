@@ -1,4 +1,4 @@
-r"""The gold answer of a row. What is missing or broken raises RowError; vlm_rl.data.golds reads the rest."""
+r"""Read the gold answer of a row; a missing or broken one raises RowError (vlm_rl.data.golds reads its text)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlm_rl.types import AnswerType
 
 
 def gold_of(answer: Any) -> str:
-    """The unwrapped gold of a row. Raises RowError if it is missing, no text, or broken."""
+    """Return the unwrapped gold of a row. Raises RowError if it is missing, broken, or not text."""
     if answer is None or (isinstance(answer, str) and not answer.strip()):
         raise RowError("answer_missing", "the answer is missing")
     if not isinstance(answer, str):
@@ -26,7 +26,7 @@ def gold_of(answer: Any) -> str:
 
 
 def number_gold(answer: Any) -> str:
-    """A gold that some files hold as a number: 27.0 is "27", 73 is "73", "073" is "73"."""
+    """Return a gold that may be a number in its file: 27.0 is "27", 73 is "73", "073" is "73"."""
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         return plain_number(gold_of(answer))
     if not math.isfinite(answer):
@@ -35,14 +35,14 @@ def number_gold(answer: Any) -> str:
 
 
 def type_and_choices(gold: str, question: str) -> tuple[AnswerType, tuple[str, ...]]:
-    """The gold's type, and the options that the question itself lists where it is a choice."""
+    """Return the gold's type, and, if it is a choice, the options that the question lists."""
     kind = infer_answer_type(gold)
     return kind, parse_choices(question) if kind == "choice" else ()
 
 
 def last_box(solution: str) -> str:
-    r"""The last `\boxed{}` of a solution with its contents. Raises RowError without one."""
-    found = boxes(solution.replace(r"\fbox", r"\boxed"))
-    if not found:
+    r"""Return the contents of a solution's last `\boxed{}`. Raises RowError if it has none."""
+    contents = boxes(solution.replace(r"\fbox", r"\boxed"))
+    if not contents:
         raise RowError("answer_missing", f"the solution has no closed box: ...{solution[-60:]!r}")
-    return found[-1]
+    return contents[-1]
