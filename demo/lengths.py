@@ -63,7 +63,7 @@ def _summary(table: Table, index: int, keep_P: np.ndarray) -> Summary:
         mean=float(length.mean()) if len(length) else math.nan,
         cut=float(cut.mean()) if len(cut) else math.nan,
         tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P]),
-        score=estimate(change, limit=1),
+        score=estimate(change, bounds=(-1, 1)),
         won=int((change > 0).sum()),
         lost=int((change < 0).sum()),
     )
@@ -85,7 +85,7 @@ def duels(table: Table, keep_P: np.ndarray) -> list[Duel]:
     columns = sorted(last.values())
     length, score = table.length_CP[:, keep_P], table.score_CP[:, keep_P]
     return [
-        Duel(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], limit=1))
+        Duel(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], bounds=(-1, 1)))
         for place, b in enumerate(columns)
         for a in columns[:place]
     ]
