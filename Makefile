@@ -83,7 +83,7 @@ types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(STAMP) ## the documentation as a site in build/site; a broken link is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 demo: $(STAMP) ## the demo page on the quickstart's run
 	$(BIN)/vlm-rl demo $(RUN)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.golds import gold_of, infer_answer_type
+from vlm_rl.data.golds import infer_answer_type
+from vlm_rl.data_prep.golds import gold_of
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
-from vlm_rl.data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
+from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
+from vlm_rl.data_prep.golds import gold_of, number_gold
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
 from vlm_rl.data_prep.records import (

@@ -1,31 +1,14 @@
-r"""What a gold answer is: its text without wrapping, its type, and the options it chooses among."""
+r"""The gold answer of a row. What is missing or broken raises RowError; vlm_rl.data.golds reads the rest."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from typing import Any
 
+from vlm_rl.data.golds import infer_answer_type, parse_choices, plain_number, unwrap_gold
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.templates import boxes
 from vlm_rl.types import AnswerType
-
-LETTERS = "ABCDEFGHIJ"
-
-_LETTER = re.compile(r"\(?([A-J])\)?\.?")
-_INTEGER = re.compile(r"[-−+]?(\d+|\d{1,3}(,\d{3})+)")
-_FLOAT = re.compile(r"[-−+]?(\d*\.\d+|\d{1,3}(,\d{3})+\.\d+)")
-_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
-_WORD = re.compile(r"[^\W\d_]{2,}")
-_TIME_OF_DAY = re.compile(r"\d{1,2}(:\d{2}){0,2} ?(?i:[ap]\.? ?m\.?)")
-_OR = re.compile(r",? (?:and|or) |,? ?\\(?:text|mathrm|mbox) ?\{ ?(?:and|or) ?\} ?|\\(?:lor|vee)(?![A-Za-z])")
-_FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "max", "min", "lim"}
-# An option's label: "(A)" anywhere, or "A." "A:" "A)" at the start of a word.
-_LABELS = (
-    re.compile(r"\(([A-J])\)"),
-    re.compile(r"(?:^|(?<=[\s;；/,]))([A-J])\s*[.．:：)、]"),
-)
 
 
 def gold_of(answer: Any) -> str:
@@ -45,11 +28,10 @@ def gold_of(answer: Any) -> str:
 def number_gold(answer: Any) -> str:
     """A gold that some files hold as a number: 27.0 is "27", 73 is "73", "073" is "73"."""
     if isinstance(answer, bool) or not isinstance(answer, int | float):
-        text = gold_of(answer)
-        return str(int(text)) if re.fullmatch(r"-?0*\d+", text) else text
+        return plain_number(gold_of(answer))
     if not math.isfinite(answer):
         raise RowError("answer_missing", f"the answer is {answer}")
-    return str(int(answer)) if answer == int(answer) else repr(answer)
+    return plain_number(answer)
 
 
 def type_and_choices(gold: str, question: str) -> tuple[AnswerType, tuple[str, ...]]:
@@ -64,100 +46,3 @@ def last_box(solution: str) -> str:
     if not found:
         raise RowError("answer_missing", f"the solution has no closed box: ...{solution[-60:]!r}")
     return found[-1]
-
-
-def unwrap_gold(answer: str) -> str | None:
-    r"""The gold inside one `\boxed{}` and inside dollar signs; None if its braces or boxes are broken.
-
-    A form feed followed by "rac" is a `\frac` whose backslash was read as an escape.
-    """
-    text = answer.replace("\x0crac", r"\frac").strip()
-    found = boxes(text)
-    if found is None or len(found) > 1:
-        return None
-    if found:
-        text = found[0].strip()
-    while len(text) > 2 and text[0] == "$" == text[-1] and "$" not in text[1:-1]:
-        text = text[1:-1].strip()
-    return text
-
-
-def infer_answer_type(answer: str) -> AnswerType:
-    """The type of an unwrapped gold, from its form alone.
-
-    One letter A to J is a choice; mathematics between commas, "or" or "and", without brackets, is a list; words
-    and times of day are text; everything else that is no plain number is an expression (units and percentages too).
-    """
-    text = answer.strip()
-    if _LETTER.fullmatch(text):
-        return "choice"
-    if _INTEGER.fullmatch(text):
-        return "integer"
-    if _FLOAT.fullmatch(text):
-        return "float"
-    plain = _TEXT_COMMAND.sub(r"\1", text)
-    if _is_words(plain) or _TIME_OF_DAY.fullmatch(plain):
-        return "text"
-    parts = split_list(_OR.sub(", ", text))
-    if len(parts) > 1 and not any(_is_words(part) for part in parts):
-        return "list"
-    return "expression"
-
-
-def split_list(text: str) -> list[str]:
-    """The parts between commas that no bracket encloses; one part where there is no such comma."""
-    parts, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        if char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char == "," and depth == 0 and not text[:index].endswith("\\"):  # "\," is a thin space
-            parts.append(text[start:index].strip())
-            start = index + 1
-    return [*parts, text[start:].strip()]
-
-
-def parse_choices(question: str) -> tuple[str, ...]:
-    """The options written into a question, A first; () unless at least two follow one another in order.
-
-    An option ends where the next begins; the last one ends with its line.
-    """
-    best: tuple[str, ...] = ()
-    for label in _LABELS:
-        marks = list(label.finditer(question))
-        for first in (index for index, mark in enumerate(marks) if mark[1] == "A"):
-            found = _options_from(question, marks[first:])
-            if len(found) >= max(2, len(best)):
-                best = found
-    return best
-
-
-def with_choices(question: str, choices: Sequence[str]) -> str:
-    """The question followed by its options, one a line."""
-    lines = [f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
-    return "\n".join([question, "Choices:", *lines])
-
-
-def _options_from(question: str, marks: Sequence[re.Match[str]]) -> tuple[str, ...]:
-    """The options of the run A, B, C, ... that starts with the first mark; () if one of them is empty."""
-    run = []
-    for mark in marks:
-        if len(run) == len(LETTERS) or mark[1] != LETTERS[len(run)]:
-            break
-        run.append(mark)
-    ends = [mark.start() for mark in run[1:]] + [_line_end(question, run[-1].end())]
-    texts = [question[mark.end() : end].strip(" \t\r\n;；/,") for mark, end in zip(run, ends, strict=True)]
-    return tuple(texts) if all(texts) else ()
-
-
-def _line_end(text: str, start: int) -> int:
-    end = text.find("\n", start)
-    return len(text) if end < 0 else end
-
-
-def _is_words(text: str) -> bool:
-    """Whether this is language rather than mathematics: it starts with a letter and has a real word."""
-    if not text[:1].isalpha() or re.search(r"[\\^_=+*{}<>|]", text):
-        return False
-    return any(word.lower() not in _FUNCTIONS for word in _WORD.findall(text))

@@ -1,4 +1,4 @@
-"""Who may ask when: one question at a time, to several backends at once; the others wait in line."""
+"""Answer one question at a time, by several backends at once; further questions wait in line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from vlm_rl.demo.replies import Backend, Question, Reply, Settings
+from vlm_rl.demo.replies import AskSettings, Backend, LiveQuestion, Reply
 from vlm_rl.errors import UserError
 
 ABANDONED_SECONDS = 30.0  # a page that has not looked for so long is gone: nothing is generated for it
@@ -26,10 +26,10 @@ class Limits:
     max_waiting: int = 8  # pages in line
 
 
-class Conversation:
-    """One question to several backends, each in a thread of its own, so that none disturbs the others."""
+class Broadcast:
+    """One question to several backends, each in its own thread, so that none disturbs the others."""
 
-    def __init__(self, backends: Sequence[Backend], question: Question, settings: Settings) -> None:
+    def __init__(self, backends: Sequence[Backend], question: LiveQuestion, settings: AskSettings) -> None:
         self.names = [backend.name for backend in backends]
         self._replies = [Reply() for _ in backends]
         self._cancelled = threading.Event()
@@ -45,7 +45,7 @@ class Conversation:
             thread.start()
 
     def replies(self) -> list[Reply]:
-        """The columns as they are now; who asks for them shows that somebody is still there."""
+        """Return the columns as they are now; asking for them shows that somebody is still there."""
         self._looked = time.monotonic()
         return list(self._replies)
 
@@ -63,7 +63,7 @@ class Conversation:
         for thread in self._threads:
             thread.join()
 
-    def _ask(self, index: int, backend: Backend, question: Question, settings: Settings) -> None:
+    def _ask(self, index: int, backend: Backend, question: LiveQuestion, settings: AskSettings) -> None:
         try:
             with closing(backend.ask(question, settings, is_cancelled=self.is_cancelled)) as states:
                 for state in states:
@@ -79,8 +79,8 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a page shows at one moment."""
+class AskState:
+    """What a page shows of its question at one moment."""
 
     ahead: int  # pages before this one in line; 0: it is its turn
     names: Sequence[str]
@@ -91,68 +91,68 @@ class View:
         return all(reply.is_over for reply in self.replies)
 
 
-class Desk:
-    """Takes questions from pages. Its methods may be called from any thread."""
+class AskQueue:
+    """The line of questions that pages ask. Its methods may be called from any thread."""
 
     def __init__(self, backends: Sequence[Backend], *, limits: Limits | None = None) -> None:
         self.backends: Mapping[str, Backend] = {backend.name: backend for backend in backends}
         if len(self.backends) != len(backends):
-            raise UserError("two of the models to ask have the same name: give the --endpoint another one")
+            raise UserError("two of the models to ask have the same name: give the --endpoint a different one")
         self.limits = limits or Limits()
         self._changed = threading.Condition()
-        self._line: list[tuple[str, Conversation]] = []  # (page, its question); the first one has its turn
+        self._line: list[tuple[str, Broadcast]] = []  # (page, its question); the first one has its turn
 
     def ask(
-        self, page: str, names: Sequence[str], question: Question, settings: Settings
-    ) -> Generator[View, None, None]:
-        """Views some five times a second until all columns are over. Leaving the iterator cancels.
+        self, page: str, names: Sequence[str], question: LiveQuestion, settings: AskSettings
+    ) -> Generator[AskState, None, None]:
+        """Yield states some five times a second until all columns are over. Leaving the iterator cancels.
 
         Raises UserError for a question that is refused.
         """
-        conversation = Conversation(self._check(names, question, settings), question, settings)
-        ticket = (page, conversation)
+        broadcast = Broadcast(self._check(names, question, settings), question, settings)
+        ticket = (page, broadcast)
         with self._changed:
-            if any(one == page for one, _ in self._line):
+            if any(waiting == page for waiting, _ in self._line):
                 raise UserError("this page is still asking: stop that first")
             if len(self._line) > self.limits.max_waiting:
                 raise UserError(f"{len(self._line)} pages are in line already: try again later")
             self._line.append(ticket)
         is_started = False
         try:
-            while not conversation.is_cancelled():
+            while not broadcast.is_cancelled():
                 with self._changed:
                     ahead = self._line.index(ticket)
                     if ahead:
                         self._changed.wait(0.5)
                 if not ahead:
                     break
-                yield View(ahead, conversation.names, conversation.replies())
-            if conversation.is_cancelled():
-                yield View(0, conversation.names, [Reply("ended", stop="cancelled") for _ in names])
+                yield AskState(ahead, broadcast.names, broadcast.replies())
+            if broadcast.is_cancelled():
+                yield AskState(0, broadcast.names, [Reply("ended", stop="cancelled") for _ in names])
                 return
             is_started = True
-            conversation.start()
-            while not conversation.is_over:
-                yield View(0, conversation.names, conversation.replies())
+            broadcast.start()
+            while not broadcast.is_over:
+                yield AskState(0, broadcast.names, broadcast.replies())
                 time.sleep(0.2)
-            yield View(0, conversation.names, conversation.replies())
+            yield AskState(0, broadcast.names, broadcast.replies())
         finally:
-            conversation.cancel()
+            broadcast.cancel()
             self._leave(ticket, wait=is_started)
 
     def cancel(self, page: str) -> None:
-        """End what this page asked; unknown pages are no error."""
+        """End what this page asked; a page that asked nothing is no error."""
         with self._changed:
-            found = [conversation for one, conversation in self._line if one == page]
-        for conversation in found:
-            conversation.cancel()
+            asked = [broadcast for waiting, broadcast in self._line if waiting == page]
+        for broadcast in asked:
+            broadcast.cancel()
 
     @property
     def num_asking(self) -> int:
         with self._changed:
             return len(self._line)
 
-    def _check(self, names: Sequence[str], question: Question, settings: Settings) -> list[Backend]:
+    def _check(self, names: Sequence[str], question: LiveQuestion, settings: AskSettings) -> list[Backend]:
         unknown = [name for name in names if name not in self.backends]
         if unknown or not 1 <= len(names) <= MAX_COLUMNS or len(set(names)) != len(names):
             raise UserError(f"choose 1 to {MAX_COLUMNS} of the models in the list")
@@ -168,8 +168,8 @@ class Desk:
             raise UserError(f"the seed must be between 0 and {2**31 - 1}, not {settings.seed}")
         return [self.backends[name] for name in names]
 
-    def _leave(self, ticket: tuple[str, Conversation], *, wait: bool) -> None:
-        """The next one's turn comes when the last thread has ended: two never compute at once."""
+    def _leave(self, ticket: tuple[str, Broadcast], *, wait: bool) -> None:
+        """Give the next page its turn once the last thread has ended: two questions never compute at once."""
 
         def leave() -> None:
             ticket[1].join()

@@ -1,4 +1,4 @@
-"""Checkpoints that the live panel asks in this process, and the few of them that are in memory."""
+"""Ask checkpoints in this process, and keep a few of them in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlm_rl.demo.library import Library, key_of
-from vlm_rl.demo.replies import IsCancelled, Question, Replies, Reply, Settings, Stop, count_reasoning
+from vlm_rl.demo.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply, Stop, count_reasoning
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import IMAGE_MARKER, Problem
@@ -25,20 +25,20 @@ Engine = Literal["auto", "vllm", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class AskableCheckpoint:
     """A model folder and how its run puts questions to it."""
 
     name: str
     path: Path
-    key: str  # of the library's checkpoint, where it was evaluated
+    key: str  # of the evaluated checkpoint, where there is one
     template: str
     min_pixels: int
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
-    """A checkpoint in memory."""
+class LoadedModel:
+    """A checkpoint that is in memory."""
 
     builder: Any  # PromptBuilder
     sampler: Any  # Sampler
@@ -52,29 +52,33 @@ class Loaded:
             torch.accelerator.empty_cache()
 
 
-def find_checkpoints(library: Library) -> list[Checkpoint]:
-    """Every model folder that the runs and evaluations name, by run and step, called as everywhere on the page.
+def find_checkpoints(library: Library) -> list[AskableCheckpoint]:
+    """Return every model folder that the runs and evaluations name, by run and step, with the page's labels.
 
-    A folder that is not there any more is left out, and so is a run that cannot be read.
+    Folders that no longer exist and runs that cannot be read are left out.
     """
-    found: list[Checkpoint] = []
+    checkpoints: list[AskableCheckpoint] = []
     for name, opened in library.runs.items():
         with suppress(UserError, OSError, ValueError):
             data = opened.directory.config().data
             for step, folder in sorted(_folders(opened.directory).items()):
                 if (folder / "config.json").is_file():
                     limits = data.template, data.min_pixels, data.max_pixels
-                    found.append(Checkpoint(library.label(name, step), folder, key_of(name, step), *limits))
-    return found
+                    checkpoints.append(
+                        AskableCheckpoint(library.label(name, step), folder, key_of(name, step), *limits)
+                    )
+    return checkpoints
 
 
 def _folders(run: RunDirectory) -> dict[int, Path]:
-    """The model of each step: what training started from, what was evaluated, the run's own checkpoints."""
-    evaluated = {one.step: Path(str(one.summary["model"])) for one in run.evals() if "model" in one.summary}
+    """Return the model of each step: what training started from, what was evaluated, the run's own checkpoints."""
+    evaluated = {
+        result.step: Path(str(result.summary["model"])) for result in run.evals() if "model" in result.summary
+    }
     return {0: Path(run.config().model.path), **evaluated, **dict(run.checkpoints())}
 
 
-def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) -> Loaded:
+def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: Engine, max_tokens: int) -> LoadedModel:
     """Open tokenizer and weights. Raises UserError for a folder that is refused or cannot be opened."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -103,27 +107,26 @@ def load_checkpoint(checkpoint: Checkpoint, *, engine: Engine, max_tokens: int) 
         dtype=model_dtype(device),
         vllm_options=None if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
     )
-    return Loaded(builder, sampler)
+    return LoadedModel(builder, sampler)
 
 
-class Shelf:
-    """At most `most` checkpoints in memory; the one that was not used for longest makes room.
+class ModelCache:
+    """At most `max_loaded` checkpoints in memory; the least recently used one makes room.
 
-    A borrowed one belongs to its borrower alone, so a question to more checkpoints than there are
-    places takes them in turn.
+    A borrowed checkpoint belongs to its borrower alone, so a question to more than fit takes them in turn.
     """
 
-    def __init__(self, load: Callable[[Checkpoint], Loaded], *, most: int) -> None:
-        assert most > 0
-        self._load, self._most = load, most
+    def __init__(self, load: Callable[[AskableCheckpoint], LoadedModel], *, max_loaded: int) -> None:
+        assert max_loaded > 0
+        self._load, self._max_loaded = load, max_loaded
         self._changed = threading.Condition()
-        self._idle: OrderedDict[tuple[str, int], Loaded] = OrderedDict()  # the last used last
+        self._idle: OrderedDict[tuple[str, int], LoadedModel] = OrderedDict()  # the last used last
         self._busy: set[tuple[str, int]] = set()
         self._loading = threading.Lock()  # loaders of models share global state
 
     @contextmanager
-    def borrow(self, checkpoint: Checkpoint, *, is_cancelled: IsCancelled) -> Iterator[Loaded | None]:
-        """The checkpoint, loaded where it is not; None if it was cancelled while waiting for a place."""
+    def borrow(self, checkpoint: AskableCheckpoint, *, is_cancelled: IsCancelled) -> Iterator[LoadedModel | None]:
+        """Lend the checkpoint, loaded first where it is not; None if cancelled while waiting for a place."""
         key = _stamp(checkpoint.path)
         is_ours, loaded = self._claim(key, is_cancelled)
         if not is_ours:
@@ -152,8 +155,8 @@ class Shelf:
             while self._idle:
                 self._drop_oldest()
 
-    def _claim(self, key: tuple[str, int], is_cancelled: IsCancelled) -> tuple[bool, Loaded | None]:
-        """Wait until the key is free and has a place; (whether it is ours now, what of it is in memory)."""
+    def _claim(self, key: tuple[str, int], is_cancelled: IsCancelled) -> tuple[bool, LoadedModel | None]:
+        """Wait until the key is free and there is room: (whether it is ours now, the model if it is in memory)."""
         with self._changed:
             while not is_cancelled():
                 if key not in self._busy and (key in self._idle or self._make_room()):
@@ -163,9 +166,9 @@ class Shelf:
         return False, None
 
     def _make_room(self) -> bool:
-        while self._idle and len(self._idle) + len(self._busy) >= self._most:
+        while self._idle and len(self._idle) + len(self._busy) >= self._max_loaded:
             self._drop_oldest()
-        return len(self._busy) < self._most
+        return len(self._busy) < self._max_loaded
 
     def _drop_oldest(self) -> None:
         _, loaded = self._idle.popitem(last=False)
@@ -173,23 +176,23 @@ class Shelf:
 
 
 class CheckpointBackend:
-    """vlm_rl.demo.replies.Backend: a checkpoint on this machine, with the prompt and the ban of its training."""
+    """A Backend (demo/replies.py): a checkpoint on this machine, with the prompt and banned ids of its training."""
 
-    def __init__(self, checkpoint: Checkpoint, shelf: Shelf) -> None:
+    def __init__(self, checkpoint: AskableCheckpoint, cache: ModelCache) -> None:
         self.name = checkpoint.name
-        self._checkpoint, self._shelf = checkpoint, shelf
+        self._checkpoint, self._cache = checkpoint, cache
 
-    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
         """See Backend.ask."""
         yield Reply("loading")
-        with self._shelf.borrow(self._checkpoint, is_cancelled=is_cancelled) as loaded:
+        with self._cache.borrow(self._checkpoint, is_cancelled=is_cancelled) as loaded:
             if loaded is None:
                 yield Reply("ended", stop="cancelled")
             else:
                 yield from _answer(loaded, question, settings, is_cancelled)
 
 
-def _answer(loaded: Loaded, question: Question, settings: Settings, is_cancelled: IsCancelled) -> Replies:
+def _answer(loaded: LoadedModel, question: LiveQuestion, settings: AskSettings, is_cancelled: IsCancelled) -> Replies:
     from vlm_rl.samplers.base import SamplingParams
 
     builder = loaded.builder
@@ -219,8 +222,8 @@ def _answer(loaded: Loaded, question: Question, settings: Settings, is_cancelled
     yield state("stop" if ids[-1] in builder.eos_ids else "length")
 
 
-def problem_of(question: Question) -> Problem:
-    """The question as the one prompt builder takes it. Raises UserError where markers and images disagree."""
+def problem_of(question: LiveQuestion) -> Problem:
+    """Return the question as the prompt builder takes it. Raises UserError where markers and images disagree."""
     text, images = question.text, () if question.image is None else (question.image,)
     if text.count(IMAGE_MARKER) > len(images):
         raise UserError(f"the question says {IMAGE_MARKER} more often than there are pictures: take that out")
@@ -230,6 +233,6 @@ def problem_of(question: Question) -> Problem:
 
 
 def _stamp(path: Path) -> tuple[str, int]:
-    """What tells a checkpoint from another that was put in its place."""
+    """Return what changes when a different checkpoint is put into the same folder."""
     newest = max((file.stat().st_mtime_ns for file in path.glob("*.safetensors")), default=0)
     return str(path.resolve()), newest

@@ -1,9 +1,9 @@
-"""Servers with the OpenAI protocol that the operator named at start. The page chooses among their names, no more.
+"""Ask servers with the OpenAI protocol that the operator named at start; the page only chooses among their names.
 
     vlm-rl demo runs/a --endpoint teacher=http://127.0.0.1:8000/v1,Qwen2.5-VL-7B --endpoint-key teacher=TEACHER_KEY
 
-A server's reply is hostile input: its size, its pauses and its whole duration are limited, redirects
-are not followed, compressed replies are refused, and the key is masked in every message.
+A server's reply is hostile input: its size, its pauses and its whole duration are limited, redirects are not
+followed, compressed replies are refused, and the key is masked in every message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from vlm_rl.demo.chat import EndpointError, Reading, beginning, body_of, events, said
-from vlm_rl.demo.replies import IsCancelled, Question, Replies, Reply, Settings
+from vlm_rl.demo.chat_protocol import EndpointError, ReplyReader, beginning, body_of, error_text, events
+from vlm_rl.demo.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply
 from vlm_rl.errors import UserError
 
 PUBLISH_SECONDS = 0.1
@@ -54,12 +54,12 @@ class Endpoint:
 
 
 def parse_endpoints(words: Sequence[str], keys: Sequence[str] = ()) -> list[Endpoint]:
-    """`NAME=URL[,model]` each, with `NAME=VARIABLE` for the environment variables that hold their keys.
+    """Read options of the form NAME=URL[,model]; `keys` are NAME=VARIABLE, the environment variables of their keys.
 
-    Raises UserError naming the word that is at fault.
+    Raises UserError that names the option at fault.
     """
     variables = dict(_pair(word, "--endpoint-key", "NAME=VARIABLE") for word in keys)
-    found: dict[str, Endpoint] = {}
+    endpoints: dict[str, Endpoint] = {}
     for word in words:
         name, rest = _pair(word, "--endpoint", "NAME=URL[,model]")
         url, _, model = rest.partition(",")
@@ -68,16 +68,16 @@ def parse_endpoints(words: Sequence[str], keys: Sequence[str] = ()) -> list[Endp
                 f"--endpoint {word}: {url!r} is no plain http(s) address such as http://127.0.0.1:8000/v1; "
                 "a key goes into an environment variable, see --endpoint-key"
             )
-        if not _NAME.fullmatch(name) or name in found:
+        if not _NAME.fullmatch(name) or name in endpoints:
             raise UserError(f"--endpoint {word}: the name {name!r} is taken or not made of letters, digits and . : -")
-        found[name] = Endpoint(name, url.rstrip("/"), model, _key(name, variables))
-    if unknown := sorted(set(variables) - set(found)):
+        endpoints[name] = Endpoint(name, url.rstrip("/"), model, _key(name, variables))
+    if unknown := sorted(set(variables) - set(endpoints)):
         raise UserError(f"--endpoint-key {unknown[0]}=...: there is no --endpoint of this name")
-    return list(found.values())
+    return list(endpoints.values())
 
 
 def _is_plain(url: str) -> bool:
-    """Scheme, host and path alone: no name and password, query or fragment."""
+    """Say whether an address has scheme, host and path alone: no name, password, query or fragment."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -104,15 +104,15 @@ def _key(name: str, variables: Mapping[str, str]) -> str:
 
 
 class EndpointBackend:
-    """vlm_rl.demo.replies.Backend: one streamed chat completion."""
+    """A Backend (demo/replies.py): one streamed chat completion."""
 
     def __init__(self, endpoint: Endpoint, *, system: str, timeouts: Timeouts | None = None) -> None:
-        """`system` is the prompt of the template that the checkpoints beside it are asked with."""
+        """Take the system prompt that the checkpoints beside it are asked with."""
         self.name = endpoint.name
         self._endpoint, self._system, self._timeouts = endpoint, system, timeouts or Timeouts()
 
-    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
-        """See Backend.ask. The connection lives in an event loop of its own, where any wait can be broken off."""
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
+        """See Backend.ask. The connection has its own event loop, in which any wait can be broken off."""
         yield Reply("loading")
         states: States = queue.SimpleQueue()
         left = threading.Event()
@@ -131,10 +131,12 @@ class EndpointBackend:
             left.set()
             thread.join()
 
-    async def _guarded(self, question: Question, settings: Settings, stop: IsCancelled, states: States) -> None:
-        """Stream until the end, `stop` or the deadline; the last state says which, and None follows it."""
-        reading = Reading()
-        task = asyncio.create_task(self._stream(question, settings, reading, states))
+    async def _guarded(
+        self, question: LiveQuestion, settings: AskSettings, stop: IsCancelled, states: States
+    ) -> None:
+        """Stream until the end, `stop` or the deadline; the last state says which, then None follows."""
+        reader = ReplyReader()
+        task = asyncio.create_task(self._stream(question, settings, reader, states))
         deadline = time.monotonic() + self._timeouts.whole
         problem = ""
         try:
@@ -154,15 +156,17 @@ class EndpointBackend:
             problem = f"the server did not {what} for {limit:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             problem = f"the connection failed: {error or type(error).__name__}"
-        except Exception as error:  # a reply that nobody thought of must not leave the column waiting
+        except Exception as error:  # no reply, however odd, may leave the column waiting
             problem = f"the reply cannot be read: {type(error).__name__}"
         if problem:
-            states.put(reading.state(stop="", failure=self._masked(problem)))
+            states.put(reader.state(stop="", failure=self._masked(problem)))
         else:
-            states.put(reading.state(stop="cancelled" if task.cancelled() else reading.stop or "stop"))
+            states.put(reader.state(stop="cancelled" if task.cancelled() else reader.stop or "stop"))
         states.put(None)
 
-    async def _stream(self, question: Question, settings: Settings, reading: Reading, states: States) -> None:
+    async def _stream(
+        self, question: LiveQuestion, settings: AskSettings, reader: ReplyReader, states: States
+    ) -> None:
         limits = httpx.Timeout(self._timeouts.pause, connect=self._timeouts.connect)
         headers = {"Accept-Encoding": "identity"}
         if self._endpoint.key:
@@ -171,35 +175,35 @@ class EndpointBackend:
         async with httpx.AsyncClient(timeout=limits, headers=headers, trust_env=False) as client:
             model = self._endpoint.model or await self._only_model(client)
             body = body_of(question, settings, model=model, system=self._system)
-            if await self._try(client, {**body, **_UNUSUAL}, reading, states):
+            if await self._try(client, {**body, **_UNUSUAL}, reader, states):
                 return
-            reading.note = "the server's own top-k and repetition penalty: it takes no other"
-            if not await self._try(client, body, reading, states):
-                raise EndpointError(reading.refusal)
+            reader.note = "with the server's own top-k and repetition penalty, which it does not let a client set"
+            if not await self._try(client, body, reader, states):
+                raise EndpointError(reader.refusal)
 
     async def _try(
         self,
         client: httpx.AsyncClient,
         body: dict[str, Any],
-        reading: Reading,
+        reader: ReplyReader,
         states: States,
     ) -> bool:
-        """False where the server refuses the request as such; `reading.refusal` says how."""
+        """Return False where the server refuses the request as such; `reader.refusal` says why."""
         async with client.stream("POST", f"{self._endpoint.url}/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                reading.refusal = f"the server answered {answer.status_code}: {said(await beginning(answer))}"
+                reader.refusal = f"the server answered {answer.status_code}: {error_text(await beginning(answer))}"
                 if answer.status_code in (400, 422):
                     return False
-                raise EndpointError(reading.refusal)
+                raise EndpointError(reader.refusal)
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise EndpointError("the server sent a compressed reply, which was not asked for")
             published = 0.0
             async for event in events(answer):
-                reading.add(event)
+                reader.add(event)
                 if time.monotonic() - published > PUBLISH_SECONDS:
-                    states.put(reading.state(stop=""))
+                    states.put(reader.state(stop=""))
                     published = time.monotonic()
-            if not reading.stop:
+            if not reader.stop:
                 raise EndpointError("the connection ended in the middle of the reply")
         return True
 
@@ -212,7 +216,7 @@ class EndpointBackend:
             names = []
         if len(names) != 1:
             raise EndpointError(
-                f"the server does not name one model ({len(names)} found): say which with --endpoint "
+                f"the server does not name one model ({len(names)} listed): say which with --endpoint "
                 f"{self.name}=URL,model"
             )
         return names[0]

@@ -1,4 +1,4 @@
-"""What can be taken away from a view: its rows as a table, and one page that needs nothing else."""
+"""Make the files of what the page shows: its rows as a table, and one page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import re
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from markupsafe import Markup
 
-from vlm_rl.demo.arrow import compute
-from vlm_rl.demo.length_charts import CLICK_HINT, lengths_html
-from vlm_rl.demo.page_state import Scene
-from vlm_rl.demo.panels import header_html
-from vlm_rl.demo.pictures import images_of
-from vlm_rl.demo.problem import columns_html, columns_of, problem_html
-from vlm_rl.demo.summary import count_html, summary_html
+from vlm_rl.demo.lengths_panel import lengths_html
+from vlm_rl.demo.page_parts import header_html
+from vlm_rl.demo.page_state import PageState
+from vlm_rl.demo.problem_panel import columns_of, problem_card
+from vlm_rl.demo.rendering import render
+from vlm_rl.demo.summary_cards import count_html, summary_html
 from vlm_rl.demo.theme import stylesheet_of_page
 from vlm_rl.errors import UserError
-from vlm_rl.report.html import escape
+from vlm_rl.report import vega
+from vlm_rl.report.html import content_policy
 
 MAX_EXAMPLES = 20  # problems on the page
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STORED = ["sample_index", "verdict", "length", "stop_reason", "extracted", "gold", "path", "reason", "question"]
-# A text cell that a spreadsheet would run as a formula; plain numbers such as -3 are not touched.
-_FORMULA = r"^([=+@\t\r]|-[^0-9.]|[-+][0-9.]*[^0-9.eE])"
+# a text cell that a spreadsheet would run as a formula; plain numbers such as -3 are not touched
+_FORMULA = re.compile(r"[=+@\t\r]|-[^0-9.]|[-+][0-9.]*[^0-9.eE]")
 MEDIA_TYPES = {
     "samples.csv": "text/csv; charset=utf-8",
     "samples.parquet": "application/vnd.apache.parquet",
@@ -32,39 +32,39 @@ MEDIA_TYPES = {
 }
 
 
-def export(scene: Scene, name: str) -> bytes:
-    """One of MEDIA_TYPES of this view. Raises UserError for another name, and where nothing was evaluated."""
-    if not scene.table.checkpoints:
-        raise UserError(scene.emptiness)
+def export(state: PageState, name: str) -> bytes:
+    """Return a file of MEDIA_TYPES. Raises UserError for any other name, and where nothing was evaluated."""
+    if not state.table.checkpoints:
+        raise UserError(state.emptiness)
     if name == "samples.csv":
-        return csv_bytes(samples(scene))
+        return csv_bytes(samples(state))
     if name == "samples.parquet":
         sink = io.BytesIO()
-        pq.write_table(samples(scene), sink, compression="zstd")
+        pq.write_table(samples(state), sink, compression="zstd")
         return sink.getvalue()
     if name == "page.html":
-        return page(scene).encode()
+        return page_of(state).encode()
     raise UserError(f"nothing called {name!r:.40} can be exported; there are {', '.join(MEDIA_TYPES)}")
 
 
-def samples(scene: Scene) -> pa.Table:
-    """One row per response to the kept problems: the view's order, the checkpoints side by side, then the samples.
+def samples(state: PageState) -> pa.Table:
+    """Return one row per response to the kept problems: in the page's order, by checkpoint, then by sample.
 
     length_change and score_change are the problem's mean over samples minus the baseline's; base_rate is the
     pass rate before training; reasoning_tokens is null where the model's tokenizer is not at hand.
     """
     return (
-        pa.concat_tables([_samples(scene, index) for index in range(len(scene.labels))])
+        pa.concat_tables([_samples(state, index) for index in range(len(state.labels))])
         .sort_by([("place", "ascending"), ("column", "ascending"), ("sample_index", "ascending")])
         .drop_columns(["place", "column"])
     )
 
 
-def _samples(scene: Scene, index: int) -> pa.Table:
-    table, checkpoint = scene.table, scene.table.checkpoints[index]
+def _samples(state: PageState, index: int) -> pa.Table:
+    table, checkpoint = state.table, state.table.checkpoints[index]
     responses = checkpoint.responses
-    place = {int(table.row_CP[index][p]): (order, int(p)) for order, p in enumerate(scene.order.tolist())}
-    rows = [row for row, own in enumerate(responses.problem_R.tolist()) if own in place]
+    place = {int(table.row_CP[index][p]): (order, int(p)) for order, p in enumerate(state.order.tolist())}
+    rows = [row for row, problem in enumerate(responses.problem_R.tolist()) if problem in place]
     spots = [place[int(responses.problem_R[row])] for row in rows]
     stored = responses.rows([*_STORED, "response"]).take(pa.array(rows, pa.int64()))
     counter = checkpoint.counter
@@ -73,7 +73,7 @@ def _samples(scene: Scene, index: int) -> pa.Table:
     columns = {
         "place": pa.array([order for order, _ in spots], pa.int64()),
         "column": pa.array([index] * len(rows), pa.int64()),
-        "benchmark": pa.array([scene.view.benchmark] * len(rows), pa.string()),
+        "benchmark": pa.array([state.url.benchmark] * len(rows), pa.string()),
         "problem_id": pa.array([table.ids[p] for p in own], pa.string()),
         "category": pa.array([str(table.category_P[p]) for p in own], pa.string()),
         "base_rate": pa.array(table.base_rate_P[own], pa.float64(), from_pandas=True),
@@ -86,55 +86,43 @@ def _samples(scene: Scene, index: int) -> pa.Table:
 
 
 def csv_bytes(table: pa.Table) -> bytes:
-    """CSV with a header; texts that a spreadsheet would run as a formula get an apostrophe in front."""
-    safe = {}
-    for name in table.column_names:
-        column = table[name]
-        if pa.types.is_string(column.type):
-            risky = compute.fill_null(compute.match_substring_regex(column, _FORMULA), False)
-            column = compute.if_else(risky, compute.binary_join_element_wise("'", column, ""), column)
-        safe[name] = column
+    """Return CSV with a header; a text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    columns = {
+        name: _inert(table[name]) if pa.types.is_string(table[name].type) else table[name]
+        for name in table.column_names
+    }
     sink = io.BytesIO()
-    pyarrow.csv.write_csv(pa.table(safe), sink)
+    pyarrow.csv.write_csv(pa.table(columns), sink)
     return sink.getvalue()
 
 
-def page(scene: Scene) -> str:
-    """One HTML file: no script, no outside request. Formulas stand in it as their source."""
-    shown = list(scene.order[:MAX_EXAMPLES])
-    if len(scene.order) and scene.order[scene.position] not in shown:
-        shown = [scene.order[scene.position], *shown[:-1]]
-    examples = "".join(_example(scene, int(p)) for p in shown)
-    more = (
-        f"<p class='quiet'>{len(shown):,} of {len(scene.order):,} problems.</p>"
-        if len(shown) < len(scene.order)
-        else ""
-    )
-    body = (
-        f"{header_html(scene.library)}<p class='quiet'>{escape(scene.view.benchmark)}</p>{count_html(scene)}"
-        f"{summary_html(scene)}<h2>Lengths</h2>{lengths_html(scene)}<h2>Problems</h2>{more}{examples}"
-    )
-    body = body.replace(CLICK_HINT, "")
-    body = re.sub(r"<button .*?</button>", "", body)
-    body = re.sub(r" (?:data-go|data-step|tabindex|role)='[^']*'", "", body).replace(
-        "<svg class", "<svg role='img' class"
-    )
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(' against '.join(scene.labels))} · vlm-rl</title>"
-        f"<style>{stylesheet_of_page()}</style></head><body class='alone'><main>{body}</main></body></html>"
-    )
+def _inert(column: pa.ChunkedArray) -> pa.Array:
+    texts = [f"'{text}" if text and _FORMULA.match(text) else text for text in column.to_pylist()]
+    return pa.array(texts, pa.string())
 
 
-def _example(scene: Scene, p: int) -> str:
-    table = scene.table
-    name = table.ids[p]
-    base = table.checkpoints[0]
-    record = base.responses.records(name)[0]
-    images = images_of(record, scene.view.benchmark, base.sets)
-    rate, difficulty = float(table.base_rate_P[p]), str(table.difficulty_P[p])
-    columns = columns_of(table, scene.slots, name, scene.view.sample)
-    head = problem_html(record, images, base_rate=rate, base_when=table.base_when, difficulty=difficulty)
-    return f"<section class='example-page'>{head}{columns_html(columns, scene.view)}</section>"
+def page_of(state: PageState) -> str:
+    """Return one HTML file that asks nobody anything; formulas stay as their source.
+
+    It shows up to MAX_EXAMPLES problems, the one at hand among them. Its scripts draw the charts, and its content
+    policy allows these scripts alone.
+    """
+    shown = state.order[:MAX_EXAMPLES].tolist()
+    if len(state.order) and state.order[state.position] not in shown:
+        shown = [int(state.order[state.position]), *shown[:-1]]
+    scripts = vega.scripts()
+    return render(
+        "exported_page",
+        policy=content_policy(scripts),
+        labels=state.labels,
+        styles=Markup(stylesheet_of_page()),
+        header=header_html(state.library, interactive=False),
+        benchmark=state.url.benchmark,
+        count=count_html(state, interactive=False),
+        summary=summary_html(state, interactive=False),
+        lengths=lengths_html(state, interactive=False),
+        examples=[{"problem": problem_card(state, p), "columns": columns_of(state, p)} for p in shown],
+        num_problems=len(state.order),
+        is_folded=bool(state.url.fold),
+        scripts=[Markup(script) for script in scripts],
+    )

@@ -1,7 +1,7 @@
-"""What the demo can show: the runs under some folders and their stored evaluations.
+"""Find what the demo can show: the runs under some folders and their stored evaluations.
 
-Opening reads configurations and summaries only; an evaluation's columns are read when it is first
-shown, and kept. A run that cannot be read is left out and named in `faults`; the page says so.
+Opening reads configurations and summaries only. An evaluation's columns are read when it is first shown, and kept. A
+run that cannot be read is left out and named in `faults`; the page says so.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ import pyarrow as pa
 import yaml
 
 from vlm_rl.demo.responses import Responses, read_responses
-from vlm_rl.demo.tokens import TokenCounter, find_counter
+from vlm_rl.demo.token_counts import TokenCounter, find_counter
 from vlm_rl.errors import UserError
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.templates import TEMPLATES
 
-_DEPTH = 3  # a folder of `vlm-rl compare` holds RULE/seed-N
+_DEPTH = 3  # levels below a folder; one of `vlm-rl study` holds RULE/seed-N
 _ALIVE_SECONDS = 600  # a run that wrote nothing for so long has ended or hangs
 
+ResponseLengths: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens of some responses, and which were cut
 
-Drawn: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens of some responses, and which were cut
 
-
-def drawn_of(table: pa.Table) -> Drawn:
-    """From the columns length and stop_reason."""
+def response_lengths(table: pa.Table) -> ResponseLengths:
+    """Return the lengths in a table with the columns length and stop_reason."""
     return table["length"].to_numpy(), table["stop_reason"].to_numpy() == "length"
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class EvaluatedCheckpoint:
     """One evaluated policy."""
 
-    key: str  # RUN@STEP, unique within its benchmark; FOLDER/*@STEP for the seeds of a comparison together
+    key: str  # RUN@STEP, unique within its benchmark; FOLDER/*@STEP for the seeds of a study together
     label: str
     step: int
     runs: tuple[str, ...]  # names; several where seeds are pooled
@@ -52,25 +51,25 @@ class Checkpoint:
 
     @property
     def counter(self) -> TokenCounter | None:
-        """Counts tokens as the model does; None where no tokenizer is at hand."""
+        """Return what counts tokens as the model does; None where no tokenizer is at hand."""
         return find_counter(self.folder, self.step, self.model)
 
     @property
     def prefill(self) -> str:
-        """Text at the beginning of every response that was given, not generated."""
+        """Return the text at the beginning of every response that was given, not generated."""
         template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
         return template.prefill if template else ""
 
     @cached_property
     def responses(self) -> Responses:
-        """Its records as columns. Raises UserError where the file cannot be read."""
+        """Read its records as columns. Raises UserError where the file cannot be read."""
         try:
             return read_responses(self.results)
         except (OSError, KeyError, pa.ArrowException) as error:
-            places = ", ".join(str(one.path) for one in self.results)
+            files = ", ".join(str(result.path) for result in self.results)
             raise UserError(
-                f"{places} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
-                "delete it, or evaluate again, or choose another checkpoint"
+                f"{files} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
+                "delete it, evaluate again, or choose a different checkpoint"
             ) from None
 
 
@@ -83,37 +82,37 @@ class OpenRun:
     algorithm: str  # "" for evaluations of a model that was not trained here
     num_steps: int  # planned
     contaminated: tuple[str, ...]
-    cache: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
-    drawn: dict[int, Drawn] = field(default_factory=dict)  # by step; a step's file never changes once it is whole
+    _curves: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
+    _lengths: dict[int, ResponseLengths] = field(default_factory=dict)  # by step, whose file never changes
 
     @property
     def title(self) -> str:
-        """Its name, and by which rule it was trained."""
+        """Return its name, and the rule that it was trained by."""
         return f"{self.name} ({self.algorithm})" if self.algorithm else self.name
 
     def curves(self) -> RunCurves:
-        """Its numbers over time; read again when the run has written more."""
+        """Return its numbers over time; they are read again when the run has written more."""
         stamp = self.stamp()
-        if stamp not in self.cache:
+        if stamp not in self._curves:
             fresh = RunCurves(self.directory, self.name)
-            self.cache.clear()
-            self.cache[stamp] = fresh
-        return self.cache[stamp]
+            self._curves.clear()
+            self._curves[stamp] = fresh
+        return self._curves[stamp]
 
-    def rollout_lengths(self) -> dict[int, Drawn]:
-        """step -> tokens of each training response, and whether it was cut."""
+    def rollout_lengths(self) -> dict[int, ResponseLengths]:
+        """Return the tokens of each training response, and whether it was cut, by step."""
         for step in self.directory.rollout_steps():
-            if step not in self.drawn:
-                self.drawn[step] = drawn_of(self.directory.rollouts(step, ["length", "stop_reason"]))
-        return dict(sorted(self.drawn.items()))
+            if step not in self._lengths:
+                self._lengths[step] = response_lengths(self.directory.rollouts(step, ["length", "stop_reason"]))
+        return dict(sorted(self._lengths.items()))
 
     def stamp(self) -> int:
-        """Changes with every line that the run logs, nanoseconds."""
+        """Return a number that changes with every line that the run logs (nanoseconds)."""
         path = self.directory.path / "metrics.jsonl"
         return path.stat().st_mtime_ns if path.exists() else 0
 
-    def alive(self) -> bool:
-        """Whether it may still be training: it wrote lately, and its last step is not done."""
+    def is_alive(self) -> bool:
+        """Say whether it may still be training: it wrote lately, and its last step is not done."""
         if time.time() - self.stamp() / 1e9 > _ALIVE_SECONDS:
             return False
         metrics = self.curves().metrics
@@ -124,22 +123,22 @@ class Library:
     """The runs under some folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Raises UserError where a folder holds no run, or none of them an evaluation or a log that can be read."""
+        """Raise UserError where a folder holds no run, or no run has an evaluation or a log that can be read."""
         directories = list(dict.fromkeys(path for folder in folders for path in find_runs(folder)))
         names = distinct_names([RunDirectory(path) for path in directories])
         self.faults: list[str] = []
         self.runs: dict[str, OpenRun] = {}
-        self.checkpoints: dict[str, dict[str, Checkpoint]] = {}  # benchmark -> key -> checkpoint
+        self.checkpoints: dict[str, dict[str, EvaluatedCheckpoint]] = {}  # benchmark -> key -> checkpoint
         self._is_alone = len(directories) == 1
         for name, path in zip(names, directories, strict=True):
             self._add(name, RunDirectory(path))
-        for benchmark, found in self.checkpoints.items():
-            self.checkpoints[benchmark] = pooled(found) | found
+        for benchmark, single in self.checkpoints.items():
+            self.checkpoints[benchmark] = pool_seeds(single) | single
         if not self.checkpoints and not any(run.algorithm for run in self.runs.values()):
-            places = ", ".join(str(path) for path in folders) or "no run at all"
+            named = ", ".join(str(path) for path in folders) or "no run at all"
             why = "".join(f"\n  {fault}" for fault in self.faults)
             raise UserError(
-                f"nothing to show: no evaluation and no log in {places}; `vlm-rl eval` or eval.every makes one{why}"
+                f"nothing to show: no evaluation and no log in {named}; `vlm-rl eval` or eval.every makes one{why}"
             )
 
     def _add(self, name: str, run: RunDirectory) -> None:
@@ -154,7 +153,7 @@ class Library:
         self.runs[name] = opened
         for result in results:
             label, key = self.label(name, result.step), key_of(name, result.step)
-            self.checkpoints.setdefault(result.benchmark, {})[key] = Checkpoint(
+            self.checkpoints.setdefault(result.benchmark, {})[key] = EvaluatedCheckpoint(
                 key, label, result.step, (name,), (result,), run.path, config.model.path, tuple(config.data.eval)
             )
 
@@ -163,61 +162,61 @@ class Library:
         return list(self.checkpoints)
 
     def label(self, run: str, step: int) -> str:
-        """What the page calls a checkpoint, evaluated or not."""
+        """Return what the page calls a checkpoint, evaluated or not."""
         return f"step {step}" if self._is_alone else f"{run} · step {step}"
 
     def labels(self, benchmark: str) -> dict[str, str]:
-        """key -> label of the checkpoints evaluated on a benchmark, by run and step."""
-        return {key: one.label for key, one in self.checkpoints[benchmark].items()}
+        """Return the label of each checkpoint evaluated on a benchmark, by its key."""
+        return {key: checkpoint.label for key, checkpoint in self.checkpoints[benchmark].items()}
 
     def first_choice(self, benchmark: str) -> tuple[str, ...]:
-        """The checkpoints to begin with: a run's first and last; of several the first's first, then each one's last.
+        """Return the checkpoints to begin with: the first run's first, then each run's last.
 
-        Of a comparison the pooled ones. At most four, so that the columns stay wide.
+        Of a study the pooled seeds are taken. At most four, so that the columns stay wide.
         """
         return self._main(benchmark)[:4]
 
     def color_order(self, benchmark: str) -> list[str]:
-        """All checkpoints, those that people compare first: they get colours that no other wants."""
+        """Return all checkpoints; those that people compare come first and get colours that no other wants."""
         if benchmark not in self.checkpoints:
             return []
         return list(dict.fromkeys([*self._main(benchmark), *self.checkpoints[benchmark]]))
 
     def _main(self, benchmark: str) -> tuple[str, ...]:
-        found = self.checkpoints[benchmark]
-        several = {key: one for key, one in found.items() if len(one.runs) > 1} or found
+        known = self.checkpoints[benchmark]
+        several = {key: checkpoint for key, checkpoint in known.items() if len(checkpoint.runs) > 1} or known
         by_run: dict[tuple[str, ...], list[str]] = {}
-        for key, one in several.items():
-            by_run.setdefault(one.runs, []).append(key)
+        for key, checkpoint in several.items():
+            by_run.setdefault(checkpoint.runs, []).append(key)
         first = next(iter(by_run.values()))[0]
         return tuple(dict.fromkeys([first, *(keys[-1] for keys in by_run.values())]))
 
     def base_keys(self, benchmark: str) -> list[str]:
-        """The checkpoints whose pass rate is a problem's difficulty: those before training (step 0).
+        """Return the checkpoints whose pass rate is a problem's difficulty: those before training (step 0).
 
-        Where none is stored, the first run's earliest one.
+        Where none is stored, it is the first run's earliest one.
         """
-        single = {key: one for key, one in self.checkpoints[benchmark].items() if len(one.runs) == 1}
-        before = [key for key, one in single.items() if one.step == 0]
+        single = {key: known for key, known in self.checkpoints[benchmark].items() if len(known.runs) == 1}
+        before = [key for key, known in single.items() if known.step == 0]
         return before or [next(iter(single))]
 
 
 def key_of(run: str, step: int) -> str:
-    """What the address calls a checkpoint."""
+    """Return what the address calls a checkpoint."""
     return f"{run}@{step}"
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run directories at a folder or up to three levels below it; of a comparison its baseline's first.
+    """Return the run directories at a folder or up to three levels below it; of a study the baseline's first.
 
     Raises UserError if there is none.
     """
     if not folder.is_dir():
         raise UserError(f"no run directory at {folder}; `vlm-rl train` or `vlm-rl quickstart` makes one")
-    found = list(_runs_below(folder, _DEPTH))
-    if not found:
+    runs = list(_runs_below(folder, _DEPTH))
+    if not runs:
         raise UserError(f"{folder} is not a run directory, and holds none: there is no config.yaml")
-    return found
+    return runs
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
@@ -226,12 +225,12 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     elif depth:
         rules = _rules(folder)
         children = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
-        for child in sorted(children, key=lambda one: (rules.get(one.name, len(rules)), one.name)):
+        for child in sorted(children, key=lambda child: (rules.get(child.name, len(rules)), child.name)):
             yield from _runs_below(child, depth - 1)
 
 
 def _rules(folder: Path) -> dict[str, int]:
-    """The place of each rule of a comparison, the baseline's first; empty for another folder."""
+    """Return the place of each rule of a study, the baseline first; empty where the folder is none."""
     try:
         rules = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["rules"]
         return {str(name): place for place, name in enumerate(rules)}
@@ -239,20 +238,20 @@ def _rules(folder: Path) -> dict[str, int]:
         return {}
 
 
-def pooled(found: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Runs that differ by their seed only, FOLDER/seed-N, taken together: each run's answer is one more sample."""
-    groups: dict[tuple[str, int], list[Checkpoint]] = {}
-    for one in found.values():
-        rule, _, seed = one.runs[0].rpartition("/")
+def pool_seeds(single: Mapping[str, EvaluatedCheckpoint]) -> dict[str, EvaluatedCheckpoint]:
+    """Put runs together that differ by their seed only, FOLDER/seed-N: each run's answer is one more sample."""
+    groups: dict[tuple[str, int], list[EvaluatedCheckpoint]] = {}
+    for checkpoint in single.values():
+        rule, _, seed = checkpoint.runs[0].rpartition("/")
         if rule and seed.startswith("seed-"):
-            groups.setdefault((rule, one.step), []).append(one)
+            groups.setdefault((rule, checkpoint.step), []).append(checkpoint)
     return {
         f"{rule}/*@{step}": replace(
             members[0],
             key=f"{rule}/*@{step}",
             label=f"{rule} · step {step} · {len(members)} seeds",
-            runs=tuple(one.runs[0] for one in members),
-            results=tuple(one.results[0] for one in members),
+            runs=tuple(member.runs[0] for member in members),
+            results=tuple(member.results[0] for member in members),
         )
         for (rule, step), members in groups.items()
         if len(members) > 1

@@ -1,6 +1,6 @@
 """The live panel: one question about one picture, asked to several models side by side while they answer.
 
-    live = open_live(scenes, options)        # at start; live.pictures.routes() go into the application
+    live = open_live(states, options)        # at start; live.uploads.routes() go into the application
     with gr.Tab("Live"):
         build_live(live, bridge)
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from typing import Any
 
 import gradio as gr
@@ -21,108 +20,109 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.data.images import decode_image
-from vlm_rl.demo.ask_queue import MAX_COLUMNS, Desk, Limits
-from vlm_rl.demo.backends import CheckpointBackend, Engine, Shelf, find_checkpoints, load_checkpoint
+from vlm_rl.demo.ask_queue import MAX_COLUMNS, AskQueue, Limits
+from vlm_rl.demo.backends import CheckpointBackend, Engine, ModelCache, find_checkpoints, load_checkpoint
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
-from vlm_rl.demo.live_context import Around, Example
-from vlm_rl.demo.live_html import error_html, gold_html, note_html, view_html
-from vlm_rl.demo.page_state import Scenes
-from vlm_rl.demo.replies import Backend, Question, Settings
-from vlm_rl.demo.uploads import Pictures
+from vlm_rl.demo.live_context import LiveContext, LiveExample
+from vlm_rl.demo.live_html import columns_html, gold_html, live_error_html, live_note_html
+from vlm_rl.demo.page_state import PageStates
+from vlm_rl.demo.replies import AskSettings, Backend, LiveQuestion
+from vlm_rl.demo.theme import asset
+from vlm_rl.demo.uploads import Uploads
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import IMAGE_MARKER
 
 _NOBODY = (
-    "Nobody to ask: these runs have no checkpoint on this machine. Keep checkpoints/ beside the run, or name a "
-    "server at start: vlm-rl demo RUN --endpoint NAME=http://127.0.0.1:8000/v1,MODEL"
+    "There is no model to ask: these runs have no checkpoint on this machine. Keep checkpoints/ beside the run, or "
+    "name a server at start: vlm-rl demo RUN --endpoint NAME=http://127.0.0.1:8000/v1,MODEL"
 )
 _HOW = "Choose a picture or an example, write a question, and ask. The answers grow here side by side."
 _NUM_EXAMPLES = 12
-_AT_HAND, _SHOWN = "the problem in the panel of problems", -1
+_SHOWN_PROBLEM, _SHOWN = "the problem shown in Problems", -1
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
     """What the panel needs, opened once for all pages."""
 
-    desk: Desk
-    pictures: Pictures
-    examples: Sequence[Example]
-    around: Around
+    queue: AskQueue
+    uploads: Uploads
+    examples: Sequence[LiveExample]
+    context: LiveContext
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """What the operator says at start."""
+    """What the operator chooses at start."""
 
     endpoints: Sequence[Endpoint] = ()
     engine: Engine = "transformers"
-    most_loaded: int = 2  # checkpoints in memory; with vllm one, its engines do not share a process
+    max_loaded: int = 2  # checkpoints in memory; with vllm 1, since its engines do not share a process
     limits: Limits = Limits()  # noqa: RUF009  (frozen)
 
 
-def open_live(scenes: Scenes, options: LiveOptions | None = None) -> Live:
+def open_live(states: PageStates, options: LiveOptions | None = None) -> Live:
     """Look for checkpoints and example problems; nothing is loaded before somebody asks."""
     options = options or LiveOptions()
     load = partial(load_checkpoint, engine=options.engine, max_tokens=options.limits.max_tokens)
-    shelf = Shelf(load, most=options.most_loaded if options.engine == "transformers" else 1)
-    checkpoints = find_checkpoints(scenes.library)
+    cache = ModelCache(load, max_loaded=options.max_loaded if options.engine == "transformers" else 1)
+    checkpoints = find_checkpoints(states.library)
     system = TEMPLATES[checkpoints[0].template if checkpoints else "think_answer"].system
-    backends: list[Backend] = [CheckpointBackend(checkpoint, shelf) for checkpoint in checkpoints]
+    backends: list[Backend] = [CheckpointBackend(checkpoint, cache) for checkpoint in checkpoints]
     backends += [EndpointBackend(endpoint, system=system) for endpoint in options.endpoints]
-    examples = read_examples([run.directory for run in scenes.library.runs.values()])
-    pictures = Pictures([example.image or b"" for example in examples])
-    around = Around(scenes, {one.name: one.key for one in checkpoints})
-    return Live(Desk(backends, limits=options.limits), pictures, examples, around)
+    examples = read_examples([run.directory for run in states.library.runs.values()])
+    uploads = Uploads([example.image or b"" for example in examples])
+    context = LiveContext(states, {checkpoint.name: checkpoint.key for checkpoint in checkpoints})
+    return Live(AskQueue(backends, limits=options.limits), uploads, examples, context)
 
 
-def read_examples(runs: Sequence[RunDirectory], *, most: int = _NUM_EXAMPLES) -> list[Example]:
-    """The first problems with one stored picture of each evaluated set, `most` in all."""
-    found: dict[str, list[Example]] = {}
+def read_examples(runs: Sequence[RunDirectory], *, limit: int = _NUM_EXAMPLES) -> list[LiveExample]:
+    """Return the first problems with exactly one stored picture of each benchmark, at most `limit` in all."""
+    by_benchmark: dict[str, list[LiveExample]] = {}
     for run in runs:
         with suppress(UserError, OSError, ValueError, KeyError, pa.ArrowException):
             for result in run.evals():
-                if result.benchmark not in found:
-                    found[result.benchmark] = _first_examples(result.benchmark, result.path)
-    sets = [examples for examples in found.values() if examples]
-    share = most // max(1, len(sets))
-    return [example for examples in sets for example in examples[: max(1, share)]][:most]
+                if result.benchmark not in by_benchmark:
+                    by_benchmark[result.benchmark] = _first_examples(result.benchmark, result.path)
+    sets = [examples for examples in by_benchmark.values() if examples]
+    share = limit // max(1, len(sets))
+    return [example for examples in sets for example in examples[: max(1, share)]][:limit]
 
 
-def _first_examples(benchmark: str, path: Any) -> list[Example]:
+def _first_examples(benchmark: str, path: Any) -> list[LiveExample]:
     with pq.ParquetFile(path) as file:
         batch = next(file.iter_batches(batch_size=64, columns=["problem_id", "question", "image", "gold"]), None)
-    examples: dict[str, Example] = {}
+    examples: dict[str, LiveExample] = {}
     for row in [] if batch is None else batch.to_pylist():
         if len(row["image"] or ()) == 1:
             with suppress(UserError):
                 decode_image(row["image"][0], where=row["problem_id"])
                 title = f"{benchmark} · {row['problem_id']}"
                 question = row["question"].replace(IMAGE_MARKER, "").strip()
-                examples.setdefault(title, Example(title, question, row["image"][0], row["gold"] or ""))
+                examples.setdefault(title, LiveExample(title, question, row["image"][0], row["gold"] or ""))
         if len(examples) == _NUM_EXAMPLES:
             break
     return list(examples.values())
 
 
 def build_live(live: Live, bridge: gr.HTML) -> None:
-    """The panel's components and events, in the gradio context of the caller; `bridge` holds the page's query."""
-    names = list(live.desk.backends)
+    """Make the panel's components and events in the caller's gradio context; `bridge` holds the page's query."""
+    names = list(live.queue.backends)
     if not names:
-        gr.HTML(note_html(_NOBODY))
+        gr.HTML(live_note_html(_NOBODY))
         return
     with gr.Row(elem_classes="live-form"):
         with gr.Column(scale=1, min_width=220):
-            picture = _picture()
+            picture = _upload()
         with gr.Column(scale=2, min_width=300):
             example = gr.Dropdown(
-                [(_AT_HAND, _SHOWN), *[(one.title, index) for index, one in enumerate(live.examples)]],
+                [(_SHOWN_PROBLEM, _SHOWN), *[(example.title, index) for index, example in enumerate(live.examples)]],
                 value=None,
                 label="Start from",
             )
-            question = gr.Textbox(label="Question", lines=4, max_lines=10, max_length=live.desk.limits.max_question)
+            question = gr.Textbox(label="Question", lines=4, max_lines=10, max_length=live.queue.limits.max_question)
             gold = gr.HTML(elem_classes="live-gold")
         with gr.Column(scale=2, min_width=300):
             asked = gr.Dropdown(
@@ -130,64 +130,68 @@ def build_live(live: Live, bridge: gr.HTML) -> None:
                 value=[],
                 multiselect=True,
                 max_choices=MAX_COLUMNS,
-                label="Ask up to six; without a choice, the checkpoints above",
+                label="Models to ask, up to six (default: the checkpoints above)",
             )
             with gr.Row():
                 seed = gr.Number(value=0, precision=0, minimum=0, maximum=2**31 - 1, label="Seed", min_width=90)
-                heat = gr.Number(value=0, minimum=0, maximum=2, step=0.1, label="Temperature", min_width=90)
-                most = gr.Number(
-                    value=min(512, live.desk.limits.max_tokens),
+                temperature = gr.Number(value=0, minimum=0, maximum=2, step=0.1, label="Temperature", min_width=90)
+                max_tokens = gr.Number(
+                    value=min(512, live.queue.limits.max_tokens),
                     precision=0,
                     minimum=1,
-                    maximum=live.desk.limits.max_tokens,
-                    label="Most tokens",
+                    maximum=live.queue.limits.max_tokens,
+                    label="Max tokens",
                     min_width=90,
                 )
             with gr.Row():
                 ask = gr.Button("Ask", variant="primary", elem_id="live-ask", min_width=120)
                 stop = gr.Button("Stop", elem_id="live-stop", interactive=False, min_width=120)
-    columns = gr.HTML(note_html(_HOW), elem_id="live-columns")
+    columns = gr.HTML(live_note_html(_HOW), elem_id="live-columns")
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
     on = _Handlers(live)
     example.input(on.choose, [bridge, example], [picture, question, gold], **quiet)
-    ask.click(on.ask, [bridge, picture, question, asked, seed, heat, most], [columns, ask, stop], **quiet)
+    ask.click(
+        on.ask, [bridge, picture, question, asked, seed, temperature, max_tokens], [columns, ask, stop], **quiet
+    )
     stop.click(on.stop, None, None, **quiet)
 
 
-def _picture() -> gr.HTML:
-    """Where a picture is dropped, pasted or chosen; its value is the token that the server gave for it."""
-    files = resources.files("vlm_rl").joinpath("assets")
+def _upload() -> gr.HTML:
+    """Return where a picture is dropped, pasted or chosen; its value is the token that the server gave for it."""
     return gr.HTML(
         "",
-        html_template=files.joinpath("live_picture.html").read_text(encoding="utf-8"),
-        js_on_load=files.joinpath("live_picture.js").read_text(encoding="utf-8"),
+        html_template=asset("upload.html"),
+        js_on_load=asset("upload.js"),
         elem_id="live-picture",
     )
 
 
 class _Handlers:
-    """What the panel's events do. Methods, since gradio gives the request to what has a signature of its own."""
+    """What the panel's events do.
+
+    They are methods, since gradio passes the request only to functions whose own signature asks for it.
+    """
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
     def choose(self, query: str, index: int | None) -> tuple[str, str, str]:
-        """(picture's token, question, the right answer in words) of an example, or of the problem shown."""
+        """Return (picture's token, question, right answer as HTML) of an example, or of the problem shown."""
         try:
             if index == _SHOWN:
-                return self._at_hand(query)
+                return self._shown_problem(query)
         except UserError as error:
-            return "", "", error_html(str(error))
+            return "", "", live_error_html(str(error))
         if index is None or not 0 <= index < len(self._live.examples):
             return "", "", ""
         example = self._live.examples[index]
         return f"example-{index:04d}", example.question, gold_html(example.gold)
 
-    def _at_hand(self, query: str) -> tuple[str, str, str]:
-        example = self._live.around.problem(query)
+    def _shown_problem(self, query: str) -> tuple[str, str, str]:
+        example = self._live.context.problem(query)
         if example is None:
-            raise UserError("there is no problem with one picture in the panel of problems: choose another")
-        token = "" if example.image is None else self._live.pictures.add(example.image)
+            raise UserError("the panel Problems shows none with exactly one picture: choose a different one")
+        token = "" if example.image is None else self._live.uploads.add(example.image)
         return token, example.question, gold_html(example.gold)
 
     def ask(
@@ -198,48 +202,48 @@ class _Handlers:
         names: Any,
         seed: Any,
         temperature: Any,
-        most: Any,
+        max_tokens: Any,
         request: gr.Request,
     ) -> Iterator[tuple[Any, Any, Any]]:
-        """(columns, ask button, stop button) while the answers grow."""
+        """Yield (columns, ask button, stop button) while the answers grow."""
         busy, free = _buttons(asking=True), _buttons(asking=False)
         try:
-            settings = _settings(seed, temperature, most)
-            image = self._live.pictures.get(token) if isinstance(token, str) and token else None
-            question = Question(str(text or ""), image)
+            settings = _settings(seed, temperature, max_tokens)
+            image = self._live.uploads.get(token) if isinstance(token, str) and token else None
+            question = LiveQuestion(str(text or ""), image)
             asked = self._asked(query, list(names or ()))
-            colors = self._live.around.colors(query, asked)
-            views = self._live.desk.ask(str(request.session_hash), asked, question, settings)
-            with closing(views):
+            colors = self._live.context.colors(query, asked)
+            states = self._live.queue.ask(str(request.session_hash), asked, question, settings)
+            with closing(states):
                 shown = ""
-                for view in views:
-                    page = view_html(view, settings, colors=colors)
+                for state in states:
+                    page = columns_html(state, settings, colors=colors)
                     if page != shown:
-                        yield page, *(free if view.is_over else busy)
+                        yield page, *(free if state.is_over else busy)
                     shown = page
             yield gr.skip(), *free
         except UserError as error:
-            yield error_html(str(error)), *free
+            yield live_error_html(str(error)), *free
 
     def _asked(self, query: str, names: list[str]) -> list[str]:
-        """The models chosen, else those of the checkpoints that the page shows."""
-        asked = names or self._live.around.shown(query)
+        """Return the models chosen, else those of the checkpoints that the page shows."""
+        asked = names or self._live.context.shown(query)
         if not asked:
             raise UserError("the checkpoints above have no weights on this machine: choose others to ask")
         return asked
 
     def stop(self, request: gr.Request) -> None:
-        self._live.desk.cancel(str(request.session_hash))
+        self._live.queue.cancel(str(request.session_hash))
 
 
 def _buttons(*, asking: bool) -> tuple[Any, Any]:
-    """The state of (ask, stop)."""
+    """Return the state of (ask, stop)."""
     return gr.update(interactive=not asking), gr.update(interactive=asking)
 
 
-def _settings(seed: Any, temperature: Any, most: Any) -> Settings:
-    """Raises UserError for what is no number; the desk looks at their ranges."""
+def _settings(seed: Any, temperature: Any, max_tokens: Any) -> AskSettings:
+    """Return what the page sent as numbers; the queue checks their ranges. Raises UserError for what is no number."""
     try:
-        return Settings(seed=int(seed), temperature=float(temperature), max_tokens=int(most))
+        return AskSettings(seed=int(seed), temperature=float(temperature), max_tokens=int(max_tokens))
     except (TypeError, ValueError, OverflowError):
-        raise UserError("seed, temperature and the most tokens must be numbers") from None
+        raise UserError("seed, temperature and max tokens must be numbers") from None

@@ -1,4 +1,4 @@
-"""What the live panel takes from the page around it: the checkpoints shown, their colours, the problem at hand."""
+"""What the live panel takes from the page around it: the checkpoints shown, their colours, the problem shown."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlm_rl.demo.library import key_of
-from vlm_rl.demo.page_state import NUM_COLORS, NUM_SLOTS, Scene, Scenes
-from vlm_rl.demo.pictures import images_of
-from vlm_rl.demo.url_state import View
+from vlm_rl.demo.page_state import NUM_COLORS, NUM_SLOTS, PageState, PageStates
+from vlm_rl.demo.problem_images import images_of
+from vlm_rl.demo.url_state import UrlState
 from vlm_rl.types import IMAGE_MARKER
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class LiveExample:
     """A stored problem to start from."""
 
     title: str
@@ -23,46 +23,52 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """The page at a view, which every method takes as the address's query."""
+class LiveContext:
+    """The page around the panel; every method takes the query of its address."""
 
-    scenes: Scenes
+    states: PageStates
     keys: Mapping[str, str]  # name of a model that can be asked -> key of its checkpoint; servers have none
 
     def shown(self, query: str) -> list[str]:
-        """The models whose checkpoints the page shows, in its order; of pooled seeds the first one."""
+        """Return the models whose checkpoints the page shows, in its order; of pooled seeds the first."""
         names = {key: name for name, key in self.keys.items()}
-        return [names[key] for key in shown_slots(self.scenes.of(View.parse(query))) if key in names]
+        return [names[key] for key in shown_slots(self.states.of(UrlState.parse(query))) if key in names]
 
     def colors(self, query: str, names: Sequence[str]) -> dict[str, str]:
-        """A CSS colour for each model asked: that of its checkpoint on the page."""
-        scene = self.scenes.of(View.parse(query))
+        """Return a CSS colour for each model asked: that of its checkpoint on the page."""
+        state = self.states.of(UrlState.parse(query))
         keys = [self.keys.get(name, name) for name in names]
-        slots = asked_slots(keys, shown_slots(scene), scene.library.color_order(scene.view.benchmark))
+        slots = asked_slots(keys, shown_slots(state), state.library.color_order(state.url.benchmark))
         return {name: f"var(--c{slots[key]})" for name, key in zip(names, keys, strict=True)}
 
-    def problem(self, query: str) -> Example | None:
-        """The problem shown; None where no problem passes the filters, or it has several pictures."""
-        scene = self.scenes.of(View.parse(query))
-        if scene.problem_id is None:
+    def problem(self, query: str) -> LiveExample | None:
+        """Return the problem shown; None where no problem passes the filters, or it has several pictures."""
+        state = self.states.of(UrlState.parse(query))
+        if state.problem_id is None:
             return None
-        base = scene.table.checkpoints[0]
-        record = base.responses.records(scene.problem_id)[0]
-        images = images_of(record, scene.view.benchmark, base.sets)
+        base = state.table.checkpoints[0]
+        record = base.responses.records(state.problem_id)[0]
+        images = images_of(record, state.url.benchmark, base.sets)
         if len(images) > 1:
             return None
         question = str(record["question"] or "").replace(IMAGE_MARKER, "").strip()
         image = images[0] if images else None
-        return Example(scene.problem_id, question, image, str(record["gold"] or ""))
+        return LiveExample(state.problem_id, question, image, str(record["gold"] or ""))
 
 
-def shown_slots(scene: Scene) -> dict[str, int]:
-    """RUN@STEP of each checkpoint shown -> its colour; pooled seeds are represented by the first one."""
-    return {key_of(one.runs[0], one.step): scene.slots[one.key] for one in scene.table.checkpoints}
+def shown_slots(state: PageState) -> dict[str, int]:
+    """Return the colour of each checkpoint shown, by RUN@STEP; of pooled seeds the first stands for all."""
+    return {
+        key_of(checkpoint.runs[0], checkpoint.step): state.slots[checkpoint.key]
+        for checkpoint in state.table.checkpoints
+    }
 
 
 def asked_slots(asked: Sequence[str], shown: Mapping[str, int], known: Sequence[str]) -> dict[str, int]:
-    """A colour of its own for each of at most NUM_COLORS: the page's where it is shown there, else one free there."""
+    """Return a different colour for each of at most NUM_COLORS models.
+
+    A model that the page shows has its colour there; the others get colours that the page does not use.
+    """
     slots = {key: shown[key] for key in asked if key in shown}
     for key in asked:
         if key not in slots:

@@ -1,110 +1,115 @@
-"""The live panel's columns as HTML. Model text goes through cards.escape, as everywhere."""
+"""Show the live panel's columns while the answers grow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from vlm_rl.demo.ask_queue import View
-from vlm_rl.demo.mathtext import math_html, value_html
-from vlm_rl.demo.replies import Reply, Settings, split_growing
-from vlm_rl.report.html import escape
+from markupsafe import Markup
+
+from vlm_rl.demo.ask_queue import AskState
+from vlm_rl.demo.rendering import render
+from vlm_rl.demo.replies import AskSettings, Reply, split_growing
 
 _PHASES = {"waiting": "waiting", "loading": "loading", "writing": "writing …", "failed": "! failed"}
 _STOPS = {"": "", "stop": "✓ finished", "length": "cut at the limit", "cancelled": "stopped by you"}
 _COUNTERS = {
     "tokenizer": "",
-    "server": ", the server says",
-    "estimate": ", estimated: one a piece",
+    "server": ", counted by the server",
+    "estimate": ", estimated from the pieces that came",
 }
 
 
-def view_html(view: View, settings: Settings, *, colors: Mapping[str, str]) -> str:
-    """All columns and the line above them."""
-    longest = max(1, *(reply.tokens for reply in view.replies))
-    columns = "".join(
-        column_html(name, reply, longest=longest, color=colors[name])
-        for name, reply in zip(view.names, view.replies, strict=True)
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One model's card."""
+
+    name: str
+    reply: Reply
+    color: str  # a CSS colour
+
+    @property
+    def chip(self) -> str:
+        return _STOPS[self.reply.stop] if self.reply.phase == "ended" else _PHASES[self.reply.phase]
+
+    @property
+    def chip_kind(self) -> str:
+        if self.reply.phase == "ended":
+            return {"stop": "correct", "length": "cut"}.get(self.reply.stop, "")
+        return "wrong" if self.reply.phase == "failed" else ""
+
+    @property
+    def has_text(self) -> bool:
+        """Say whether there is anything beside the note: a model that failed at once has nothing."""
+        return self.reply.phase != "failed" or bool(self.reply.text)
+
+    @property
+    def counter(self) -> str:
+        return _COUNTERS[self.reply.counted_by]
+
+    @property
+    def about(self) -> str:
+        return "≈ " if self.reply.counted_by == "estimate" else ""
+
+    @property
+    def about_parts(self) -> str:
+        return "" if self.reply.is_split_exact else "≈ "
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """Return (part, tokens) of the reasoning and of the answer."""
+        reasoning = min(self.reply.reasoning_tokens, self.reply.tokens)
+        return [("reasoning", reasoning), ("answer", self.reply.tokens - reasoning)]
+
+    @property
+    def reasoning(self) -> str | None:
+        return split_growing(self.reply.text, is_over=self.reply.is_over)[0]
+
+    @property
+    def answer(self) -> str:
+        return split_growing(self.reply.text, is_over=self.reply.is_over)[1]
+
+
+def columns_html(state: AskState, settings: AskSettings, *, colors: Mapping[str, str]) -> Markup:
+    """Return all columns, their bars on one scale, and the line above them.
+
+    `colors` holds a CSS colour for each model's name.
+    """
+    columns = [_Column(name, reply, colors[name]) for name, reply in zip(state.names, state.replies, strict=True)]
+    longest = max(1, *(reply.tokens for reply in state.replies))
+    return render(
+        "live_columns",
+        columns=columns,
+        longest=longest,
+        status=_status(state),
+        settings=settings_text(settings),
     )
-    return f"{_status(view, settings)}<div class='columns n{len(view.replies)} live-columns'>{columns}</div>"
 
 
-def column_html(name: str, reply: Reply, *, longest: int, color: str) -> str:
-    """One model's card; `longest` is the most tokens of any column, for the bars' common scale."""
-    note = f"<p class='live-note {reply.phase}'>{escape(reply.note)}</p>" if reply.note else ""
-    has_nothing = reply.phase == "failed" and not reply.text
-    return (
-        f"<article class='card sample live-card {reply.phase}' style='--accent:{escape(color)}'>"
-        f"<div><div class='head'><span class='title'>{escape(name)}</span>{_chip(reply)}</div>"
-        f"{'' if has_nothing else _counts(reply, longest=longest)}{note}</div>"
-        f"{'' if has_nothing else _texts(reply)}</article>"
-    )
-
-
-def _texts(reply: Reply) -> str:
-    """Reasoning and answer; while they grow their ends stay in sight."""
-    reasoning, answer = split_growing(reply.text, is_over=reply.is_over)
-    if reasoning is None and (answer or reply.is_over):
-        thought = "<p class='quiet'>no reasoning block</p>"
-    else:
-        thought = _text("reasoning", math_html(reasoning or "") or "&nbsp;", is_over=reply.is_over)
-    empty = "<span class='quiet'>nothing after the reasoning</span>" if reply.is_over else "&nbsp;"
-    said = _text("answer", math_html(answer) or empty, is_over=reply.is_over)
-    return f"<div><p class='label'>reasoning</p>{thought}</div><div><p class='label'>answer</p>{said}</div>"
-
-
-def _text(kind: str, body: str, *, is_over: bool) -> str:
-    tail = "" if is_over else " tail"
-    return f"<div class='text {kind}{tail}' tabindex='0'><div>{body}</div></div>"
-
-
-def settings_text(settings: Settings) -> str:
-    """What all columns have in common, in words."""
+def settings_text(settings: AskSettings) -> str:
+    """Say in words what all columns have in common."""
     drawn = "greedy (temperature 0)" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     return f"seed {settings.seed} · {drawn} · at most {settings.max_tokens:,} tokens"
 
 
-def error_html(text: str) -> str:
-    """Why nothing is asked."""
-    return f"<p class='live-error' role='alert'>{escape(text)}</p>"
+def _status(state: AskState) -> str:
+    if state.ahead:
+        return f"waiting in line: {state.ahead} {'page' if state.ahead == 1 else 'pages'} before you"
+    if state.is_over:
+        return "done"
+    return f"{sum(reply.is_over for reply in state.replies)} of {len(state.replies)} done"
 
 
-def note_html(text: str) -> str:
-    """What to do on an empty panel."""
-    return f"<p class='note'>{escape(text)}</p>"
+def live_error_html(text: str) -> Markup:
+    """Return why nothing is asked."""
+    return render("live_error", text=text)
 
 
-def gold_html(gold: str) -> str:
-    """The right answer of an example, not sent with the question."""
-    return f"<p class='note'>right answer: <b>{value_html(gold)}</b></p>"
+def live_note_html(text: str) -> Markup:
+    """Return what to do on an empty panel."""
+    return render("live_note", text=text)
 
 
-def _status(view: View, settings: Settings) -> str:
-    done = sum(reply.is_over for reply in view.replies)
-    if view.ahead:
-        state = f"waiting in line: {view.ahead} {'page' if view.ahead == 1 else 'pages'} before you"
-    elif view.is_over:
-        state = "done"
-    else:
-        state = f"{done} of {len(view.replies)} done"
-    return f"<p class='live-status' role='status'><b>{state}</b> · the same for all: {settings_text(settings)}</p>"
-
-
-def _chip(reply: Reply) -> str:
-    if reply.phase == "ended":
-        kind = {"stop": "correct", "length": "cut"}.get(reply.stop, "")
-        return f"<span class='chip {kind}'>{_STOPS[reply.stop]}</span>"
-    return f"<span class='chip {'wrong' if reply.phase == 'failed' else ''}'>{_PHASES[reply.phase]}</span>"
-
-
-def _counts(reply: Reply, *, longest: int) -> str:
-    """Tokens of both parts, and a bar on the scale of all columns."""
-    thought = min(reply.reasoning_tokens, reply.tokens)
-    parts = (("reasoning", thought), ("answer", reply.tokens - thought))
-    about, split = ("≈ " if exact else "" for exact in (reply.counted_by == "estimate", not reply.is_split_exact))
-    words = " · ".join(f"{kind} {split}{count:,}" for kind, count in parts)
-    bars = "".join(f"<i class='{kind}' style='width:{100 * count / longest:.2f}%'></i>" for kind, count in parts)
-    return (
-        f"<p class='live-counts'><b>{about}{reply.tokens:,}</b> token{'' if reply.tokens == 1 else 's'}"
-        f"<span class='quiet'>{_COUNTERS[reply.counted_by]}</span></p>"
-        f"<p class='quiet'>{words}</p><div class='live-bar'>{bars}</div>"
-    )
+def gold_html(gold: str) -> Markup:
+    """Return the right answer of a problem, which is not sent with the question."""
+    return render("live_gold", gold=gold)

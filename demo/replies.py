@@ -1,4 +1,4 @@
-"""What the live panel asks, and what a column knows of the answer while it grows."""
+"""Say what the live panel asks, and what a column knows of the answer while it grows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ IsCancelled = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The same for every column."""
+class LiveQuestion:
+    """What every column is asked."""
 
     text: str
     image: bytes | None = None  # encoded; vlm_rl.data.images has accepted it
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AskSettings:
     """How every column draws its answer."""
 
     seed: int = 0
@@ -52,12 +52,12 @@ Replies = Generator[Reply, None, None]
 
 
 class Backend(Protocol):
-    """Somebody who can be asked."""
+    """A model that can be asked."""
 
     name: str  # as the page shows it
 
-    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
-        """States of the answer, some ten a second, until it ends or is cancelled. Leaving the iterator ends it too.
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
+        """Yield states of the answer, some ten a second, until it ends or is cancelled; closing the iterator ends it.
 
         Raises UserError, or whatever went wrong, for this column alone.
         """
@@ -65,7 +65,7 @@ class Backend(Protocol):
 
 
 def split_growing(text: str, *, is_over: bool) -> tuple[str | None, str]:
-    """(reasoning, answer) as cards.split_response; a tag of which only the beginning is there is not shown."""
+    """Return (reasoning, answer) as split_response does; a tag that has only begun to arrive is left out."""
     if not is_over:
         stripped = text.lstrip()
         if stripped and THINK.startswith(stripped):
@@ -76,7 +76,7 @@ def split_growing(text: str, *, is_over: bool) -> tuple[str | None, str]:
 
 
 def count_reasoning(ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, prefill: str = "") -> int:
-    """How many of the tokens belong to the reasoning, the end of its last closing tag included."""
+    """Count the tokens that belong to the reasoning, the end of its last closing tag included."""
     text = prefill + decode(ids)
     closings = text.count(END_THINK)
     if closings == 0:

@@ -1,4 +1,7 @@
-"""One evaluation's records as columns. R: responses in their stored order, P: problems in order of appearance."""
+"""Read one evaluation's records as columns.
+
+R: responses in their stored order. P: problems in their order of appearance.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
-from vlm_rl.demo.arrow import compute
-from vlm_rl.demo.tokens import Split, TokenCounter
+from vlm_rl.demo.token_counts import Split, TokenCounter
 from vlm_rl.run.directory import EvalResult
 from vlm_rl.templates import TEMPLATES
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category"]
 _FAILED = ("timeout", "error")
+_compute: Any = pyarrow.compute  # it makes its functions when it is imported: a type checker does not see them
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,33 +39,33 @@ class Responses:
     category_P: np.ndarray
 
     def mean_P(self, values_R: np.ndarray) -> np.ndarray:
-        """Per problem the mean over its samples."""
+        """Return the mean over each problem's samples."""
         count = np.bincount(self.problem_R, minlength=len(self.ids))
         return np.bincount(self.problem_R, weights=values_R, minlength=len(self.ids)) / count
 
     def any_P(self, mask_R: np.ndarray) -> np.ndarray:
-        """Per problem: does it hold for one of its samples?"""
-        found = np.zeros(len(self.ids), dtype=bool)
-        found[self.problem_R[mask_R]] = True
-        return found
+        """Say for each problem whether the mask holds for one of its samples."""
+        holds = np.zeros(len(self.ids), dtype=bool)
+        holds[self.problem_R[mask_R]] = True
+        return holds
 
     @cached_property
     def score_P(self) -> np.ndarray:
-        """Share of a problem's samples that are right."""
+        """Return the share of each problem's samples that are right."""
         return self.mean_P(self.correct_R)
 
     @cached_property
     def texts(self) -> pa.Table:
-        """question, response, extracted, gold of every record."""
+        """Return question, response, extracted answer and gold of every record."""
         return self.rows(["question", "response", "extracted", "gold"])
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The stored records, of several runs one after the other."""
-        return read_rows(self.results, columns)
+        """Return the stored records, of several runs one after the other."""
+        return read_records(self.results, columns)
 
     @cached_property
     def format_fault_R(self) -> np.ndarray:
-        """Responses that break the form that their template asks for."""
+        """Mark the responses that break the form that their template asks for."""
         template = TEMPLATES.get(str(self.results[0].summary.get("template", "")))
         if template is None or not template.has_reasoning:
             return ~self.rows(["has_box"])["has_box"].to_numpy()
@@ -70,15 +74,15 @@ class Responses:
         )
 
     def holds_text_R(self, text: str) -> np.ndarray:
-        """Responses whose question, answer text or gold contain `text`, capitals aside."""
-        found = np.zeros(len(self.problem_R), dtype=bool)
+        """Mark the responses whose question, text, extracted answer or gold contain `text`; case does not matter."""
+        holds = np.zeros(len(self.problem_R), dtype=bool)
         for name in self.texts.column_names:
-            column = compute.match_substring(self.texts[name], text, ignore_case=True)
-            found |= compute.fill_null(column, False).to_numpy()
-        return found
+            column = _compute.match_substring(self.texts[name], text, ignore_case=True)
+            holds |= _compute.fill_null(column, False).to_numpy()
+        return holds
 
     def records(self, problem_id: str) -> list[dict[str, Any]]:
-        """A problem's whole records, by sample."""
+        """Return a problem's whole records, by sample."""
         rows = self.row_of.get(problem_id, [])
         return self._whole.take(rows).to_pylist() if rows else []
 
@@ -88,28 +92,28 @@ class Responses:
 
     @cached_property
     def split_cache(self) -> dict[str, Split]:
-        """The split of all responses, by tokenizer."""
+        """Hold the split of all responses, by tokenizer."""
         return {}
 
     def split_R(self, counter: TokenCounter, prefill: str = "") -> Split:
-        """Tokens of reasoning and answer of every response."""
+        """Return the tokens of reasoning and answer of every response."""
         if counter.name not in self.split_cache:
             texts = self.texts["response"].to_pylist()
             self.split_cache[counter.name] = counter.split(texts, self.length_R, prefill=prefill)
         return self.split_cache[counter.name]
 
 
-def read_rows(results: Sequence[EvalResult], columns: Sequence[str] | None = None) -> pa.Table:
-    """The records of several evaluations of one benchmark, one after the other."""
-    return pa.concat_tables([one.rows(columns) for one in results], promote_options="default").combine_chunks()
+def read_records(results: Sequence[EvalResult], columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the records of several evaluations of one benchmark, one after the other."""
+    return pa.concat_tables([result.rows(columns) for result in results], promote_options="default").combine_chunks()
 
 
 def read_responses(results: Sequence[EvalResult]) -> Responses:
-    """Read an evaluation's numbers, or those of several runs: then each run's answers are further samples.
+    """Read an evaluation's numbers; of several runs, each run's answers are further samples.
 
     Raises OSError, KeyError or ArrowException where a file is broken.
     """
-    table = read_rows(results, _LIGHT)
+    table = read_records(results, _LIGHT)
     ids = table["problem_id"].to_pylist()
     verdict = table["verdict"].to_numpy()
     order = np.argsort(table["sample_index"].to_numpy(), kind="stable")
@@ -133,7 +137,7 @@ def read_responses(results: Sequence[EvalResult]) -> Responses:
     )
 
 
-def places(ids: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
-    """Where each wanted id stands in ids; all of them must be there."""
+def positions(ids: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+    """Return the place of each wanted id in `ids`; all of them must be there."""
     index = {name: place for place, name in enumerate(ids)}
     return np.array([index[name] for name in wanted], dtype=np.int64)

@@ -1,9 +1,9 @@
-"""The demo's web side: who may ask for what.
+"""Serve the demo, and decide who may ask for what.
 
-The page needs few of gradio's routes: its own assets, its configuration and the event queue. The
-guard answers nothing else, so that file serving, uploads and proxying do not exist here, whatever
-the library adds. A request must name this machine as its host (a foreign name would be a rebinding
-attack) and, where a browser sends an origin, come from the page itself.
+The page needs few of gradio's routes: its own assets, its configuration and the event queue. The guard answers
+nothing else, so that file serving, uploads and proxying do not exist here, whatever the library adds. A request must
+name this machine as its host (a foreign name would be a rebinding attack) and, where a browser sends an origin, come
+from the page itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import ipaddress
 import os
 import re
 import socket
+import threading
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,11 +32,12 @@ from vlm_rl.demo.app import build_page
 from vlm_rl.demo.export import MEDIA_TYPES, export
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.live import LiveOptions, build_live, open_live
-from vlm_rl.demo.page_state import Scenes
+from vlm_rl.demo.page_state import PageStates
 from vlm_rl.demo.theme import head, stylesheet_of_app
 from vlm_rl.demo.uploads import MAX_BYTES, PICTURE_PATH
-from vlm_rl.demo.url_state import MAX_QUERY, View
+from vlm_rl.demo.url_state import MAX_QUERY, UrlState
 from vlm_rl.errors import UserError
+from vlm_rl.report import vega
 
 # gradio's page has inline scripts and styles, and its HTML component compiles its template with eval
 CONTENT_POLICY = (
@@ -49,6 +52,7 @@ _HEADERS = {
 }
 _READ = re.compile(
     r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
+    r"|/charts/(vega|loader)\.js"
     rf"|/export/({'|'.join(map(re.escape, MEDIA_TYPES))})"
     r"|/gradio_api/(info/?|app_id/?|startup-events|queue/data|heartbeat/\w+)"
     rf"|{PICTURE_PATH}/[\w-]+"
@@ -104,7 +108,7 @@ class Guard:
 
 
 def host_allowed(host: str, *, open_wider: bool) -> bool:
-    """Does a Host header name this machine? Names can be rebound to it, so only its own ones count.
+    """Say whether a Host header names this machine; names can be rebound to it, so only its own count.
 
     `open_wider` adds IP addresses as such and the machine's own name.
     """
@@ -128,18 +132,20 @@ def _small(length: str | None, most: int) -> bool:
 
 
 def make_server(folders: Sequence[Path], *, open_wider: bool = False, live: LiveOptions | None = None) -> ASGIApp:
-    """The page behind its guard, as an ASGI application. UserError where there is nothing to show."""
+    """Return the page behind its guard, as an ASGI application. Raises UserError where there is nothing to show."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
+    warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data
     library = Library(folders)
-    scenes = Scenes(library)
-    asked = open_live(scenes, live)
-    outer = FastAPI(openapi_url=None, routes=list(asked.pictures.routes()))
-    _add_exports(outer, scenes)
-    return guarded(build_page(scenes, live=partial(build_live, asked)), outer, open_wider=open_wider)
+    states = PageStates(library)
+    live_panel = open_live(states, live)
+    outer = FastAPI(openapi_url=None, routes=list(live_panel.uploads.routes()))
+    _add_exports(outer, states)
+    _add_charts(outer)
+    return guarded(build_page(states, live=partial(build_live, live_panel)), outer, open_wider=open_wider)
 
 
 def guarded(page: gr.Blocks, outer: FastAPI, *, open_wider: bool = False) -> ASGIApp:
-    """A page with its style, in an application that may have routes of its own, behind the guard."""
+    """Return a page with its style, in an application that may have routes of its own, behind the guard."""
     inner: Any = gr.mount_gradio_app(
         outer,
         page,
@@ -164,20 +170,29 @@ def guarded(page: gr.Blocks, outer: FastAPI, *, open_wider: bool = False) -> ASG
     return Guard(inner, open_wider=open_wider)
 
 
-def _add_exports(app: FastAPI, scenes: Scenes) -> None:
-    """Files of a view, made when they are asked for: nothing is written to disk, nothing on disk is served."""
+def _add_exports(app: FastAPI, states: PageStates) -> None:
+    """Serve files of what the page shows, made on demand: nothing is written to disk, nothing on disk is served."""
 
     @app.get("/export/{name}")
-    def take(name: str, request: Request) -> Response:
+    def export_file(name: str, request: Request) -> Response:
         query = str(request.url.query)
         if len(query) > MAX_QUERY:
             return PlainTextResponse("the address is too long", status_code=414)
         try:
-            content = export(scenes.of(View.parse(query)), name)
+            content = export(states.of(UrlState.parse(query)), name)
         except UserError as error:
             return PlainTextResponse(str(error), status_code=422)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=MEDIA_TYPES[name], headers=headers)
+
+
+def _add_charts(app: FastAPI) -> None:
+    """Serve the two scripts that draw charts; the page fetches them when it first shows one."""
+
+    @app.get("/charts/{name}.js")
+    def chart_script(name: str) -> Response:
+        script = vega.scripts()[("vega", "loader").index(name)]  # the guard lets no other name in
+        return Response(script, media_type="text/javascript", headers={"cache-control": "max-age=3600"})
 
 
 def launch(
@@ -196,13 +211,14 @@ def launch(
     if host not in ("127.0.0.1", "localhost", "::1") and not open_wider:
         raise UserError(f"--host {host} lets other machines in; say so with --open-wider if that is meant")
     app = make_server(folders, open_wider=open_wider, live=live)
+    threading.Thread(target=vega.scripts, daemon=True).start()  # bundled before somebody looks at a chart
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose a different --port") from None
     place = f"[{host}]" if ":" in host else host
     print(f"demo at http://{place}:{port} (Ctrl-C ends it)", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)

@@ -1,4 +1,4 @@
-"""Pictures that visitors send: checked at the door, held in memory for a while, never written to disk.
+"""Take pictures that visitors send: checked on arrival, held in memory for a while, never written to disk.
 
 POST /live/picture takes the bytes of one file and answers {"token": ...} or {"error": ...};
 GET /live/picture/TOKEN shows it as our own decoder sees it, scaled down, without the file's metadata.
@@ -32,7 +32,7 @@ _KEPT_SECONDS = 1800.0
 _PREVIEW_SIDE = 640  # pixels
 
 
-class Pictures:
+class Uploads:
     """The last few uploads by their tokens, and the examples, which stay."""
 
     def __init__(self, examples: Sequence[bytes] = ()) -> None:
@@ -42,7 +42,7 @@ class Pictures:
         self._decoding = threading.Lock()  # one at a time: a picture may need 160 MB while it is opened
 
     def add(self, data: bytes) -> str:
-        """Check an upload and keep it for a while; its token. Raises UserError saying why it is refused."""
+        """Check an upload, keep it for a while and return its token. Raises UserError that says why it is refused."""
         with self._decoding:
             decode_image(data, where="your picture", limits=LIMITS)
         token = secrets.token_urlsafe(16)
@@ -54,17 +54,19 @@ class Pictures:
         return token
 
     def get(self, token: str) -> bytes:
-        """The picture's file. Raises UserError where it is gone."""
+        """Return the picture's file. Raises UserError where it is gone."""
         if token in self._examples:
             return self._examples[token]
         with self._lock:
             self._forget_old()
             if token not in self._kept:
-                raise UserError("your picture is not held any more (for half an hour at most): choose it again")
+                raise UserError(
+                    "your picture is no longer held (pictures are kept for half an hour at most): choose it again"
+                )
             return self._kept[token][1]
 
     def preview(self, token: str) -> bytes:
-        """A small JPEG of its pixels. Raises UserError as `get` does."""
+        """Return a small JPEG of its pixels. Raises UserError as `get` does."""
         with self._decoding:
             picture = decode_image(self.get(token), where="the picture", limits=ImageLimits(min_side=1))
         picture.thumbnail((_PREVIEW_SIDE, _PREVIEW_SIDE), Image.Resampling.LANCZOS)
@@ -73,7 +75,7 @@ class Pictures:
         return file.getvalue()
 
     def routes(self) -> list[Route]:
-        """To be added to the application before gradio's own, which take every path."""
+        """Return the routes, which the application must have before gradio's own, which take every path."""
         return [
             Route(PICTURE_PATH, self._take, methods=["POST"]),
             Route(PICTURE_PATH + "/{token}", self._show, methods=["GET"]),

@@ -1,8 +1,8 @@
 """What the page shows, as one value: the state of the controls and the query of the address.
 
-View.parse("base=a@0&others=a@40&low=20") -> View(base="a@0", others=("a@40",), low=20)
-view.query()                              -> the same text: only what differs from the default
-view.patched("at=toy-7&tab=problems")     -> what a click on a point asks for
+UrlState.parse("base=a@0&others=a@40&low=20")  ->  UrlState(base="a@0", others=("a@40",), low=20)
+url.query()                                    ->  the same text: only what differs from the default
+url.patched("at=toy-7&tab=problems")           ->  what a click on a point asks for
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_OTHERS = 5  # beside the baseline
 MAX_QUERY = 8_000  # characters of an address
 MAX_TEXT = 200  # characters of one value
 
-TABS = {"problems": "Problems", "lengths": "Lengths", "training": "Training", "take": "Take away", "live": "Live"}
+TABS = {"problems": "Problems", "lengths": "Lengths", "training": "Training", "live": "Live", "export": "Export"}
 CHANGES = {
     "": "any",
     "changed": "verdict changed",
@@ -32,18 +32,18 @@ FLAGS = {
     "timeout": "verifier timeout or error",
 }
 SORTS = {
-    "": "order of the set",
+    "": "Dataset order",
     "growth": "length grew most",
     "shrink": "length shrank most",
     "longest": "longest first",
     "hardest": "hardest first",
 }
-
+VERDICTS = {"": "any", "correct": "right", "wrong": "wrong or no answer"}
 PARTS = {"": "whole response", "reasoning": "reasoning only", "answer": "answer only"}
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class UrlState:
     """Empty values mean: the default, whatever that is for the data at hand."""
 
     benchmark: str = ""
@@ -52,7 +52,7 @@ class View:
     tab: str = "problems"
     at: str = ""  # id of the problem shown
     sample: int = 0  # which of its samples
-    fold: int = 0  # 1: reasoning folded away
+    fold: int = 0  # 1: the reasoning is hidden
     sort: str = ""
     part: str = ""  # which tokens the panel of lengths counts
     # filters; those on a response hold if it holds for `focus`, or for any checkpoint without one
@@ -72,33 +72,33 @@ class View:
     group: int = 0  # which prompt of that step
 
     @classmethod
-    def parse(cls, query: str) -> View:
-        """The view of an address's query. Unknown keys and malformed numbers count for nothing."""
+    def parse(cls, query: str) -> UrlState:
+        """Read the query of an address. Unknown keys and malformed values are ignored."""
         return cls().patched(query.lstrip("?"))
 
-    def patched(self, query: str) -> View:
-        """This view with the query's keys; a key without a value goes back to its default."""
+    def patched(self, query: str) -> UrlState:
+        """Return this state with the keys of a query set; a key without a value goes back to its default."""
         given = parse_qs(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=100)
         changes = {field.name: _read(field.name, given[field.name]) for field in fields(self) if field.name in given}
         return replace(self, **changes)
 
     def query(self) -> str:
-        """The address's query, without what is at its default."""
+        """Return the query of the address, without what is at its default."""
         pairs: list[tuple[str, str]] = []
         for field in fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                pairs += [(field.name, str(one)) for one in (value if isinstance(value, tuple) else (value,))]
+                pairs += [(field.name, str(item)) for item in (value if isinstance(value, tuple) else (value,))]
         return urlencode(pairs)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The checkpoints shown, the baseline first."""
+        """Return the checkpoints shown, the baseline first."""
         return (self.base, *self.others)
 
     @property
     def filtered(self) -> bool:
-        """Whether any filter is set."""
+        """Say whether any filter is set."""
         return any(getattr(self, name) != getattr(_DEFAULT, name) for name in FILTERS)
 
 
@@ -109,19 +109,19 @@ _ALLOWED: Mapping[str, Any] = {
     "sort": SORTS,
     "change": CHANGES,
     "part": PARTS,
-    "verdict": ("correct", "wrong"),
+    "verdict": VERDICTS,
 }
-_DEFAULT = View()
+_DEFAULT = UrlState()
 _OPTIONAL = ("low", "high", "step")
 
 
 def _read(name: str, texts: Sequence[str]) -> Any:
-    """One field's value from what the address says."""
+    """Return the value of a field from what the address says."""
     default = getattr(_DEFAULT, name)
     texts = [text[:MAX_TEXT] for text in texts if text]
     if isinstance(default, tuple):
         kept = tuple(dict.fromkeys(texts))
-        return tuple(one for one in kept if one in FLAGS) if name == "flags" else kept
+        return tuple(flag for flag in kept if flag in FLAGS) if name == "flags" else kept
     if not texts:
         return default
     if name in _OPTIONAL or isinstance(default, int):

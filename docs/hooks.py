@@ -1,13 +1,12 @@
 """Let the site show the files of the repository that the pages link to.
 
-On GitHub a link from docs/algorithms.md to ../vlm_rl/losses.py opens that file. The site holds nothing outside docs/, so
-each linked file becomes a page of its own, and the link points there. CONTRIBUTING.md and CHANGELOG.md become pages in
-the same way. A link to a file that does not exist stays as it is, which stops a strict build.
+On GitHub a link from docs/algorithms.md to ../vlm_rl/losses.py opens that file. The site holds nothing outside docs/,
+so each linked file becomes a page of its own, and the link points there. CONTRIBUTING.md and CHANGELOG.md become
+pages too. A link to a file that does not exist stays as it is, which stops a strict build.
 """
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}  # file of the repository -> page
-LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+LINK = re.compile(r"(\]\()\s*(?![a-z]+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -39,9 +38,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point each link at the page that shows its file."""
     here = posixpath.dirname(page.file.src_uri) or "."
-    return _with_links(
-        markdown, _source_of(page.file.src_uri), lambda path: posixpath.relpath(_page_of(path), here)
-    )
+    return _with_links(markdown, _source_of(page.file.src_uri), lambda path: posixpath.relpath(_page_of(path), here))
 
 
 def _with_links(markdown: str, source: str, change: Callable[[str], str]) -> str:
@@ -71,6 +68,6 @@ def _page_of(path: str) -> str:
 
 def _shown(place: Path, path: str) -> str:
     if place.is_dir():
-        return f"# {path}\n\n" + "".join(f"- `{name}`\n" for name in sorted(os.listdir(place)))
+        return f"# {path}\n\n" + "".join(f"- `{name}`\n" for name in sorted(item.name for item in place.iterdir()))
     language = {".py": "python", ".yaml": "yaml", ".js": "javascript"}.get(PurePosixPath(path).suffix, "text")
     return f"# {path}\n\n````{language}\n{place.read_text(encoding='utf-8')}\n````\n"

@@ -22,14 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.evaluation.evaluate import evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
@@ -94,7 +93,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         builder=builder,
         max_model_len=4096 + options.max_tokens,
         batch_size=options.batch_size,
-        dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+        dtype=model_dtype(default_device()),
     )
     params = SamplingParams(temperature=1.0, max_tokens=options.max_tokens, responses=options.samples)
     timed = Timed(sampler)

@@ -1,12 +1,14 @@
-r"""Verdicts a second of the grader, the share decided without math-verify, and latency.
+r"""Measure the grader: verdicts a second, the share decided without math-verify, and latency.
 
     python perf/grader.py [--responses 2000] [--seed 0]
 
-The mix, half of it right: 45 % option letters and texts, 25 % integers, 12 % decimals and fractions, 6 %
-units, percent and degrees, 4 % words, 4 % sets, tuples and intervals, 2 % roots and multiples of pi, 2 %
-logarithms and trigonometry; each in a response of about 1,500 characters. Then the same with every tenth
-answer hostile, and math-verify called directly in this process on the boxes of the first mix. Every response
-is to a problem of its own; the responses of one problem, as in training, share the work on gold and options.
+Three runs: a realistic mix, the same with a hostile answer in every tenth response, and math-verify called directly
+in this process on such a mix, in turns with the grader. The last line is their ratio.
+
+The mix, half of it right, in responses of about 1,500 characters: 45 % option letters and texts, 25 % integers, 12 %
+decimals and fractions, 6 % units, percent signs and degrees, 4 % words, 4 % sets, tuples and intervals, 2 % roots and
+multiples of pi, 2 % logarithms and trigonometry. Every response is to a problem of its own; responses to the same
+problem, as in training, share the work on the gold and the options.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from vlm_rl.grading.extraction import extract_boxes
 from vlm_rl.grading.grader import Grader, GradeTask
@@ -37,7 +40,7 @@ HOSTILE = (
 
 
 def task(rng: random.Random) -> GradeTask:
-    """One response of the mix."""
+    """Return a random response of the mix with its gold."""
     right, kind = rng.random() < 0.5, rng.random()
     number = rng.randint(2, 999)
     other = number if right else number + rng.randint(1, 9)
@@ -73,46 +76,61 @@ def response(rng: random.Random, gold: str, answer: str, kind: str, choices: tup
     return GradeTask(TEMPLATE.wrap(reasoning, answer), gold, kind, TEMPLATE, choices)  # type: ignore[arg-type]
 
 
-def measure(name: str, tasks: list[GradeTask], others: list[GradeTask]) -> None:
-    """Throughput of one batch and who decided; latency of single calls with others, as texts are remembered."""
-    with Grader(workers=2, timeout=5.0) as grader:
-        grader.grade(
-            r"\boxed{\ln 4}", gold=r"2\ln 2", answer_type="expression", template=TEMPLATE
-        )  # starts the workers
+def measure(name: str, tasks: list[GradeTask], single_tasks: list[GradeTask]) -> None:
+    """Print the verdicts a second of a batch, and the latency of single calls.
+
+    The single calls get tasks of their own, since the grader caches texts.
+    """
+    with started_grader() as grader:
         begun = time.perf_counter()
         grades = grader.grade_many(tasks)
-        batch = time.perf_counter() - begun
-        seconds = []
-        for one in others:
-            begun = time.perf_counter()
-            grader.grade_many([one])
-            seconds.append(time.perf_counter() - begun)
+        rate = len(tasks) / (time.perf_counter() - begun)
+        seconds = [seconds_of(lambda task=task: grader.grade_many([task])) for task in single_tasks]
     exact = sum(grade.path not in ("math_verify", "rounded") for grade in grades) / len(grades)
-    cuts = statistics.quantiles(seconds, n=100)
+    verdicts = dict(Counter(grade.verdict for grade in grades))
     print(
-        f"{name}: {len(tasks) / batch:,.0f} verdicts/s in a batch, {exact:.1%} without math-verify, "
-        f"one at a time p50 {1e3 * cuts[49]:.2f} ms, p99 {1e3 * cuts[98]:.2f} ms, max {max(seconds):.2f} s; "
-        f"{dict(Counter(grade.verdict for grade in grades))}"
+        f"{name}: {rate:,.0f} verdicts/s in a batch, {exact:.1%} without math-verify, {latency(seconds)}; {verdicts}"
     )
 
 
-def measure_directly(tasks: list[GradeTask]) -> None:
-    """math-verify in this process: its LaTeX extraction of the box, its comparison, its defaults."""
+def measure_against_math_verify(tasks: list[GradeTask], turn: int = 200) -> None:
+    """Print the verdicts a second of both, which take turns: a busy machine slows both down, and the ratio stays."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    with started_grader() as grader:
+        for start in range(0, len(tasks), turn):
+            batch = tasks[start : start + turn]
+            ours.append(seconds_of(lambda batch=batch: grader.grade_many(batch)))
+            theirs += [seconds_of(lambda task=task: verify_directly(task)) for task in batch]
+    print(f"math-verify directly: {len(tasks) / sum(theirs):,.0f} verdicts/s, {latency(theirs)}")
+    print(f"verdicts a second of the grader to those of math-verify, in turns: {sum(theirs) / sum(ours):.1f}")
+
+
+def verify_directly(task: GradeTask) -> bool:
+    """Compare the box of a response by math-verify's own parser and defaults, in this process."""
     from math_verify import LatexExtractionConfig, parse, verify
 
-    seconds = []
-    for one in tasks:
-        texts, _ = extract_boxes(one.response, TEMPLATE)
-        gold = one.gold if isinstance(one.gold, str) else one.gold[0]
-        begun = time.perf_counter()
-        sides = [parse(f"${text}$", extraction_config=[LatexExtractionConfig()]) for text in (gold, texts[-1])]
-        verify(*sides)
-        seconds.append(time.perf_counter() - begun)
+    texts, _ = extract_boxes(task.response, TEMPLATE)
+    golds = [task.gold] if isinstance(task.gold, str) else task.gold
+    gold, answer = (parse(f"${text}$", extraction_config=[LatexExtractionConfig()]) for text in (golds[0], texts[-1]))
+    return verify(gold, answer)
+
+
+def started_grader() -> Grader:
+    grader = Grader(workers=2, timeout=5.0)
+    grader.grade(r"\boxed{\ln 4}", gold=r"2\ln 2", answer_type="expression", template=TEMPLATE)
+    return grader
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def latency(seconds: list[float]) -> str:
     cuts = statistics.quantiles(seconds, n=100)
-    print(
-        f"math-verify directly: {len(tasks) / sum(seconds):,.0f} verdicts/s, "
-        f"p50 {1e3 * cuts[49]:.2f} ms, p99 {1e3 * cuts[98]:.2f} ms"
-    )
+    return f"one at a time p50 {1e3 * cuts[49]:.2f} ms, p99 {1e3 * cuts[98]:.2f} ms, max {max(seconds):.2f} s"
 
 
 def main() -> None:
@@ -124,13 +142,16 @@ def main() -> None:
     plain = [[task(rng) for _ in range(options.responses)] for _ in range(4)]
     measure("realistic mix", *plain[:2])
     measure("every tenth hostile", *(with_hostile(rng, tasks) for tasks in plain[2:]))
-    measure_directly(plain[0])
+    verify_directly(plain[0][0])  # imports it
+    measure_against_math_verify([task(rng) for _ in range(options.responses)])  # no text is cached yet
 
 
 def with_hostile(rng: random.Random, tasks: list[GradeTask]) -> list[GradeTask]:
     return [
-        response(rng, r"\frac{x+1}{y}", HOSTILE[index // 10 % len(HOSTILE)], "expression") if index % 10 == 9 else one
-        for index, one in enumerate(tasks)
+        response(rng, r"\frac{x+1}{y}", HOSTILE[index // 10 % len(HOSTILE)], "expression")
+        if index % 10 == 9
+        else plain
+        for index, plain in enumerate(tasks)
     ]
 
 

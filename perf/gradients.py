@@ -29,10 +29,10 @@ from vlm_rl.toy.tiny_model import build_tiny_model
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 1e-5
 
-Found = dict[str, dict[str, Any]]
+Results = dict[str, dict[str, Any]]
 
 
-def gradients(model: Path, ranks: int, stage: int, folder: Path) -> Found:
+def gradients(model: Path, ranks: int, stage: int, folder: Path) -> Results:
     """What tests/helpers/learner_worker.py finds on this many ranks."""
     out = folder / f"{ranks}-{stage}.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
@@ -51,7 +51,7 @@ def gradients(model: Path, ranks: int, stage: int, folder: Path) -> Found:
 
 
 def difference(result: dict[str, Any], reference: dict[str, Any]) -> float:
-    """The largest over the splits: each split's own gap to its first one, added to that one's to the reference."""
+    """Return the first split's distance to the reference plus the largest distance of any split to the first."""
     ours, theirs = result["gradient"], reference["gradient"]
     square = sum(float((ours[name] - theirs[name]).double().square().sum()) for name in theirs)
     norm = sum(float(tensor.double().square().sum()) for tensor in theirs.values())
@@ -70,8 +70,8 @@ def main() -> int:
         columns = [(ranks, stage) for ranks in options.ranks for stage in options.stages]
         table: dict[str, list[float]] = {rule: [] for rule in reference}
         for ranks, stage in columns:
-            found = reference if (ranks, stage) == (1, 0) else gradients(model, ranks, stage, folder)
-            for rule, result in found.items():
+            results = reference if (ranks, stage) == (1, 0) else gradients(model, ranks, stage, folder)
+            for rule, result in results.items():
                 table[rule].append(difference(result, reference[rule]))
     heads = [f"{ranks} rank{'s' * (ranks > 1)}, ZeRO {stage}" for ranks, stage in columns]
     show("", heads)

@@ -10,7 +10,7 @@ shared side does one group at a time. Each shape runs twice: with responses of e
 padded rows hold no padding, and with lengths spread from a quarter to the whole.
 
 Every variant runs in a fresh process of its own, whose peak memory is ru_maxrss; most of it is the
-libraries, so the part that came with the first step stands beside it. The variants take turns step by
+libraries, so the part that came with the first step is given beside it. The variants take turns step by
 step and medians are reported. Ratios are of processor time: on a machine that does other things the
 clock says more about those. Before the first update log-probs and gradients are compared.
 """

@@ -120,7 +120,7 @@ def unwind_when_terminated() -> None:
 
 
 class Worker:
-    """One side in a process of its own, which makes a step whenever it is told to and stands still otherwise."""
+    """One side in a process of its own, which makes a step whenever it is told to and is stopped otherwise."""
 
     def __init__(self, side: str, point: Any, folder: Path, *, script: str = __file__) -> None:
         self.steps: list[dict[str, float]] = []

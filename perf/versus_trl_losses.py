@@ -187,8 +187,8 @@ def main() -> int:
     print(f"{'rule':<14}{'value differs':>14}{'gradient differs':>18}{'clipped':>10}")
     worst = 0.0
     for name, kl_coef in [*((name, 0.0) for name in TRL_NAMES), ("dapo", KL_COEF)]:
-        found = np.array([compare(name, seed=seed, kl_coef=kl_coef) for seed in range(options.seeds)])
-        _, value, gradient, clipped = found.max(axis=0)
+        differences = np.array([compare(name, seed=seed, kl_coef=kl_coef) for seed in range(options.seeds)])
+        _, value, gradient, clipped = differences.max(axis=0)
         label = f"{name} + KL" if kl_coef else name
         print(f"{label:<14}{value:>14.1e}{gradient:>18.1e}{clipped:>10.0%}")
         worst = max(worst, value, gradient)

@@ -216,7 +216,9 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
     before = peak_mib()
     trainer = GRPOTrainer(
         model=AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa"),
-        reward_funcs=lambda completions, **_: [parity(None, one[0]["content"], None, 0) for one in completions],
+        reward_funcs=lambda completions, **_: [
+            parity(None, messages[0]["content"], None, 0) for messages in completions
+        ],
         args=settings,
         train_dataset=problems,
         processing_class=AutoProcessor.from_pretrained(path),

@@ -22,7 +22,7 @@ ADVANTAGE_VALUES = (-1.5, -0.3, 0.0, 0.4, 2.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TokenBatch:
     """A mini-batch: lengths and advantages [P, G], and log-probs [P][G][|y_i|]."""
 
     lengths: np.ndarray
@@ -31,18 +31,18 @@ class Batch:
     old: list[list[np.ndarray]]
 
 
-def make_batch(lengths: np.ndarray, advantages: np.ndarray, *, seed: int, spread: float = 0.3) -> Batch:
+def make_batch(lengths: np.ndarray, advantages: np.ndarray, *, seed: int, spread: float = 0.3) -> TokenBatch:
     """Random log-probs; ``spread`` is the standard deviation of lp - lp_old, 0 for on-policy."""
     rng = np.random.default_rng(seed)
     logp = [[rng.normal(-1.5, 0.5, n) for n in row] for row in lengths]
     old = [[values - rng.normal(0, spread, len(values)) for values in row] for row in logp]
-    return Batch(lengths, advantages, logp, old)
+    return TokenBatch(lengths, advantages, logp, old)
 
 
 @st.composite
 def batches(
     draw: st.DrawFn, *, spread: float = 0.3, shortest: int = 0, groups: int = 3, values: tuple = ADVANTAGE_VALUES
-) -> Batch:
+) -> TokenBatch:
     shape = (draw(st.integers(1, groups)), draw(st.integers(1, 5)))
     cells = shape[0] * shape[1]
     lengths = draw(st.lists(st.integers(shortest, 9), min_size=cells, max_size=cells))
@@ -56,13 +56,13 @@ def factors(name: str, **change: Any) -> dict[str, Any]:
     return {key: getattr(row, key) for key in ("ratio", "surrogate", "clip_low", "clip_high")} | {"cap": 2.0} | change
 
 
-def weights_of(name: str, batch: Batch, aggregation: str | None = None) -> np.ndarray:
+def weights_of(name: str, batch: TokenBatch, aggregation: str | None = None) -> np.ndarray:
     aggregation = aggregation or ALGORITHMS[name].aggregation
     return token_weights(aggregation, batch.lengths, batch.advantages, max_tokens=L_MAX)
 
 
 def run(
-    name: str, batch: Batch, *, weights: np.ndarray | None = None, aggregation: str | None = None, **change: Any
+    name: str, batch: TokenBatch, *, weights: np.ndarray | None = None, aggregation: str | None = None, **change: Any
 ) -> tuple[float, list[list[np.ndarray]]]:
     """The loss, and its gradient by every log-prob, laid out as the batch is."""
     weights = weights_of(name, batch, aggregation) if weights is None else weights
@@ -74,7 +74,7 @@ def run(
     return float(loss.detach()), [[next(parts) for _ in row] for row in batch.logp]
 
 
-def inputs(batch: Batch, weights: np.ndarray) -> LossInputs:
+def inputs(batch: TokenBatch, weights: np.ndarray) -> LossInputs:
     lengths = torch.from_numpy(batch.lengths.ravel())
     return LossInputs(
         old_logp_K=torch.from_numpy(np.concatenate([values for row in batch.old for values in row])),
@@ -86,7 +86,7 @@ def inputs(batch: Batch, weights: np.ndarray) -> LossInputs:
     )
 
 
-def rearranged(batch: Batch, order: list[list[tuple[int, int]]]) -> Batch:
+def rearranged(batch: TokenBatch, order: list[list[tuple[int, int]]]) -> TokenBatch:
     """The batch whose response (p, g) is the old one's order[p][g]."""
 
     def cells(values: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -95,10 +95,10 @@ def rearranged(batch: Batch, order: list[list[tuple[int, int]]]) -> Batch:
     def grid(values: np.ndarray) -> np.ndarray:
         return np.array([[values[p, g] for p, g in row] for row in order])
 
-    return Batch(grid(batch.lengths), grid(batch.advantages), cells(batch.logp), cells(batch.old))
+    return TokenBatch(grid(batch.lengths), grid(batch.advantages), cells(batch.logp), cells(batch.old))
 
 
-def repeated(batch: Batch, times: int, *, only: np.ndarray | None = None) -> Batch:
+def repeated(batch: TokenBatch, times: int, *, only: np.ndarray | None = None) -> TokenBatch:
     """Every token term, or those of the responses chosen, ``times`` times over."""
     chosen = np.ones(batch.lengths.shape, dtype=bool) if only is None else only
 
@@ -106,12 +106,12 @@ def repeated(batch: Batch, times: int, *, only: np.ndarray | None = None) -> Bat
         return [[np.repeat(v, times if chosen[p, g] else 1) for g, v in enumerate(r)] for p, r in enumerate(values)]
 
     lengths = np.where(chosen, batch.lengths * times, batch.lengths)
-    return Batch(lengths, batch.advantages, cells(batch.logp), cells(batch.old))
+    return TokenBatch(lengths, batch.advantages, cells(batch.logp), cells(batch.old))
 
 
-def close(found: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
-    for found_row, wanted_row in zip(found, wanted, strict=True):
-        for a, b in zip(found_row, wanted_row, strict=True):
+def close(computed: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
+    for computed_row, wanted_row in zip(computed, wanted, strict=True):
+        for a, b in zip(computed_row, wanted_row, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-14)
 
 
@@ -121,19 +121,19 @@ def close(found: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), seed=st.integers(0, 2**31))
-def test_neither_the_order_of_groups_nor_of_responses_matters(name: str, batch: Batch, seed: int) -> None:
+def test_neither_the_order_of_groups_nor_of_responses_matters(name: str, batch: TokenBatch, seed: int) -> None:
     rng, (groups, responses) = np.random.default_rng(seed), batch.lengths.shape
     order = [[(int(p), int(g)) for g in rng.permutation(responses)] for p in rng.permutation(groups)]
     loss, gradient = run(name, batch)
-    found_loss, found = run(name, rearranged(batch, order))
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close(found, [[gradient[p][g] for p, g in row] for row in order])
+    computed_loss, computed = run(name, rearranged(batch, order))
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    close(computed, [[gradient[p][g] for p, g in row] for row in order])
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), num_parts=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_any_split_of_the_responses_adds_up(name: str, batch: Batch, num_parts: int, seed: int) -> None:
+def test_any_split_of_the_responses_adds_up(name: str, batch: TokenBatch, num_parts: int, seed: int) -> None:
     """Micro-batches of any responses, also ones that tear a group apart: weights belong to the whole."""
     weights = weights_of(name, batch)
     part = np.random.default_rng(seed).integers(0, num_parts, batch.lengths.shape)
@@ -152,35 +152,35 @@ def test_any_split_of_the_responses_adds_up(name: str, batch: Batch, num_parts: 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), padding=st.lists(st.integers(0, 9), min_size=1, max_size=4), seed=st.integers(0, 2**31))
-def test_padding_never_matters(name: str, batch: Batch, padding: list[int], seed: int) -> None:
+def test_padding_never_matters(name: str, batch: TokenBatch, padding: list[int], seed: int) -> None:
     """Responses of weight 0, as rows that only fill up a rank have, of any length and advantage."""
     rng, n = np.random.default_rng(seed), batch.lengths.size
     loss, gradient = run(name, batch)
     row = make_batch(np.array([padding]), rng.normal(size=(1, len(padding))), seed=seed)
-    padded = Batch(
+    padded = TokenBatch(
         np.concatenate([batch.lengths.reshape(1, -1), row.lengths], axis=1),
         np.concatenate([batch.advantages.reshape(1, -1), row.advantages], axis=1),
         [[*(v for r in batch.logp for v in r), *row.logp[0]]],
         [[*(v for r in batch.old for v in r), *row.old[0]]],
     )
     weights = np.concatenate([weights_of(name, batch).reshape(1, -1), np.zeros_like(row.advantages)], axis=1)
-    found_loss, (found,) = run(name, padded, weights=weights)
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close([found[:n]], [[v for r in gradient for v in r]])
-    assert not any(values.any() for values in found[n:])
+    computed_loss, (computed,) = run(name, padded, weights=weights)
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    close([computed[:n]], [[v for r in gradient for v in r]])
+    assert not any(values.any() for values in computed[n:])
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=30)
 @given(batch=batches(), times=st.integers(2, 4))
-def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, batch: Batch, times: int) -> None:
+def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, batch: TokenBatch, times: int) -> None:
     """Every rule is a mean over groups or tokens, so the copies share the gradient."""
     groups, responses = batch.lengths.shape
     order = [[(p, g) for g in range(responses)] for _ in range(times) for p in range(groups)]
     loss, gradient = run(name, batch)
-    found_loss, found = run(name, rearranged(batch, order))
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close(found, [[values / times for values in row] for row in gradient * times])
+    computed_loss, computed = run(name, rearranged(batch, order))
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    close(computed, [[values / times for values in row] for row in gradient * times])
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, ba
 )
 @settings(max_examples=30)
 @given(batch=batches(), times=st.integers(2, 4))
-def test_how_the_loss_scales_with_length(aggregation: str, grows: bool, batch: Batch, times: int) -> None:
+def test_how_the_loss_scales_with_length(aggregation: str, grows: bool, batch: TokenBatch, times: int) -> None:
     # every response `times` as long: means do not notice, sums over 1/N and 1/(N L_max) grow by that factor
     loss, _ = run("grpo", batch, aggregation=aggregation)
-    found, _ = run("grpo", repeated(batch, times), aggregation=aggregation)
-    assert found == pytest.approx(loss * (times if grows else 1), rel=1e-10, abs=1e-13)
+    computed, _ = run("grpo", repeated(batch, times), aggregation=aggregation)
+    assert computed == pytest.approx(loss * (times if grows else 1), rel=1e-10, abs=1e-13)
 
 
 # --- facts 1 and 2: LUSPO ---------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_how_the_loss_scales_with_length(aggregation: str, grows: bool, batch: B
 
 @settings(max_examples=60)
 @given(batch=batches(spread=1e-4))
-def test_luspo_unclipped_is_gspo_times_length(batch: Batch) -> None:
+def test_luspo_unclipped_is_gspo_times_length(batch: TokenBatch) -> None:
     """grad = (1/N) sum_i s_i A_i sum_t grad lp_it (of the loss: its negative); GSPO's is that over |y_i|."""
     wide: dict[str, Any] = {"clip_low": 0.9, "clip_high": 9.0}
     _, luspo = run("luspo", batch, **wide)
@@ -217,7 +217,7 @@ def test_luspo_unclipped_is_gspo_times_length(batch: Batch) -> None:
 
 @settings(max_examples=60)
 @given(batch=batches(spread=0.0))
-def test_luspo_on_policy_is_the_token_mean_times_the_mean_length(batch: Batch) -> None:
+def test_luspo_on_policy_is_the_token_mean_times_the_mean_length(batch: TokenBatch) -> None:
     _, luspo = run("luspo", batch)
     _, token = run("luspo", batch, aggregation="token")
     _, of_tokens = run("grpo", batch, aggregation="token")
@@ -232,7 +232,7 @@ def test_luspo_on_policy_is_the_token_mean_times_the_mean_length(batch: Batch) -
 @pytest.mark.parametrize("name", ["gspo", "luspo"])
 @settings(max_examples=60)
 @given(batch=batches(spread=3e-3, shortest=1))
-def test_a_clipped_sequence_has_no_gradient_on_any_token(name: str, batch: Batch) -> None:
+def test_a_clipped_sequence_has_no_gradient_on_any_token(name: str, batch: TokenBatch) -> None:
     row = ALGORITHMS[name]
     _, gradient = run(name, batch)
     for p, g in np.ndindex(batch.lengths.shape):
@@ -247,7 +247,7 @@ def test_a_clipped_sequence_has_no_gradient_on_any_token(name: str, batch: Batch
 @pytest.mark.parametrize("name", ["grpo", "dapo", "ba"])
 @settings(max_examples=60)
 @given(batch=batches(shortest=1))
-def test_token_clipping_stops_single_tokens(name: str, batch: Batch) -> None:
+def test_token_clipping_stops_single_tokens(name: str, batch: TokenBatch) -> None:
     row = ALGORITHMS[name]
     _, gradient = run(name, batch)
     for p, g in np.ndindex(batch.lengths.shape):
@@ -258,7 +258,7 @@ def test_token_clipping_stops_single_tokens(name: str, batch: Batch) -> None:
 
 @settings(max_examples=60)
 @given(batch=batches(shortest=1))
-def test_cispo_stops_no_token_but_bounds_all(batch: Batch) -> None:
+def test_cispo_stops_no_token_but_bounds_all(batch: TokenBatch) -> None:
     _, gradient = run("cispo", batch)
     weight = 1 / batch.lengths.sum()
     for p, g in np.ndindex(batch.lengths.shape):
@@ -345,22 +345,22 @@ def test_across_groups_balanced_is_not_the_token_mean() -> None:
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @settings(max_examples=60)
 @given(batch=batches(shortest=1), times=st.integers(2, 5))
-def test_balanced_is_blind_to_longer_terms_of_one_sign(sign: float, batch: Batch, times: int) -> None:
+def test_balanced_is_blind_to_longer_terms_of_one_sign(sign: float, batch: TokenBatch, times: int) -> None:
     """All terms of one sign replicated: the same loss, and a gradient shared by the copies."""
     only = np.sign(batch.advantages) == sign
     loss, gradient = run("ba", batch)
-    found_loss, found = run("ba", repeated(batch, times, only=only))
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    computed_loss, computed = run("ba", repeated(batch, times, only=only))
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
     shared = [
         [np.repeat(v, times) / times if only[p, g] else v for g, v in enumerate(row)]
         for p, row in enumerate(gradient)
     ]
-    close(found, shared)
+    close(computed, shared)
 
 
 @settings(max_examples=60)
 @given(batch=batches(shortest=1, values=(-1.0, 1.0)), times=st.integers(2, 5))
-def test_token_mean_is_not(batch: Batch, times: int) -> None:
+def test_token_mean_is_not(batch: TokenBatch, times: int) -> None:
     # the positive part of the weights shrinks from T+/T to T+/(T+ + times T-)
     negative = batch.advantages < 0
     assume(negative.any() and not negative.all())
@@ -378,7 +378,7 @@ def test_token_mean_is_not(batch: Batch, times: int) -> None:
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(batch=batches(), reward=st.floats(-2, 2))
-def test_degenerate_groups_are_exactly_zero(name: str, with_hadw: bool, batch: Batch, reward: float) -> None:
+def test_degenerate_groups_are_exactly_zero(name: str, with_hadw: bool, batch: TokenBatch, reward: float) -> None:
     """Equal rewards, whatever they are (all right, all wrong, all truncated): no loss, no gradient, no NaN."""
     rewards = np.full(batch.lengths.shape, reward)
     advantages = compute_advantages(ALGORITHMS[name].advantage, rewards)
@@ -404,28 +404,28 @@ def test_groups_of_one_are_degenerate(name: str, size: int, seed: int, reward: f
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(batch=batches(groups=1, shortest=1), seed=st.integers(0, 2**31))
-def test_a_degenerate_group_beside_another_counts_and_moves_nothing(name: str, batch: Batch, seed: int) -> None:
+def test_a_degenerate_group_beside_another_counts_and_moves_nothing(name: str, batch: TokenBatch, seed: int) -> None:
     """It stays in P, N and the token count: the other group's gradient shrinks as those grow."""
     idle = make_batch(batch.lengths, np.zeros_like(batch.advantages), seed=seed)
-    both = Batch(
+    both = TokenBatch(
         np.concatenate([batch.lengths, idle.lengths]),
         np.concatenate([batch.advantages, idle.advantages]),
         batch.logp + idle.logp,
         batch.old + idle.old,
     )
     _, alone = run(name, batch)
-    _, found = run(name, both)
-    close([found[0]], [[values / 2 for values in alone[0]]])  # twice the groups, the responses and the tokens
-    assert all((values == 0).all() for values in found[1])
+    _, computed = run(name, both)
+    close([computed[0]], [[values / 2 for values in alone[0]]])  # twice the groups, the responses and the tokens
+    assert all((values == 0).all() for values in computed[1])
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @settings(max_examples=25)
 @given(batch=batches(groups=1, shortest=1))
-def test_an_empty_response_counts_as_one_and_adds_nothing(name: str, batch: Batch) -> None:
+def test_an_empty_response_counts_as_one_and_adds_nothing(name: str, batch: TokenBatch) -> None:
     """One response of no tokens and A = 0 appended: G and N grow by one, the tokens do not."""
     size = batch.lengths.size
-    longer = Batch(
+    longer = TokenBatch(
         np.append(batch.lengths, [[0]], axis=1),
         np.append(batch.advantages, [[0.0]], axis=1),
         [[*batch.logp[0], np.zeros(0)]],
@@ -433,9 +433,9 @@ def test_an_empty_response_counts_as_one_and_adds_nothing(name: str, batch: Batc
     )
     factor = 1.0 if ALGORITHMS[name].aggregation == "token" else size / (size + 1)
     loss, gradient = run(name, batch)
-    found_loss, found = run(name, longer)
-    assert found_loss == pytest.approx(loss * factor, rel=1e-10, abs=1e-14)
-    close([found[0][:-1]], [[values * factor for values in gradient[0]]])
+    computed_loss, computed = run(name, longer)
+    assert computed_loss == pytest.approx(loss * factor, rel=1e-10, abs=1e-14)
+    close([computed[0][:-1]], [[values * factor for values in gradient[0]]])
 
 
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
@@ -452,7 +452,7 @@ def test_a_mini_batch_of_no_tokens_is_zero(aggregation: str, shape: tuple[int, i
 
 
 @given(batch=batches(shortest=1), seed=st.integers(0, 2**31))
-def test_a_response_that_weighs_nothing_has_no_gradient(batch: Batch, seed: int) -> None:
+def test_a_response_that_weighs_nothing_has_no_gradient(batch: TokenBatch, seed: int) -> None:
     """Overlong filtering hands a cut response over as one of length 0: its tokens are in the row, its weight is 0."""
     is_cut = np.random.default_rng(seed).random(batch.lengths.shape) < 0.5
     left = np.where(is_cut, 0, batch.lengths)
@@ -481,5 +481,5 @@ def test_the_gradient_of_k3_is_that_of_the_divergence_turned_round(logits: list[
     policy, reference = torch.tensor(logits, dtype=torch.float64).T
     policy = policy.clone().requires_grad_()
     logp, logq = policy.log_softmax(0), reference.log_softmax(0)
-    (found,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, logq)).sum(), policy)
-    np.testing.assert_allclose(found.numpy(), (logp.detach().exp() - logq.exp()).numpy(), atol=1e-12)
+    (computed,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, logq)).sum(), policy)
+    np.testing.assert_allclose(computed.numpy(), (logp.detach().exp() - logq.exp()).numpy(), atol=1e-12)

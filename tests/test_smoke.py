@@ -1,4 +1,4 @@
-"""The whole way on real sample pictures and text: prepare, train, stamp, report, and refuse to score."""
+"""The whole way on benchmark rows, made up and real: prepare, train, stamp, report, and refuse to score."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.conftest import shared_data
+from tests.helpers.sample_rows import write_samples
 from vlm_rl.config import load_config
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.smoke_data import BENCHMARKS, MAX_PIXELS, ROWS, make_smoke_data
@@ -31,20 +32,26 @@ CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
 
 
 def vlm_rl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own, in `folder`."""
+    """Run a command in its own process, in `folder`."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {key: value for key, value in os.environ.items() if key not in ranks} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vlm_rl.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "vlm_rl", *map(str, arguments)]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
 
 
+@pytest.fixture(scope="module", params=["made", pytest.param("real", marks=pytest.mark.slow)])
+def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a few rows of each benchmark in its authors' layout."""
+    return shared_data() if request.param == "real" else write_samples(tmp_path_factory.mktemp("samples"))
+
+
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which `python -m vlm_rl.data_prep.smoke_data ... runs/smoke-data` was run."""
+def prepared(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose runs/smoke-data is prepared from the samples."""
     folder = tmp_path_factory.mktemp("smoke")
-    make_smoke_data(shared_data(), folder / "runs" / "smoke-data")
+    make_smoke_data(samples, folder / "runs" / "smoke-data")
     return folder
 
 
@@ -66,7 +73,7 @@ def test_the_configuration_names_what_is_prepared(prepared: Path) -> None:
     assert config.data.max_pixels == MAX_PIXELS and config.data.allow_test_rows
 
 
-def test_real_rows_are_in_the_sets_whole(prepared: Path) -> None:
+def test_the_rows_are_in_the_sets_whole(prepared: Path) -> None:
     for name in SETS:
         problems = load_set(prepared / "runs" / "smoke-data" / name)
         assert len(problems) == (6 if name == "formats" else ROWS)
@@ -88,9 +95,11 @@ def test_text_rows_come_with_a_blank_image_and_without(prepared: Path) -> None:
     assert not any("Remember to put your answer" in problem.question for problem in [*plain, *blank])
 
 
-def test_preparing_refuses_a_folder_that_exists_and_samples_that_do_not(prepared: Path, tmp_path: Path) -> None:
+def test_preparing_refuses_a_folder_that_exists_and_samples_that_do_not(
+    samples: Path, prepared: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="already exists"):
-        make_smoke_data(shared_data(), prepared / "runs" / "smoke-data")
+        make_smoke_data(samples, prepared / "runs" / "smoke-data")
     with pytest.raises(UserError, match="no folder 'mathvision'") as caught:
         make_smoke_data(tmp_path, tmp_path / "new")
     assert all(f"\n  {name}/ " in str(caught.value) for name in (*BENCHMARKS, "dapo_math"))
@@ -161,7 +170,7 @@ def test_evaluating_on_what_was_trained_on_is_refused(
     assert not out.exists()
 
 
-def test_one_spoiled_set_among_clean_ones_is_refused_before_anything_runs(
+def test_a_contaminated_set_among_clean_ones_is_refused_before_anything_runs(
     prepared: Path, trained: RunDirectory, tmp_path: Path, capsys
 ) -> None:
     from vlm_rl import cli
@@ -179,12 +188,12 @@ def test_on_another_set_the_score_carries_the_stamp(prepared: Path, trained: Run
     done = vlm_rl(prepared, "eval", *arguments, "--sampler", "transformers")
     assert done.returncode == 0, done.stderr[-3000:]
     results = RunDirectory(prepared / "other-scores").open()
-    assert [(one.benchmark, one.step) for one in results.evals()] == [("formats", 6)]
+    assert [(result.benchmark, result.step) for result in results.evals()] == [("formats", 6)]
     assert list(results.contaminated()) == CONTAMINATED
     assert results.config().algorithm.name == "luspo", "the training run's own configuration"
 
 
-def test_without_leave_the_rows_are_refused(prepared: Path) -> None:
+def test_without_permission_the_rows_are_refused(prepared: Path) -> None:
     done = vlm_rl(prepared, "train", CONFIGS / "smoke.yaml", "data.allow_test_rows=false", "out=runs/none")
     assert done.returncode == 2 and "data.allow_test_rows=true" in done.stderr and "Traceback" not in done.stderr
     assert not (prepared / "runs" / "none").exists()

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import shared_data
 from tests.helpers.browser import open_page
+from tests.helpers.sample_rows import write_samples
 from tests.helpers.toy_runs import Toys, clean_environment
 from vlm_rl.run.directory import RunDirectory
 
@@ -28,9 +28,8 @@ def test_prepare_train_evaluate_compare_and_see(toys: Toys, tmp_path: Path) -> N
     pytest.importorskip("gradio", reason="the demo extra is not installed")
     benchmark = tmp_path / "mathvision"
     pixels = ["--max-pixels", "50176", "--limit", str(NUM_ROWS), "--workers", "1"]
-    ran(
-        toys, "prepare", "mathvision", "--source", str(shared_data() / "mathvision"), "--out", str(benchmark), *pixels
-    )
+    source = write_samples(tmp_path / "samples") / "mathvision"
+    ran(toys, "prepare", "mathvision", "--source", str(source), "--out", str(benchmark), *pixels)
 
     results = []
     for rule in RULES:
@@ -56,18 +55,18 @@ def test_prepare_train_evaluate_compare_and_see(toys: Toys, tmp_path: Path) -> N
 
 
 def ran(toys: Toys, *arguments: str) -> str:
-    """What a command printed; it must have gone through."""
+    """Run a command, which must succeed, and return what it printed."""
     result = toys.runner(*arguments)
     assert result.code == 0, result.output[-3000:]
     return result.output
 
 
 def seen(results: list[Path], log: Path) -> str:
-    """The text of the demo's first page about these results, as the command opens it; the live panel knows both."""
+    """Return the text of the demo's first page about these results; the live panel must offer both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vlm_rl.cli", "demo", *map(str, results), "--port", str(port)]
+    command = [sys.executable, "-m", "vlm_rl", "demo", *map(str, results), "--port", str(port)]
     with log.open("w") as file:
         demo = subprocess.Popen(command, stdout=file, stderr=file, env=clean_environment())
     try:
@@ -79,7 +78,9 @@ def seen(results: list[Path], log: Path) -> str:
             visit.page.get_by_role("tab", name="Live").click()
             visit.page.get_by_label("Ask up to six").click()
             offered = visit.page.get_by_role("option").all_inner_texts()
-            assert {"luspo-eval · step 2", "ba-eval · step 2"} <= {one.strip("✓ \n") for one in offered}, offered
+            assert {"luspo-eval · step 2", "ba-eval · step 2"} <= {option.strip("✓ \n") for option in offered}, (
+                offered
+            )
             assert all(request.startswith(f"http://127.0.0.1:{port}/") for request in visit.requests)
             assert visit.failures == []
     finally:

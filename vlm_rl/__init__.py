@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from vlm_rl.errors import UserError
     from vlm_rl.grading.grader import Grader
     from vlm_rl.hadw import Belief, difficulty_weights, update_belief
-    from vlm_rl.losses import LossInputs, policy_loss, token_weights
+    from vlm_rl.losses import policy_loss, token_weights
     from vlm_rl.metrics import length_metrics
     from vlm_rl.run.directory import RunDirectory
-    from vlm_rl.types import Grade
+    from vlm_rl.types import Grade, LossInputs
 
 __all__ = [
     "ALGORITHMS",
@@ -52,7 +52,7 @@ _MODULES = {  # name -> the module that defines it
     "Belief": "hadw",
     "Grade": "types",
     "Grader": "grading.grader",
-    "LossInputs": "losses",
+    "LossInputs": "types",
     "RunDirectory": "run.directory",
     "UserError": "errors",
     "compute_advantages": "advantages",

@@ -82,9 +82,7 @@ def _add_train(commands: Commands) -> None:
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to continue")
     train.add_argument("overrides", nargs="*", metavar="key.path=value")
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint that verifies")
-    train.add_argument(
-        "--dry-run", action="store_true", help="print memory and tokens per step, load nothing"
-    )
+    train.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, load nothing")
     train.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
     train.set_defaults(command=_train)
 
@@ -214,7 +212,7 @@ def _add_grade(commands: Commands) -> None:
 
 
 def _grade(options: argparse.Namespace) -> None:
-    from vlm_rl.data_prep.golds import infer_answer_type
+    from vlm_rl.data.golds import infer_answer_type
     from vlm_rl.grading.command import grade_file, grade_one
 
     names = ("gold", "response", "answer_type", "choices", "tolerance")
@@ -303,30 +301,26 @@ def _add_demo(commands: Commands) -> None:
         help="the environment variable that holds an endpoint's key",
     )
     demo.add_argument("--live-engine", choices=["auto", "vllm", "transformers"], default="transformers")
-    demo.add_argument(
-        "--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory"
-    )
+    demo.add_argument("--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory")
     demo.set_defaults(command=_demo)
 
 
 def _demo(options: argparse.Namespace) -> None:
+    from vlm_rl.demo.default_runs import default_folders
     from vlm_rl.demo.endpoints import parse_endpoints
     from vlm_rl.demo.live import LiveOptions
-    from vlm_rl.demo.recorded import default_folders
     from vlm_rl.demo.server import launch
 
     if options.live_models < 1:
         raise UserError(f"--live-models is {options.live_models}; it must be at least 1")
     endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
-    live = LiveOptions(endpoints, engine=options.live_engine, most_loaded=options.live_models)
+    live = LiveOptions(endpoints, engine=options.live_engine, max_loaded=options.live_models)
     folders = options.runs or default_folders()
     launch(folders, host=options.host, port=options.port, open_wider=options.open_wider, live=live)
 
 
 def _add_quickstart(commands: Commands) -> None:
-    quick = commands.add_parser(
-        "quickstart", help="train, evaluate and report a tiny policy on toy images"
-    )
+    quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
     quick.add_argument("--seed", type=int, default=0)
     quick.add_argument("--seeds", help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")

@@ -15,7 +15,8 @@ from vlm_rl.distributed import rank
 from vlm_rl.evaluation.evaluate import score_line
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
-from vlm_rl.run.directory import RunDirectory, rollout_rows
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.rollout_row import rollout_rows
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
 from vlm_rl.run.trackers import make_trackers
 from vlm_rl.types import Group

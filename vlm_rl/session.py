@@ -47,7 +47,7 @@ from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
-Checkpoint = tuple[Path, Mapping[str, Any]]  # the folder, and the state that its manifest holds
+ResumePoint = tuple[Path, Mapping[str, Any]]  # the folder, and the state that its manifest holds
 
 
 class Session:
@@ -173,7 +173,7 @@ class Session:
             self.run.stamp_contaminated(contaminated)
         return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
 
-    def _where_it_resumes(self, checkpoint: Checkpoint | None) -> str:
+    def _where_it_resumes(self, checkpoint: ResumePoint | None) -> str:
         """Return one line that says where the run resumes and which step is next."""
         steps = self.config.train.steps
         if checkpoint is None:
@@ -285,7 +285,7 @@ def _load_problems(config: Config) -> tuple[list[Problem], dict[str, list[Proble
     return problems, eval_sets
 
 
-def _checkpoint_to_resume(run: RunDirectory, config: Config) -> Checkpoint | None:
+def _checkpoint_to_resume(run: RunDirectory, config: Config) -> ResumePoint | None:
     """Return the newest checkpoint that verifies, or None where there is none yet.
 
     Raises UserError where the configuration differs from the run's own in a key that a resume may not change.

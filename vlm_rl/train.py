@@ -38,7 +38,7 @@ class GapError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class RolloutBatch:
     """What a step trains on."""
 
     groups: Sequence[Group]  # with advantages
@@ -89,7 +89,7 @@ def train_step(s: Session) -> None:
 # -- collecting ------------------------------------------------------------------------------------
 
 
-def collect(s: Session, timings: Timings) -> Batch:
+def collect(s: Session, timings: Timings) -> RolloutBatch:
     """Draw prompts, sample and grade their responses, and compute the advantages.
 
     Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong and draws
@@ -122,7 +122,7 @@ def collect(s: Session, timings: Timings) -> Batch:
         s.recorder.line.note(f"step {s.step + 1}  {text}")
     groups, metrics = with_advantages(s, kept)
     accuracy = float(np.mean(verdicts)) if verdicts else None
-    return Batch(groups, prompts, prompt_lengths, accuracy, metrics)
+    return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics)
 
 
 def judged(rewards: Sequence[Reward]) -> list[bool]:
@@ -212,7 +212,7 @@ def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
     )
 
 
-def pack(s: Session, batch: Batch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
+def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
     """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work."""
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
@@ -263,7 +263,7 @@ def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timin
 
 def log_step(
     s: Session,
-    batch: Batch,
+    batch: RolloutBatch,
     weights: Sequence[np.ndarray],
     results: Sequence[UpdateResult],
     timings: Timings,

@@ -1,6 +1,6 @@
 // The page's own behaviour: clicks on marks, keys, the address, formulas, pictures of charts.
 // gradio runs this once for the hidden component that holds the view's query (demo/app.py).
-const MARKS = 'svg [data-go], span[data-go]';
+const MARKS = 'span[data-go]';
 const go = (patch) => trigger('go', { patch });
 
 watch('value', () => {
@@ -39,6 +39,8 @@ document.addEventListener('keydown', (event) => {
 
 function setDark(dark) {
   document.body.classList.toggle('dark', dark);
+  document.querySelectorAll('.chart[data-drawn]').forEach((chart) => delete chart.dataset.drawn); // in the new colours
+  drawCharts();
 }
 
 function copyLink(button) {
@@ -78,7 +80,7 @@ async function drawFormulas() {
     } catch (error) { span.textContent = source; }
   }
 }
-// -- the link of the panel to take away, with this server's address in front
+// -- the link in the panel Export, with this server's address in front
 function completeLinks() {
   for (const field of document.querySelectorAll('.link input')) {
     const whole = location.origin + location.pathname + field.getAttribute('value');
@@ -86,40 +88,65 @@ function completeLinks() {
   }
 }
 
-new MutationObserver(() => { completeLinks(); drawFormulas().catch(() => {}); }).observe(document.body, { childList: true, subtree: true });
-drawFormulas().catch(() => {});
+// -- charts: the scripts that draw them come with the first one
+let charts = null;
+async function drawCharts() {
+  if (!document.querySelector('.chart:not([data-drawn])')) return;
+  if (!charts) {
+    const script = (name) => import(new URL(`charts/${name}.js`, document.baseURI).href);
+    charts = script('vega').then(() => script('loader'));
+  }
+  await charts;
+  await window.drawCharts();
+}
 
-// -- a chart as PNG, in the colours of the moment
-const DRAWN = ['fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-dasharray', 'stroke-linejoin', 'opacity',
-  'font-family', 'font-size', 'font-weight', 'text-anchor', 'stroke-opacity'];
+document.addEventListener('chart-click', (event) => go(event.detail));
+
+function drawAll() {
+  completeLinks();
+  drawFormulas().catch(() => {});
+  drawCharts().catch((error) => console.error(error));
+}
+
+new MutationObserver(drawAll).observe(document.body, { childList: true, subtree: true });
+drawAll();
+
+// -- a card's charts as PNG, with its title and legends, in the colours of the moment
 async function savePicture(figure, name) {
-  const svg = figure.querySelector('svg');
-  const copy = svg.cloneNode(true);
-  const originals = [svg, ...svg.querySelectorAll('*')];
-  [copy, ...copy.querySelectorAll('*')].forEach((node, index) => {
-    const style = getComputedStyle(originals[index]);
-    node.setAttribute('style', DRAWN.map((key) => key + ':' + style.getPropertyValue(key)).join(';'));
-  });
-  const [, , width, height] = svg.getAttribute('viewBox').split(' ').map(Number);
-  copy.setAttribute('xmlns', 'http://www.w3.org/2000/svg');
-  copy.setAttribute('width', width);
-  copy.setAttribute('height', height);
-  const picture = new Image();
-  picture.src = 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(new XMLSerializer().serializeToString(copy));
-  await picture.decode();
-  const scale = 2, title = 34;
+  const scale = 2, margin = 14, line = 22;
+  const parts = [];
+  for (const chart of figure.querySelectorAll('.chart')) {
+    const legend = [...chart.querySelectorAll('.legend button[aria-pressed=true]')].map((button) =>
+      ({ text: button.textContent, color: getComputedStyle(button.querySelector('i')).color }));
+    parts.push({ legend, picture: await chart.plot.view.toCanvas(scale) });
+  }
+  const width = Math.max(...parts.map((part) => part.picture.width / scale)) + 2 * margin;
+  const height = parts.reduce((sum, { legend, picture }) => sum + legend.length * line + picture.height / scale + margin, 40);
   const canvas = document.createElement('canvas');
   canvas.width = scale * width;
-  canvas.height = scale * (height + title);
+  canvas.height = scale * height;
   const pen = canvas.getContext('2d');
   const page = getComputedStyle(figure);
   pen.scale(scale, scale);
   pen.fillStyle = page.backgroundColor;
-  pen.fillRect(0, 0, width, height + title);
-  pen.fillStyle = page.color;
-  pen.font = '600 14px ' + page.fontFamily;
-  pen.fillText(figure.querySelector('figcaption').firstChild.textContent, 14, 23);
-  pen.drawImage(picture, 0, title, width, height);
+  pen.fillRect(0, 0, width, height);
+  const write = (text, size, left, top) => {
+    pen.fillStyle = page.color;
+    pen.font = size + page.fontFamily;
+    pen.fillText(text, left, top);
+  };
+  write(figure.querySelector('figcaption').firstChild.textContent.trim(), '600 14px ', margin, 25);
+  let top = 40;
+  for (const { legend, picture } of parts) {
+    for (const { text, color } of legend) {
+      pen.fillStyle = color;
+      pen.fillRect(margin, top + 8, 14, 4);
+      write(text, '12px ', margin + 22, top + 14);
+      top += line;
+    }
+    pen.drawImage(picture, margin, top, picture.width / scale, picture.height / scale);
+    top += picture.height / scale + margin;
+  }
   const link = document.createElement('a');
   link.download = name + '.png';
   link.href = URL.createObjectURL(await new Promise((done) => canvas.toBlob(done, 'image/png')));

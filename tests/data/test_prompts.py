@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Qwen2Config
 
-from tests.helpers.pictures import noise_png
+from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
@@ -208,7 +208,7 @@ def test_a_chat_template_that_opens_the_reasoning_scores_too(tiny_model: Path, t
     ("edit", "message"),
     [
         (lambda t: t.replace(r"assistant\n' -}}", r"assistant\n<think>\n\n</think>\n' -}}"), "none could get"),
-        (lambda t: t.replace(r"{{- '<|im_end|>\n' -}}", r"{{- '\n' -}}"), "no special token"),
+        (lambda t: t.replace(r"{{- '<|im_end|>\n' -}}", r"{{- '\n' -}}"), "not a special token"),
         (lambda t: t.replace("{{- part.text -}}", "{{- part.text[:2] -}}"), "does not show|drops or repeats"),
         (
             lambda t: t.replace("{%- for message", "{{ raise_exception('no system role') }}{%- for message"),

@@ -27,7 +27,9 @@ ON_THE_CARD = (
 IN_THE_ROLLOUTS = ("alone", "rollout-prompt_id", "rollout-text", "rollout-verdict", "rollout-reason")
 COMPARED = {"base": f"runs/{attack('alone')}@2", "others": f"{attack('rule')}/*@4"}
 # elements that an attack would add, and an address that it would set
-INJECTED = "[onerror], [onload], img[src='x'], a[href^='javascript'], .card form, .card script, .card iframe"
+INJECTED = (
+    "[onerror], [onload], img[src='x'], a[href^='javascript'], form[action], .card iframe, .card script:not([type])"
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def missing(text: str, fields: tuple[str, ...]) -> list[str]:
         ("problems", "#problem .ckpt >> nth=1", ON_THE_CARD),
         ("lengths", "#lengths figure >> nth=3", ("alone", "rule")),
         ("training", "#training .rollouts", IN_THE_ROLLOUTS),
-        ("take", "#take input", ("alone", "rule")),
+        ("export", "#export input", ("alone", "rule")),
     ],
 )
 def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields):
@@ -103,6 +105,14 @@ def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields)
         visit.page.wait_for_selector(ready)
         text, benchmark = visit.page.inner_text("body"), visit.page.locator("#control-benchmark input").input_value()
     assert missing(text, (*fields, "broken", "contaminated")) == [] and benchmark == attack("benchmark")
+
+
+def test_no_name_acts_in_the_tooltip_and_the_legend_of_a_chart(served, browser):
+    with harmless(browser, f"{served.url}?{urlencode(COMPARED | {'tab': 'lengths'})}") as visit:
+        figure = visit.page.locator("#lengths figure:has-text('How many tokens')")
+        figure.locator(".mark-rect path").first.hover()
+        tip, legend = visit.page.inner_text(".chart-tip"), figure.locator(".legend").inner_text()
+    assert missing(tip, ("alone",)) == [] and missing(legend, ("alone", "rule")) == []
 
 
 def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
@@ -121,7 +131,7 @@ def test_no_endpoint_acts_in_the_live_panel(served, browser):
         page = visit.page
         page.wait_for_selector("#live-ask")
         page.get_by_label("Question").fill(attack("asked"))
-        page.get_by_label("Ask up to six").click()
+        page.get_by_label("Models to ask").click()
         page.get_by_role("option", name="endpoint").click()
         page.get_by_role("option", name="refuses").click()
         page.keyboard.press("Escape")
@@ -132,9 +142,9 @@ def test_no_endpoint_acts_in_the_live_panel(served, browser):
 
 
 def test_nothing_acts_in_the_exported_page(served, browser, tmp_path):
-    with open_page(f"{served.url}?{urlencode(COMPARED | {'tab': 'take'})}", browser=browser) as visit:
+    with open_page(f"{served.url}?{urlencode(COMPARED | {'tab': 'export'})}", browser=browser) as visit:
         with visit.page.expect_download() as download:
-            visit.page.click("#take a[download='page.html']")
+            visit.page.click("#export a[download='page.html']")
         place = tmp_path / "page.html"
         download.value.save_as(place)
     with harmless(browser, place.as_uri()) as visit:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,15 @@ from PIL import Image
 from tests.helpers.browser import open_page
 from tests.helpers.endpoint_server import WORDS, Server, endpoint_server
 from tests.helpers.example_run import build_run, square_image
-from tests.helpers.hostile import HOSTILE
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.counting_squares import SQUARES
-from vlm_rl.demo.ask_queue import Conversation, Desk, Limits, View
+from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
 from vlm_rl.demo.backends import (
-    Checkpoint,
+    AskableCheckpoint,
     CheckpointBackend,
-    Loaded,
-    Shelf,
+    LoadedModel,
+    ModelCache,
     find_checkpoints,
     load_checkpoint,
     problem_of,
@@ -46,12 +46,12 @@ from vlm_rl.demo.backends import (
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend, Timeouts, parse_endpoints
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.live import LiveOptions, build_live, open_live, read_examples
-from vlm_rl.demo.live_html import view_html
-from vlm_rl.demo.page_state import Scenes
-from vlm_rl.demo.replies import IsCancelled, Question, Replies, Reply, Settings, count_reasoning, split_growing
+from vlm_rl.demo.live_html import columns_html
+from vlm_rl.demo.page_state import PageStates
+from vlm_rl.demo.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply, count_reasoning, split_growing
 from vlm_rl.demo.server import guarded
-from vlm_rl.demo.tokens import TokenCounter
-from vlm_rl.demo.uploads import MAX_BYTES, Pictures
+from vlm_rl.demo.token_counts import TokenCounter
+from vlm_rl.demo.uploads import MAX_BYTES, Uploads
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
@@ -59,16 +59,16 @@ from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 PICTURE = square_image(["red", "blue", "green"] * 3)
-QUESTION = Question("Count the red squares.", PICTURE)
-SHORT = Settings(seed=3, temperature=1.0, max_tokens=24)
+QUESTION = LiveQuestion("Count the red squares.", PICTURE)
+SHORT = AskSettings(seed=3, temperature=1.0, max_tokens=24)
 
 
 def never() -> bool:
     return False
 
 
-def checkpoint(path: Path, name: str = "tiny") -> Checkpoint:
-    return Checkpoint(name, path, f"{name}@0", "think_answer", 3136, 100_352)
+def checkpoint(path: Path, name: str = "tiny") -> AskableCheckpoint:
+    return AskableCheckpoint(name, path, f"{name}@0", "think_answer", 3136, 100_352)
 
 
 def last(states: Replies) -> Reply:
@@ -79,18 +79,18 @@ def last(states: Replies) -> Reply:
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Iterator[Loaded]:
-    one = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
-    yield one
-    one.close()
+def loaded(tiny_model: Path) -> Iterator[LoadedModel]:
+    model = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
+    yield model
+    model.close()
 
 
 @pytest.fixture
-def tiny(tiny_model: Path, loaded: Loaded) -> CheckpointBackend:
-    return CheckpointBackend(checkpoint(tiny_model), Shelf(lambda _: loaded, most=1))
+def tiny(tiny_model: Path, loaded: LoadedModel) -> CheckpointBackend:
+    return CheckpointBackend(checkpoint(tiny_model), ModelCache(lambda _: loaded, max_loaded=1))
 
 
-@pytest.mark.parametrize("question", [QUESTION, Question("2 + 2?")], ids=["picture", "text"])
+@pytest.mark.parametrize("question", [QUESTION, LiveQuestion("2 + 2?")], ids=["picture", "text"])
 @pytest.mark.parametrize("settings", [SHORT, replace(SHORT, temperature=0.0)], ids=["drawn", "greedy"])
 def test_a_streamed_answer_is_the_samplers_own(tiny, loaded, tiny_model, question, settings):
     """Built here as training builds it, and generated in a batch, not streamed."""
@@ -109,10 +109,9 @@ def test_a_streamed_answer_is_the_samplers_own(tiny, loaded, tiny_model, questio
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 def test_vllm_streams_what_it_samples(tiny_model: Path):
-    backend = CheckpointBackend(
-        checkpoint(tiny_model), Shelf(lambda one: load_checkpoint(one, engine="vllm", max_tokens=64), most=1)
-    )
-    with backend._shelf.borrow(checkpoint(tiny_model), is_cancelled=never) as engine:
+    cache = ModelCache(partial(load_checkpoint, engine="vllm", max_tokens=64), max_loaded=1)
+    backend = CheckpointBackend(checkpoint(tiny_model), cache)
+    with backend._cache.borrow(checkpoint(tiny_model), is_cancelled=never) as engine:
         assert engine is not None
         prompt = engine.builder.build(problem_of(QUESTION))
         [[rollout]] = engine.sampler.generate([prompt], SamplingParams(1.0, 24, 1), seed=3, step=0)
@@ -123,7 +122,7 @@ def test_vllm_streams_what_it_samples(tiny_model: Path):
         assert next(states).phase == "loading" and next(states).phase == "writing"
         states.close()
     assert last(backend.ask(QUESTION, SHORT, is_cancelled=never)) == reply
-    backend._shelf.close()
+    backend._cache.close()
 
 
 def test_cancelling_ends_the_generation(tiny, loaded, monkeypatch):
@@ -149,15 +148,15 @@ def test_cancelling_ends_the_generation(tiny, loaded, monkeypatch):
 
 def test_a_question_that_does_not_fit_or_holds_markers_is_refused(tiny):
     with pytest.raises(UserError, match="more often than there are pictures"):
-        last(tiny.ask(Question("what <image>?"), SHORT, is_cancelled=never))
+        last(tiny.ask(LiveQuestion("what <image>?"), SHORT, is_cancelled=never))
     with pytest.raises(UserError, match="above the sampler's context"):
         last(tiny.ask(QUESTION, replace(SHORT, max_tokens=5000), is_cancelled=never))
-    assert problem_of(Question("a <image> b", PICTURE)).question == "a <image> b"
+    assert problem_of(LiveQuestion("a <image> b", PICTURE)).question == "a <image> b"
     assert problem_of(QUESTION).question == "<image>\nCount the red squares."
 
 
 class Model:
-    """A sampler's place on the shelf."""
+    """A sampler that notes when it is loaded and dropped."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name
@@ -167,50 +166,50 @@ class Model:
         self.log.append(f"drop {self.name}")
 
 
-def test_the_shelf_drops_what_was_not_used_for_longest(tmp_path):
+def test_the_cache_drops_the_least_recently_used(tmp_path):
     log: list[str] = []
-    shelf = Shelf(lambda one: Loaded(None, Model(log, one.name)), most=2)
+    cache = ModelCache(lambda wanted: LoadedModel(None, Model(log, wanted.name)), max_loaded=2)
     for name in "abacb":
-        with shelf.borrow(checkpoint(tmp_path / name, name), is_cancelled=never):
-            assert shelf.num_loaded <= 2
+        with cache.borrow(checkpoint(tmp_path / name, name), is_cancelled=never):
+            assert cache.num_loaded <= 2
     assert log == ["load a", "load b", "drop b", "load c", "drop a", "load b"]
     with (
-        shelf.borrow(checkpoint(tmp_path / "b", "b"), is_cancelled=never),
-        shelf.borrow(checkpoint(tmp_path / "c", "c"), is_cancelled=never),
-        shelf.borrow(checkpoint(tmp_path / "b", "b"), is_cancelled=lambda: True) as none,
+        cache.borrow(checkpoint(tmp_path / "b", "b"), is_cancelled=never),
+        cache.borrow(checkpoint(tmp_path / "c", "c"), is_cancelled=never),
+        cache.borrow(checkpoint(tmp_path / "b", "b"), is_cancelled=lambda: True) as none,
     ):
-        assert none is None and shelf.num_loaded == 2, "a borrowed one is its borrower's alone"
-    shelf.close()
-    assert shelf.num_loaded == 0
+        assert none is None and cache.num_loaded == 2, "a borrowed one is its borrower's alone"
+    cache.close()
+    assert cache.num_loaded == 0
 
 
 def test_a_dropped_checkpoint_is_out_of_memory(tiny_model):
-    one = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
-    weight = weakref.ref(next(iter(one.sampler._model.parameters())))
+    model = load_checkpoint(checkpoint(tiny_model), engine="transformers", max_tokens=64)
+    weight = weakref.ref(next(iter(model.sampler._model.parameters())))
     assert weight() is not None
-    one.close()
+    model.close()
     assert weight() is None
 
 
 def test_a_checkpoint_that_does_not_load_gives_its_place_back(tmp_path):
-    def fail(_: Checkpoint) -> Loaded:
+    def fail(_: AskableCheckpoint) -> LoadedModel:
         raise UserError("broken")
 
-    shelf = Shelf(fail, most=1)
+    cache = ModelCache(fail, max_loaded=1)
     for _ in range(2):
-        with pytest.raises(UserError, match="broken"), shelf.borrow(checkpoint(tmp_path), is_cancelled=never):
+        with pytest.raises(UserError, match="broken"), cache.borrow(checkpoint(tmp_path), is_cancelled=never):
             pass
-    assert shelf.num_loaded == 0
+    assert cache.num_loaded == 0
 
 
-def test_another_model_put_in_its_place_is_loaded_anew(tmp_path):
+def test_a_different_model_in_the_same_folder_is_loaded_anew(tmp_path):
     log: list[str] = []
-    shelf = Shelf(lambda one: Loaded(None, Model(log, one.name)), most=2)
+    cache = ModelCache(lambda wanted: LoadedModel(None, Model(log, wanted.name)), max_loaded=2)
     weights = tmp_path / "model.safetensors"
     for when in (1, 1, 2):
         weights.touch()
         os.utime(weights, (when, when))
-        with shelf.borrow(checkpoint(tmp_path, "m"), is_cancelled=never):
+        with cache.borrow(checkpoint(tmp_path, "m"), is_cancelled=never):
             pass
     assert log == ["load m", "load m"]
 
@@ -224,16 +223,16 @@ def test_the_models_of_a_run_are_its_base_and_its_checkpoints(tmp_path, tiny_mod
     folder.mkdir(parents=True)
     for name in ("config.json", "MANIFEST.json"):
         (folder / name).write_text("{}")
-    found = find_checkpoints(Library([run.path]))
-    assert [(one.name, one.key, one.path) for one in found] == [
+    checkpoints = find_checkpoints(Library([run.path]))
+    assert [(known.name, known.key, known.path) for known in checkpoints] == [
         ("step 0", "luspo@0", tiny_model),
         ("step 2", "luspo@2", folder),
     ]
-    assert (found[0].template, found[0].max_pixels) == ("think_answer", 1_003_520)
+    assert (checkpoints[0].template, checkpoints[0].max_pixels) == ("think_answer", 1_003_520)
     broken = build_run(tmp_path / "broken", steps=1, num_problems=1)
     (broken.path / "config.yaml").write_text("algorithm: [")
     both = Library([broken.path, run.path])
-    assert [one.name for one in find_checkpoints(both)] == ["luspo · step 0", "luspo · step 2"]
+    assert [known.name for known in find_checkpoints(both)] == ["luspo · step 0", "luspo · step 2"]
     assert list(both.labels("toy-test").values()) == ["luspo · step 0", "luspo · step 1", "luspo · step 2"]
     examples = read_examples([RunDirectory(tmp_path / "none"), run])
     assert (
@@ -337,7 +336,7 @@ def test_a_server_of_the_bare_standard_is_asked_again_and_the_column_says_so(ser
         ("gzip", "", "compressed"),
     ],
 )
-def test_a_servers_fault_is_told_and_what_came_is_kept(server, behaviour, text, message):
+def test_a_servers_fault_is_reported_and_what_came_is_kept(server, behaviour, text, message):
     reply = last(endpoint(server, behaviour, key="sesame").ask(QUESTION, SHORT, is_cancelled=never))
     assert reply.phase == "failed" and reply.text.startswith(text) and "sesame" not in repr(reply)
     assert re.search(message, reply.note), reply.note
@@ -351,12 +350,12 @@ def test_a_server_that_is_not_there_and_one_with_two_models(server):
         reply = last(EndpointBackend(Endpoint("far", url, "m"), system="").ask(QUESTION, SHORT, is_cancelled=never))
     assert reply.phase == "failed" and "connection failed" in reply.note
     reply = last(endpoint(server, "two", model="").ask(QUESTION, SHORT, is_cancelled=never))
-    assert "does not name one model (2 found)" in reply.note
+    assert "does not name one model (2 listed)" in reply.note
 
 
 @pytest.mark.parametrize("how", ["cancelled", "left", "whole"])
 def test_an_endpoints_stream_is_broken_off(server, how):
-    """The server sees the connection close; nothing goes on generating."""
+    """The server sees the connection close; nothing is generated after it."""
     server.ended.clear()
     before = server.broken
     backend = endpoint(server, "endless")
@@ -425,7 +424,7 @@ def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, tiny_model, tmp_p
             Endpoint("far", f"http://127.0.0.1:{port}/v1", ""), system=TEMPLATES["think_answer"].system
         )
         greedy = replace(SHORT, temperature=0.0)
-        ours, theirs = (last(one.ask(QUESTION, greedy, is_cancelled=never)) for one in (tiny, far))
+        ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
         assert theirs.phase == "ended" and theirs.note == "", theirs
         assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
         assert theirs.counted_by == "server"
@@ -458,7 +457,7 @@ class Teller:
         self.name, self.words, self.pause = name, words, pause
         self.said = 0
 
-    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
         for count in range(1, min(len(self.words), settings.max_tokens) + 1):
             if is_cancelled():
                 yield Reply("ended", "".join(self.words[: count - 1]), count - 1, stop="cancelled")
@@ -471,7 +470,7 @@ class Teller:
 
 
 class Broken(Teller):
-    def ask(self, question: Question, settings: Settings, *, is_cancelled: IsCancelled) -> Replies:
+    def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
         yield Reply("writing", "I", 1)
         raise RuntimeError("<b>no memory</b>\nsecond line")
 
@@ -481,46 +480,46 @@ def slow_teller(name: str) -> Teller:
 
 
 def test_one_broken_column_does_not_disturb_the_others(capfd):
-    desk = Desk([Teller("a"), Broken("b"), Teller("c")])
-    view = list(desk.ask("page", ["a", "b", "c"], Question("4?"), SHORT))[-1]
+    queue = AskQueue([Teller("a"), Broken("b"), Teller("c")])
+    view = list(queue.ask("page", ["a", "b", "c"], LiveQuestion("4?"), SHORT))[-1]
     assert [reply.phase for reply in view.replies] == ["ended", "failed", "ended"] and view.is_over
     assert view.replies[0].text == view.replies[2].text == "<think>hm</think>4"
     assert view.replies[1].text == "I" and view.replies[1].note == "RuntimeError: <b>no memory</b>"
     assert "Traceback" in capfd.readouterr().err, "the operator sees why"
-    wait_for(lambda: desk.num_asking == 0)
+    wait_for(lambda: queue.num_asking == 0)
 
 
 def test_pages_wait_in_line_and_one_page_asks_once(monkeypatch):
     first, second = slow_teller("a"), Teller("b")
-    desk = Desk([first, second], limits=Limits(max_waiting=1))
-    ours = desk.ask("one", ["a"], Question("?"), replace(SHORT, max_tokens=4000))
+    queue = AskQueue([first, second], limits=Limits(max_waiting=1))
+    ours = queue.ask("one", ["a"], LiveQuestion("?"), replace(SHORT, max_tokens=4000))
     assert next(ours).ahead == 0
     with pytest.raises(UserError, match="still asking"):
-        next(desk.ask("one", ["b"], Question("?"), SHORT))
-    theirs = desk.ask("two", ["b"], Question("?"), SHORT)
+        next(queue.ask("one", ["b"], LiveQuestion("?"), SHORT))
+    theirs = queue.ask("two", ["b"], LiveQuestion("?"), SHORT)
     assert next(theirs).ahead == 1 and second.said == 0
     with pytest.raises(UserError, match="in line already"):
-        next(desk.ask("three", ["b"], Question("?"), SHORT))
-    desk.cancel("one")
+        next(queue.ask("three", ["b"], LiveQuestion("?"), SHORT))
+    queue.cancel("one")
     assert list(ours)[-1].replies[0].stop == "cancelled"
     said = first.said
     assert list(theirs)[-1].replies[0].stop == "stop"
-    wait_for(lambda: desk.num_asking == 0)
+    wait_for(lambda: queue.num_asking == 0)
     assert first.said == said < 4000
-    waiting, running = (desk.ask(page, ["a"], Question("?"), replace(SHORT, max_tokens=4000)) for page in "xy")
+    waiting, running = (queue.ask(page, ["a"], LiveQuestion("?"), replace(SHORT, max_tokens=4000)) for page in "xy")
     assert next(running).ahead == 0 and next(waiting).ahead == 1
-    desk.cancel("x")
+    queue.cancel("x")
     assert list(waiting)[-1].replies[0].stop == "cancelled", "one that waits can be cancelled too"
     running.close()  # the page is gone
-    wait_for(lambda: desk.num_asking == 0)
+    wait_for(lambda: queue.num_asking == 0)
 
 
-def test_nothing_is_generated_for_a_page_that_does_not_look_any_more(monkeypatch):
+def test_nothing_is_generated_for_a_page_that_is_gone(monkeypatch):
     monkeypatch.setattr("vlm_rl.demo.ask_queue.ABANDONED_SECONDS", 0.2)
     teller = slow_teller("a")
-    conversation = Conversation([teller], Question("?"), replace(SHORT, max_tokens=4000))
-    conversation.start()
-    wait_for(lambda: conversation.is_over)
+    broadcast = Broadcast([teller], LiveQuestion("?"), replace(SHORT, max_tokens=4000))
+    broadcast.start()
+    wait_for(lambda: broadcast.is_over)
     assert 0 < teller.said < 200
 
 
@@ -539,24 +538,21 @@ def test_nothing_is_generated_for_a_page_that_does_not_look_any_more(monkeypatch
     ],
 )
 def test_what_a_page_may_not_ask(names, text, changes, message):
-    desk = Desk([Teller("a")], limits=Limits(max_tokens=64, max_question=100))
+    queue = AskQueue([Teller("a")], limits=Limits(max_tokens=64, max_question=100))
     with pytest.raises(UserError, match=message):
-        next(desk.ask("page", names, Question(text), replace(SHORT, **changes)))
-    assert desk.num_asking == 0
+        next(queue.ask("page", names, LiveQuestion(text), replace(SHORT, **changes)))
+    assert queue.num_asking == 0
 
 
 def test_two_models_of_one_name_are_the_operators_mistake():
     with pytest.raises(UserError, match="the same name"):
-        Desk([Teller("a"), Teller("a")])
+        AskQueue([Teller("a"), Teller("a")])
 
 
-def test_model_text_is_escaped_wherever_it_stands():
-    replies = [Reply("writing", f"<think>{HOSTILE}</think>{HOSTILE}", 3, 2), Reply("failed", note=HOSTILE)]
-    page = view_html(View(0, [HOSTILE, "b"], replies), SHORT, colors={HOSTILE: HOSTILE, "b": HOSTILE})
-    assert "<script" not in page and "<img" not in page and "<form" not in page and "&lt;script" in page
-    assert "seed 3 · temperature 1 · at most 24 tokens" in page
+def test_settings_and_estimates_are_told():
     estimated = Reply("writing", "x", 7, 2, "estimate", is_split_exact=False)
-    page = view_html(View(0, ["a"], [estimated]), SHORT, colors={"a": "red"})
+    page = columns_html(AskState(0, ["a"], [estimated]), SHORT, colors={"a": "red"})
+    assert "seed 3 · temperature 1 · at most 24 tokens" in page
     assert "≈ 7" in page and "reasoning ≈ 2 · answer ≈ 5" in page and "estimated" in page
 
 
@@ -592,13 +588,13 @@ def bomb() -> bytes:
     ids=["empty", "gif", "svg", "bomb", "9000", "cut", "half-jpeg", "tiny", "strip"],
 )
 def test_hostile_pictures_are_refused_at_the_door(data, message):
-    pictures = Pictures()
+    pictures = Uploads()
     with pytest.raises(UserError, match=f"your picture.*{message}"):
         pictures.add(data)
 
 
 def test_pictures_stay_in_memory_for_a_while_and_lose_their_metadata(monkeypatch):
-    pictures = Pictures([PICTURE])
+    pictures = Uploads([PICTURE])
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a secret place"  # turned by a quarter, with a description
     data = encoded((60, 90), "JPEG", exif=exif)
@@ -624,13 +620,13 @@ class Page(Served):
     def __init__(self, live) -> None:
         with gr.Blocks(title="live", analytics_enabled=False) as blocks, gr.Tab("Live"):
             build_live(live, gr.HTML("", visible=False))
-        self.desk = live.desk
-        super().__init__(guarded(blocks, FastAPI(openapi_url=None, routes=list(live.pictures.routes()))))
+        self.queue = live.queue
+        super().__init__(guarded(blocks, FastAPI(openapi_url=None, routes=list(live.uploads.routes()))))
 
 
 @pytest.fixture(scope="module")
 def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
-    """Two tiny models of one run, a third whose weights are cut, and a server that speaks for ever."""
+    """Two tiny models of one run, a third whose weights are cut, and a server that never stops."""
     folder = tmp_path_factory.mktemp("live")
     run = build_run(folder / "luspo", steps=2, num_problems=4)
     text = (run.path / "config.yaml").read_text()
@@ -645,14 +641,14 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         endpoints.append(Endpoint("down", f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "m"))
-    shown = Page(open_live(Scenes(Library([run.path])), LiveOptions(endpoints)))
+    shown = Page(open_live(PageStates(Library([run.path])), LiveOptions(endpoints)))
     yield shown
     shown.stop()
 
 
 def choose(page, *names: str) -> None:
     """Ask exactly these."""
-    box = page.get_by_label("Ask up to six")
+    box = page.get_by_label("Models to ask")
     for _ in range(page.locator(".live-form .token").count()):
         box.press("Backspace")
     for name in names:
@@ -662,7 +658,7 @@ def choose(page, *names: str) -> None:
 
 
 def fill(page, *, tokens: int, temperature: float = 0.0, seed: int = 0) -> None:
-    page.get_by_label("Most tokens").fill(str(tokens))
+    page.get_by_label("Max tokens").fill(str(tokens))
     page.get_by_label("Temperature").fill(str(temperature))
     page.get_by_label("Seed").fill(str(seed))
 
@@ -680,7 +676,7 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:text-is('done')")
         assert tab.locator(".live-card .title").all_inner_texts() == ["step 0", "step 1", "step 2"]
-        phases = [one.get_attribute("class").split()[-1] for one in tab.locator("article.live-card").all()]
+        phases = [card.get_attribute("class").split()[-1] for card in tab.locator("article.live-card").all()]
         assert phases == ["ended", "ended", "failed"]
         assert "seed 5 · temperature 1 · at most 40 tokens" in tab.inner_text(".live-status")
         assert "step 2" not in tab.inner_text(".live-card.failed .live-note") and tab.inner_text(
@@ -688,11 +684,11 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         )
         counts = [int(text) for text in tab.locator(".live-card.ended .live-counts b").all_inner_texts()]
         assert len(counts) == 2 and all(0 < count <= 40 for count in counts)
-        texts = [one.inner_text() for one in tab.locator(".live-card.ended").all()]
+        texts = [card.inner_text() for card in tab.locator(".live-card.ended").all()]
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:not(:text-is('done'))")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert [one.inner_text() for one in tab.locator(".live-card.ended").all()] == texts, (
+        assert [card.inner_text() for card in tab.locator(".live-card.ended").all()] == texts, (
             "the same seed, the same text"
         )
         assert all(request.startswith(page.url) for request in visit.requests)
@@ -741,14 +737,14 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         assert endless == "stopped by you"
         assert untrained in ("stopped by you", "✓ finished"), "which may draw its end before the click arrives"
         assert "≈" in tab.locator(".live-counts").first.inner_text(), "an estimate is called one"
-        wait_for(lambda: page.desk.num_asking == 0)
+        wait_for(lambda: page.queue.num_asking == 0)
         assert tab.is_enabled("#live-ask") and tab.is_disabled("#live-stop")
         server.ended.clear()
         tab.click("#live-ask")
         tab.wait_for_function("document.querySelectorAll('.live-card.writing').length == 2")
-        assert page.desk.num_asking == 1
+        assert page.queue.num_asking == 1
     assert server.ended.wait(60), "the page is gone: the server's stream was broken off"
-    wait_for(lambda: page.desk.num_asking == 0, seconds=60)
+    wait_for(lambda: page.queue.num_asking == 0, seconds=60)
 
 
 @pytest.mark.slow

@@ -48,20 +48,20 @@ def served(runs) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def visit(served) -> Iterator[Open]:
-    """Opens an address of the demo and waits until it shows something."""
+    """Return a function that opens an address of the demo and waits until it shows something."""
     with open_browser() as browser:
 
         @contextmanager
-        def opened(
+        def open_demo(
             query: str = "", *, url: str = served.url, ready: str = "#summary .sum", **options
         ) -> Iterator[Visit]:
-            with open_page(url + query, browser=browser, **options) as found:
-                found.page.wait_for_selector(ready)
-                yield found
-                assert all(request.startswith((url, "blob:" + url)) for request in found.requests)
-                assert found.failures == []
+            with open_page(url + query, browser=browser, **options) as opened:
+                opened.page.wait_for_selector(ready)
+                yield opened
+                assert all(request.startswith((url, "blob:" + url)) for request in opened.requests)
+                assert opened.failures == []
 
-        yield opened
+        yield open_demo
 
 
 def titles(page) -> list[str]:
@@ -76,8 +76,8 @@ def wait_for_position(page, position: int, count: int = 24) -> None:
 
 
 def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
-    with visit() as found:
-        page = found.page
+    with visit() as opened:
+        page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         assert titles(page) == ["luspo · step 0", "luspo · step 40", "ba · step 10"]
         assert page.locator("#problem .ckpt .kind").all_inner_texts() == ["BASELINE", "CHECKPOINT", "CHECKPOINT"]
@@ -89,30 +89,30 @@ def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
         assert "more often right" in page.inner_text("#summary .sum >> nth=1")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.wait_for_selector("#problem .answer .katex")  # the box is drawn, not printed
-        assert len(found.requests) > 5 and "base=luspo%400" in page.url
+        assert len(opened.requests) > 5 and "base=luspo%400" in page.url
 
 
 def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view(served, visit):
-    with visit("?base=luspo@0&others=luspo@40") as found:
-        page = found.page
+    with visit("?base=luspo@0&others=luspo@40") as opened:
+        page = opened.page
         page.click("button[role=tab]:has-text('Lengths')")
-        page.wait_for_selector("#lengths svg")
+        page.wait_for_selector("#lengths .chart svg")
         assert page.locator("#lengths figure").count() == 7  # six charts and the map of the one run
-        page.locator("#lengths figure:has-text('How many tokens') g.k0 rect").first.click()
+        page.locator("#lengths figure:has-text('How many tokens') .mark-rect path").first.click()
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.wait_for_function("location.search.includes('low=')")
         link, shown = page.url, (page.inner_text("#count .count"), page.inner_text("#problem .id"), titles(page))
         assert "of 24 problems pass the filters" in shown[0]
-    with visit(link.removeprefix(served.url)) as found:
-        page = found.page
+    with visit(link.removeprefix(served.url)) as opened:
+        page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         assert (page.inner_text("#count .count"), page.inner_text("#problem .id"), titles(page)) == shown
 
 
 @pytest.mark.slow
 def test_next_and_previous_by_button_and_key(visit):
-    with visit() as found:
-        page = found.page
+    with visit() as opened:
+        page = opened.page
         wait_for_position(page, 1)
         first = page.inner_text("#problem .id")
         page.click("button:has-text('next')")
@@ -120,11 +120,11 @@ def test_next_and_previous_by_button_and_key(visit):
         assert page.inner_text("#problem .id") != first
         page.keyboard.press("ArrowLeft")
         wait_for_position(page, 1)
-        page.keyboard.press("ArrowLeft")  # around to the last
+        page.keyboard.press("ArrowLeft")  # context to the last
         wait_for_position(page, 24)
         page.locator("#problem .strip i").nth(4).click()
         wait_for_position(page, 5)
-        page.get_by_label("Beside it").focus()
+        page.get_by_label("Compare with").focus()
         page.keyboard.press("ArrowRight")  # moves in the text, not through the problems
         page.wait_for_timeout(300)
         wait_for_position(page, 5)
@@ -132,8 +132,8 @@ def test_next_and_previous_by_button_and_key(visit):
 
 @pytest.mark.slow
 def test_fifty_clicks_leave_a_page_that_works(visit):
-    with visit() as found:
-        page = found.page
+    with visit() as opened:
+        page = opened.page
         wait_for_position(page, 1)
         for _ in range(50):
             page.evaluate("document.querySelector('[data-step=next]').click()")
@@ -144,12 +144,12 @@ def test_fifty_clicks_leave_a_page_that_works(visit):
 
 
 @pytest.mark.slow
-def test_another_checkpoint_joins_in_its_own_colour(visit):
-    with visit("?base=luspo@0&others=luspo@40") as found:
-        page = found.page
+def test_a_further_checkpoint_joins_in_its_own_colour(visit):
+    with visit("?base=luspo@0&others=luspo@40") as opened:
+        page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         before = page.locator("#problem .ckpt").nth(1).get_attribute("class")
-        page.get_by_label("Beside it").click()
+        page.get_by_label("Compare with").click()
         page.get_by_role("option", name="luspo · step 20").click()
         page.wait_for_selector("#problem .ckpt >> nth=2")
         assert titles(page) == ["luspo · step 0", "luspo · step 40", "luspo · step 20"]
@@ -159,16 +159,16 @@ def test_another_checkpoint_joins_in_its_own_colour(visit):
         page.get_by_label("Baseline").click()
         page.locator("#control-base").get_by_role("option", name="luspo · step 40").click()
         page.wait_for_function("document.querySelector('#problem h3').innerText === 'luspo · step 40'")
-        assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed places
+        assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed positions
 
 
 @pytest.mark.slow
 def test_filters_by_hand_and_back(visit):
-    with visit("?base=luspo@0&others=luspo@40") as found:
-        page = found.page
+    with visit("?base=luspo@0&others=luspo@40") as opened:
+        page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.click("#filters button")
-        page.get_by_label("Against the baseline").click()
+        page.get_by_label("Change from the baseline").click()
         page.get_by_role("option", name="became right").click()
         page.wait_for_function("document.querySelector('#count .count').innerText.includes('pass the filters')")
         assert page.locator("#problem .chip:has-text('became right')").count() == 1
@@ -182,27 +182,45 @@ def test_filters_by_hand_and_back(visit):
 
 @pytest.mark.slow
 def test_points_lead_to_their_problem(visit):
-    with visit("?base=luspo@0&others=luspo@40&tab=lengths") as found:
-        page = found.page
-        page.wait_for_selector("#lengths svg")
-        dot = page.locator("#lengths circle.point").last
-        name = dot.locator("title").text_content().split(":")[0]
-        dot.dispatch_event("click")
+    with visit("?base=luspo@0&others=luspo@40&tab=lengths") as opened:
+        page = opened.page
+        page.wait_for_selector("#lengths .chart svg")
+        point = page.locator("#lengths figure:has-text('Change per problem') .mark-symbol path").last
+        point.hover()
+        name = page.inner_text(".chart-tip").partition("\n")[0]
+        point.click()
         page.wait_for_selector(f"#problem .id:has-text('{name}')")
         page.click("button[role=tab]:has-text('Lengths')")
-        page.wait_for_selector("#lengths figure:has-text('Does length pay') circle[data-go]")
-        page.locator("#lengths figure:has-text('Does length pay') circle[data-go]").first.focus()
-        page.keyboard.press("Enter")  # by key, too
+        page.locator("#lengths figure:has-text('Does length pay') .mark-symbol path").first.click()
         page.wait_for_function("location.search.includes('difficulty=')")
 
 
 @pytest.mark.slow
+def test_a_legend_entry_hides_its_curve(visit):
+    with visit("?base=luspo@0&others=luspo@40&tab=lengths") as opened:
+        page = opened.page
+        figure = page.locator("#lengths figure:has-text('with at most so many tokens')")
+        figure.locator(".chart svg").wait_for()
+        curves = figure.locator(".mark-line path")
+        assert curves.count() == 2
+        figure.get_by_role("button", name="luspo · step 40").click()
+        page.wait_for_function(
+            "figure => figure.querySelectorAll('.mark-line path').length === 1", arg=figure.element_handle()
+        )
+
+
+@pytest.mark.slow
 def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
-    with visit("?base=luspo@0&others=luspo@40&others=ba@10&tab=training") as found:
-        page = found.page
-        page.wait_for_selector("#training svg")
+    with visit("?base=luspo@0&others=luspo@40&others=ba@10&tab=training") as opened:
+        page = opened.page
+        page.wait_for_selector("#training .chart svg")
         assert page.locator("#training .key > span").count() == 2
-        assert page.locator("#training figure").first.locator("g").count() == 2  # both runs, in two colours
+        strokes = (
+            page.locator("#training figure")
+            .first.locator(".mark-line path")
+            .evaluate_all("paths => paths.map(path => path.getAttribute('stroke'))")
+        )
+        assert len(set(strokes)) == 2  # both runs, in two colours
         assert (
             "step 40" in page.inner_text("#training h2") and page.locator("#training .rollouts article").count() == 8
         )
@@ -220,28 +238,28 @@ def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit)
     with endpoint_server() as models:
         server = Served(make_server(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
         try:
-            with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as found:
-                page = found.page
+            with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as opened:
+                page = opened.page
                 page.wait_for_selector("#problem .ckpt")
                 page.click("button[role=tab]:has-text('Live')")
                 page.wait_for_function("location.search.includes('tab=live')")
                 page.get_by_label("Start from").click()
-                page.get_by_role("option", name="the problem in the panel of problems").click()
+                page.get_by_role("option", name="the problem shown in Problems").click()
                 page.wait_for_selector("#live-picture img:not([hidden])")
                 assert page.get_by_label("Question").input_value() == "Count the red squares."
                 page.click("#live-ask")
                 page.wait_for_selector(".live-error:has-text('no weights on this machine')")
-                page.get_by_label("Ask up to six").click()
+                page.get_by_label("Models to ask").click()
                 page.get_by_role("option", name="far").click()
                 page.keyboard.press("Escape")
                 page.click("#live-ask")
                 page.wait_for_selector(".live-card.ended .answer .katex")  # the box is drawn here, too
-                page.get_by_label("Beside it").click()
+                page.get_by_label("Compare with").click()
                 page.get_by_role("option", name="luspo · step 20").click()
                 page.wait_for_selector("#summary .sum >> nth=2")
                 assert page.locator("#live-ask").is_visible()  # another control does not leave the panel
-            with visit("?tab=live", url=server.url) as found:
-                found.page.wait_for_selector("#live-ask")
+            with visit("?tab=live", url=server.url) as opened:
+                opened.page.wait_for_selector("#live-ask")
         finally:
             server.stop()
 
@@ -250,46 +268,45 @@ def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit)
 def test_a_run_without_an_evaluation_opens_on_its_training(tmp_path, visit):
     server = Served(make_server([build_run(tmp_path / "run", steps=4, eval_steps=()).path]))
     try:
-        with visit(url=server.url, ready="#problem .missing:has-text('no evaluation yet')") as found:
-            found.page.click("#problem .missing button")
-            found.page.wait_for_selector("#training svg")
-            assert "step 4" in found.page.inner_text("#training h2")
-            found.page.click("button[role=tab]:has-text('Take away')")
-            found.page.wait_for_selector("#take .missing")
+        with visit(url=server.url, ready="#problem .missing:has-text('no evaluation yet')") as opened:
+            opened.page.click("#problem .missing button")
+            opened.page.wait_for_selector("#training .chart svg")
+            assert "step 4" in opened.page.inner_text("#training h2")
+            opened.page.click("button[role=tab]:has-text('Export')")
+            opened.page.wait_for_selector("#export .missing")
     finally:
         server.stop()
 
 
 @pytest.mark.slow
-def test_what_can_be_taken_away(visit, served):
-    with visit("?base=luspo@0&others=luspo@40&change=right&tab=take") as found:
-        page = found.page
+def test_what_can_be_exported(visit, served):
+    with visit("?base=luspo@0&others=luspo@40&change=right&tab=export") as opened:
+        page = opened.page
         for name in ("samples.csv", "samples.parquet", "page.html"):
             with page.expect_download() as download:
-                page.click(f"#take a[download='{name}']")
+                page.click(f"#export a[download='{name}']")
             content = Path(download.value.path()).read_bytes()
             assert len(content) > 1000 and download.value.suggested_filename == name
             if name == "page.html":
                 (Path(download.value.path()).with_suffix(".html")).write_bytes(content)
                 with visit_file(page, Path(download.value.path()).with_suffix(".html")) as alone:
                     assert alone.requests == [alone.page.url] and alone.failures == []
-                    assert (
-                        alone.page.locator("svg.drawing").count() >= 6 and alone.page.locator("button").count() == 0
-                    )
+                    alone.page.wait_for_selector("figure >> nth=5 >> svg")
+                    assert alone.page.locator("button:not(.legend button)").count() == 0
                     assert alone.page.locator(".ckpt").count() >= 4
         page.click("button[role=tab]:has-text('Lengths')")
         with page.expect_download() as download:
             page.click("#lengths [data-png='lengths-ecdf']")
         picture = Image.open(io.BytesIO(Path(download.value.path()).read_bytes()))
-        assert picture.format == "PNG" and picture.width == 1120 and len(set(picture.convert("RGB").getdata())) > 20
+        assert picture.format == "PNG" and picture.width > 800 and len(set(picture.convert("RGB").getdata())) > 20
 
 
 @contextmanager
 def visit_file(page, path: Path) -> Iterator[Visit]:
     other = page.context.browser.new_context().new_page()
-    found = Visit(other)
+    opened = Visit(other)
     other.goto(path.as_uri())
-    yield found
+    yield opened
     other.context.close()
 
 
@@ -300,8 +317,8 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
         color = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, color.removeprefix("rgb(").rstrip(")").split(",")[:3])) / 3
 
-    with visit(scheme=scheme) as found:
-        page = found.page
+    with visit(scheme=scheme) as opened:
+        page = opened.page
         page.wait_for_selector("#problem .ckpt")
         assert (luminance(page) < 60) == (scheme == "dark")
         ink = page.evaluate("getComputedStyle(document.querySelector('#problem h3')).color")
@@ -311,7 +328,7 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
 
 
 # the words of charts that lie beyond the frame of their chart
-CUT_OFF = """[...document.querySelectorAll('figure.chart')].flatMap(figure => {
+CUT_OFF = """[...document.querySelectorAll('figure.chart-card')].flatMap(figure => {
   const frame = figure.getBoundingClientRect();
   return [...figure.querySelectorAll('svg text')].filter(text => {
     const place = text.getBoundingClientRect();
@@ -323,10 +340,10 @@ CUT_OFF = """[...document.querySelectorAll('figure.chart')].flatMap(figure => {
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1920])
 def test_a_phone_and_a_wide_screen(visit, width):
-    for tab in ("problems", "lengths", "training", "take"):
-        with visit(f"?tab={tab}", width=width) as found:
-            page = found.page
-            page.wait_for_selector("#problem .ckpt, #lengths svg, #training svg, #take ul")
+    for tab in ("problems", "lengths", "training", "export"):
+        with visit(f"?tab={tab}", width=width) as opened:
+            page = opened.page
+            page.wait_for_selector("#problem .ckpt, #lengths .chart svg, #training .chart svg, #export ul")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
             assert page.evaluate(CUT_OFF) == [], tab
             if tab == "problems":  # columns side by side where there is room, below each other on a phone
@@ -341,19 +358,19 @@ def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)
     server = Served(make_server([run.path]))
     try:
-        with visit(url=server.url) as found:
-            page = found.page
+        with visit(url=server.url) as opened:
+            page = opened.page
             page.wait_for_selector("#problem .ckpt >> nth=1")
             (tmp_path / "run/eval/toy-test/step-000001.parquet").write_bytes(b"PAR1")
-            page.get_by_label("Beside it").click()
+            page.get_by_label("Compare with").click()
             page.get_by_role("option", name="step 1", exact=True).click()
             page.wait_for_selector("#problem .missing.bad:has-text('evaluate again')")
             link = page.url.removeprefix(server.url)
         said = "#problem .missing.bad:has-text('step-000001.parquet cannot be read')"
         with visit(link, url=server.url, ready=said):
             pass  # the link that asks for it says so too
-        with visit(url=server.url) as found:
-            found.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
+        with visit(url=server.url) as opened:
+            opened.page.wait_for_selector("#problem .ckpt >> nth=1")  # and the others are as they were
     finally:
         server.stop()
 
@@ -365,7 +382,7 @@ def test_the_numbers_are_there_for_programs(served):
     answer = client.predict("base=luspo@0&others=luspo@40&change=right", api_name="/summary")
     everything = client.predict("base=luspo@0&others=luspo@40", api_name="/summary")
     assert 0 < len(answer["problems"]) < len(everything["problems"]) == 24
-    assert [one["key"] for one in everything["checkpoints"]] == ["luspo@0", "luspo@40"]
+    assert [numbers["key"] for numbers in everything["checkpoints"]] == ["luspo@0", "luspo@40"]
     assert everything["checkpoints"][1]["token_change"] > 5
 
 
@@ -431,5 +448,5 @@ def test_mistakes_are_the_users(runs):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UserError, match="choose another --port"):
+        with pytest.raises(UserError, match="choose a different --port"):
             launch(runs, port=taken.getsockname()[1])

@@ -59,7 +59,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("name", "over", "within"), LIMITS, ids=[f"{row[0]} {row[1]}"[:40] for row in LIMITS])
-def test_each_limit_of_the_filter_holds_where_it_is_drawn(name: str, over: str, within: str) -> None:
+def test_each_limit_of_the_filter_is_where_it_is_said_to_be(name: str, over: str, within: str) -> None:
     refuse_explosive(within)
     with pytest.raises(UndecidedError, match=name) as refusal:
         refuse_explosive(over)
@@ -68,13 +68,13 @@ def test_each_limit_of_the_filter_holds_where_it_is_drawn(name: str, over: str, 
 
 
 def asked(answer: str, gold: str, kind: Any = "expression", **meta: Any) -> tuple[str, int]:
-    """(verdict, or "" while open; symbolic comparisons asked for), the judge not spoken to."""
+    """Return (the verdict, or "" while it is pending; the number of symbolic queries), none of them answered."""
     wanted: dict[Any, None] = {}
     grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", gold, kind, PLAIN, meta=meta), {}, wanted)
     return grade.verdict if grade else "", len(wanted)
 
 
-def test_no_way_to_the_judge_leads_past_the_filter() -> None:
+def test_every_symbolic_query_passes_the_filter() -> None:
     explosive, harmless = r"\ln((x+y)^{100})", r"\ln((x+y)^{99})"
     assert asked(explosive, r"\ln 8") == ("error", 0)
     assert asked(harmless, r"\ln 8") == ("", 1)
@@ -96,7 +96,7 @@ def test_a_long_answer_and_a_long_list_are_refused_at_their_limits() -> None:
 
 
 def test_many_boxes_of_many_spellings_are_no_answer() -> None:
-    """Thin spaces and their opposites, in every order: all are 5, and each would have to be read."""
+    """Write 5 with thin spaces and their opposites in every order: all are equal, and each would have to be read."""
     spellings = [
         rf"\boxed{{5{''.join(order)}}}" for order in itertools.islice(itertools.product([r"\,", r"\!"], repeat=8), 65)
     ]
@@ -105,7 +105,7 @@ def test_many_boxes_of_many_spellings_are_no_answer() -> None:
         assert grade is not None and grade.verdict == verdict
 
 
-# Each text of one character or more is repeated to the length of the noise; what runs away takes hours.
+# Each is repeated to the length of the noise.
 NOISE = [
     *(r"\boxed{5}", r"\boxed{", r"\boxed", r"\boxed   ", r"\boxed{1}\boxed{", r"\boxed{\{"),
     *("{", "}", "{}", "\\", r"\{", "\uff5b", "\uff3c\uff42\uff4f\uff58\uff45\uff44\uff5b\uff15\uff5d"),
@@ -128,7 +128,7 @@ FRAMES = {
     "size", [10_000, 100_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_noise_of_any_length_is_read_in_linear_time(size: int) -> None:
-    r"""Where it runs away, it runs for hours. Noise outside the answer region, and without tags, changes nothing.
+    """A reader that runs away runs for hours. Noise without tags outside the answer region changes nothing.
 
     An answer of nothing but noise is refused or no answer, never a fault and never right.
     """
@@ -150,45 +150,42 @@ LURES = [
         r"\text{",
         r"\frac{",
         r"\sqrt",
+        r"\approx 1",
+        r"\dot1",
+        r"k\in Z ",
         "½",
         "=",
         "=x",
         "a=b=",
         "x=",
+        "^1",
+    ),
+    *(
         "A and ",
         "Option ",
         "word ",
+        "is ",
+        " to ",
+        "one ",
+        "m/",
         "|",
         ",",
-        r"k\in Z ",
-        "^1",
         ":",
         "1:",
-    ),
-    *(
         "1,",
         "1'",
         "1.",
         "(1,2)",
         "]0,1[",
-        "&#52;",
-        "<b>",
-        "*",
-        "{,}",
-        r"\approx 1",
-        r"\dot1",
-        "is ",
-        " to ",
-        "one ",
-        "m/",
     ),
+    *("&#52;", "<b>", "*", "{,}"),
 ]
 
 
 @pytest.mark.timeout(120)  # each takes milliseconds; one that runs away takes hours
 @pytest.mark.parametrize("lure", LURES)
 def test_no_repeated_lure_runs_away(lure: str) -> None:
-    """The longest answer that is looked at, before the symbolic judge, which is not asked here."""
+    """Repeat a text to the longest answer that is read at all, up to the symbolic queries."""
     answer = (lure * 8000)[:7990]
     for gold, kind, choices in (("x=2", "expression", ()), ("3:4", "list", ()), ("B", "choice", ("4 cm", "5 cm"))):
         task = GradeTask(rf"\boxed{{{answer}}} \boxed{{5}}", gold, kind, PLAIN, choices)  # type: ignore[arg-type]
@@ -196,15 +193,15 @@ def test_no_repeated_lure_runs_away(lure: str) -> None:
         assert grade is None or (grade.path != "fault" and not grade.correct)
 
 
-@pytest.mark.parametrize("outcome", ["timeout", "error"])
-def test_a_comparison_without_a_verdict_is_never_silent(outcome: Any) -> None:
+@pytest.mark.parametrize("status", ["timeout", "error"])
+def test_a_comparison_without_a_result_is_a_verdict_of_its_own(status: Any) -> None:
     task, wanted = GradeTask(r"\boxed{\ln 3}", r"\ln 2", "expression", PLAIN), {}
     assert try_grade(task, {}, wanted) is None
-    grade = try_grade(task, dict.fromkeys(wanted, (outcome, "it took too long")), {})
-    assert grade is not None and (grade.verdict, grade.reason) == (outcome, "it took too long")
+    grade = try_grade(task, dict.fromkeys(wanted, (status, "it took too long")), {})
+    assert grade is not None and (grade.verdict, grade.reason) == (status, "it took too long")
 
 
-def test_one_response_asks_for_a_bounded_number_of_comparisons() -> None:
+def test_a_response_asks_for_a_bounded_number_of_comparisons() -> None:
     for size, verdict in ((6, None), (7, "error")):  # 36 and 49 pairs
         gold, answer = (rf"\{{{','.join(rf'{name} {n}x' for n in range(size))}\}}" for name in (r"\sin", r"\cos"))
         wanted: dict[Any, None] = {}
@@ -230,8 +227,8 @@ GOLDS = ["5", "x+1", r"\{1,2\}", "(0,1]", "x>2"]
 
 @given(st.lists(st.sampled_from(SYMBOLS), max_size=25).map("".join), st.sampled_from(GOLDS))
 @settings(max_examples=400)
-def test_no_text_is_a_fault_of_ours(answer: str, gold: str) -> None:
-    """Up to the symbolic judge, which is not asked here."""
+def test_no_text_makes_the_grader_fail(answer: str, gold: str) -> None:
+    """Read any text up to the symbolic queries."""
     for kind in ("expression", "list", "text", "float"):
         grade = try_grade(GradeTask(rf"\boxed{{{answer}}}", gold, kind, PLAIN, meta={"tolerance": 0.1}), {}, {})
         assert grade is None or grade.path != "fault", grade
@@ -270,7 +267,7 @@ HOSTILE = [
 
 
 def test_hostile_answers_cost_nothing_but_their_own_verdict() -> None:
-    """Good answers between hostile ones are graded as ever; the limits stop what the filter misses."""
+    """Good answers between hostile ones get their usual verdicts; the limits stop what the filter misses."""
     good = [task(r"\sqrt{8}", r"2\sqrt{2}"), task(r"\sqrt{8}", r"3\sqrt{2}"), task("1/2", "0.5")]
     gold = r"\frac{x+1}{y}"
     hostile = [task(gold, text.replace("\\boxed", "\\fbox")) for text in HOSTILE]
@@ -289,7 +286,7 @@ def test_hostile_answers_cost_nothing_but_their_own_verdict() -> None:
 
 @pytest.mark.slow
 def test_512_good_answers_among_288_hostile_ones_on_an_idle_and_a_busy_machine() -> None:
-    """Every verdict of the good ones is as it is alone, and as it is while other processes take the cores."""
+    """The good answers get the verdicts that they get alone, also while other processes take the cores."""
     golds = ((r"\ln 8", r"3\ln 2"), (r"\ln 8", r"2\ln 3"), ("1/2", "0.5"), ("B", "C", "choice"))
     good = [task(*golds[index % 4]) for index in range(512)]
     hostile = [task(r"\frac{x+1}{y}", (HOSTILE * 2)[kind]) for kind in range(36) for _ in range(8)]

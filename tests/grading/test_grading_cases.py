@@ -21,6 +21,7 @@ from vlm_rl import cli
 from vlm_rl.grading.grader import Grader, GradeTask
 from vlm_rl.grading.latex import clean
 from vlm_rl.grading.rational import TooLargeError, parse_rational
+from vlm_rl.grading.reasons import PHRASES
 from vlm_rl.templates import TEMPLATES
 
 HERE = Path(__file__).resolve().parent
@@ -62,12 +63,14 @@ def test_the_corpus_through_the_command(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     assert different == []
     assert all(row["reason"] and row["path"] not in ("", "fault") for row in graded)
+    rules = {row["path"] for row in graded if row["verdict"] in ("correct", "wrong")}
+    assert rules <= PHRASES.keys(), "every rule has its two phrases in vlm_rl/grading/reasons.py"
     summary = capsys.readouterr().out
     assert f"{len(CASES)} responses" in summary and "grader version" in summary
 
 
 def documented() -> list[tuple[str, str, str, bool]]:
-    """(gold, type, answer, equal) of every cell of the table in docs/grading.md."""
+    """Return (gold, type, answer, equal) of every cell of the table in docs/grading.md."""
     rows = []
     for line in (HERE.parents[1] / "docs" / "grading.md").read_text(encoding="utf-8").splitlines():
         cells = [re.findall(r"`([^`]+)`", cell) or [cell.strip()] for cell in line.split("|")[1:-1]]
@@ -96,7 +99,7 @@ RATIONALS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10
 
 
 def notations(value: Fraction) -> list[str]:
-    """The same number in other spellings."""
+    """Return the same number in different notations."""
     above, below = value.numerator, value.denominator
     minus, size = "-" if above < 0 else "", abs(above)
     spellings = [
@@ -118,17 +121,17 @@ def notations(value: Fraction) -> list[str]:
 
 @given(RATIONALS, st.data())
 @settings(max_examples=150)
-def test_a_number_in_another_notation_is_equal(value: Fraction, data: st.DataObject) -> None:
+def test_a_number_in_a_different_notation_is_equal(value: Fraction, data: st.DataObject) -> None:
     gold = f"{value.numerator}/{value.denominator}"
     answer = data.draw(st.sampled_from(notations(value)))
-    with Grader() as grader:  # starts no worker: numbers are decided here
+    with Grader() as grader:  # starts no worker: exact rules decide on numbers
         grade = grader.grade(rf"\boxed{{{answer}}}", gold=gold, answer_type="expression", template=PLAIN)
     assert grade.correct, (gold, answer, grade)
 
 
 @given(RATIONALS, RATIONALS, st.data())
 @settings(max_examples=150)
-def test_another_number_is_not(value: Fraction, other: Fraction, data: st.DataObject) -> None:
+def test_a_different_number_is_not_equal(value: Fraction, other: Fraction, data: st.DataObject) -> None:
     if other in (value, 100 * value):  # 100 x as 100 x % is x, which is asked for
         return
     gold = f"{value.numerator}/{value.denominator}"
@@ -177,7 +180,7 @@ def test_fractions_are_read_exactly(number, form: str) -> None:
 
 @given(st.integers(), st.integers(min_value=0, max_value=12))
 def test_decimals_are_read_exactly(digits: int, places: int) -> None:
-    # abs: -7 with 3 places is -0.007, written with the sign in front of the padded digits.
+    # -7 with 3 places is -0.007: the sign comes in front of the padded digits.
     padded = str(abs(digits)).rjust(places + 1, "0")
     text = "-" * (digits < 0) + (padded[:-places] + "." + padded[-places:] if places else padded)
     assert parse_rational(text) * 10**places == digits  # type: ignore[operator]

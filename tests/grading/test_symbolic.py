@@ -34,7 +34,7 @@ def client() -> Iterator[SymbolicClient]:
 
 
 def test_cpu_time_decides_and_good_queries_survive(client: SymbolicClient) -> None:
-    """What gets past the filter dies by its own CPU clock, and its neighbours are answered."""
+    """Two endless queries die by their own CPU clocks, and their neighbours are answered."""
     replies = client.answer([ENDLESS, GOOD, ("equal", "9", "(10^9)!"), WRONG])
     assert [status for status, _ in replies] == ["timeout", "ok", "timeout", "ok"]
     assert (replies[1][1], replies[3][1]) == (True, False)
@@ -114,8 +114,8 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_memory_bomb_meets_its_limit_and_nothing_else_notices(limited: SymbolicClient) -> None:
-    r"""\sin(2^{9999^3}) passes the filter, and has 10^12 bits: 125 GB."""
+def test_a_memory_bomb_meets_its_limit_and_harms_nothing_else(limited: SymbolicClient) -> None:
+    r"""Ask for \sin(2^{9999^3}), which passes the filter and has 10^12 bits: 125 GB."""
     with Grader() as grader:
         grader._symbolic = limited
 
@@ -161,7 +161,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])  # user and system
 
 
-def test_a_worker_that_dies_takes_its_own_answer_with_it(limited: SymbolicClient) -> None:
+def test_a_worker_that_dies_loses_only_its_own_reply(limited: SymbolicClient) -> None:
     with ThreadPoolExecutor(1) as thread:
         replies = thread.submit(limited.answer, [GOOD, ENDLESS, GOOD, WRONG])
         assert eventually(lambda: bool(busy(limited)))
@@ -188,7 +188,7 @@ def test_a_server_that_dies_twice_is_an_error_and_a_third_one_answers(limited: S
 def test_a_comparison_that_waits_meets_the_wall_clock_and_is_an_error(
     limited: SymbolicClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENDLESS stands for one that waits: its CPU clock would end it after 100 seconds."""
+    """Take ENDLESS for a comparison that waits: its CPU clock would end it only after 100 seconds."""
     limited.close()
     monkeypatch.setitem(limited.options, "wall_seconds", 2.0)
     (status, sentence), good = limited.answer([ENDLESS, GOOD])
@@ -221,7 +221,7 @@ time.sleep(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["idle", "busy"])
 def test_no_process_outlives_its_owner(state: str) -> None:
-    """Killed with no time to clean up: the server, where it is idle; the workers, where the server goes too."""
+    """Kill the owner: an idle server ends by itself, and so does a busy worker whose server is killed too."""
     with subprocess.Popen([sys.executable, "-c", OWNER, state], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         server, child = map(int, owner.stdout.readline().split())

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from tests.helpers.example_run import build_run
-from vlm_rl.run.directory import RolloutRow, RunDirectory
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.rollout_row import RolloutRow
 
 HOSTILE = (
     "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"

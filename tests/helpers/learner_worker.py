@@ -300,7 +300,7 @@ ADDED: dict[str, dict[str, Any]] = {
 # Every algorithm with none, one, two or all of them: 64.
 SUBSETS = [list(subset) for size in range(len(ADDED) + 1) for subset in combinations(ADDED, size)]
 VARIANTS: dict[str, dict[str, Any]] = {
-    "+".join([name, *subset]): {"algorithm": name} | {key: v for one in subset for key, v in ADDED[one].items()}
+    "+".join([name, *subset]): {"algorithm": name} | {key: v for added in subset for key, v in ADDED[added].items()}
     for name in ALGORITHMS
     for subset in SUBSETS
 }
@@ -312,7 +312,7 @@ GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus t
 
 
 def every_variant(model: Path, stage: int) -> dict[str, Any]:
-    """The gradient of each rule from rows of each budget, groups in another order each time."""
+    """Return the gradient of each rule from rows of each budget, with the groups in a different order each time."""
     return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
 
 
@@ -411,7 +411,7 @@ _PLAIN: list[list[np.ndarray]] = []
 
 
 def perturb(network: torch.nn.Module) -> None:
-    """Make it another policy than the one that is trained, the same on every rank."""
+    """Change the weights, in the same way on every rank, so that the reference is not the policy in training."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm_rl.config import parse_config
-from vlm_rl.run.directory import RolloutRow
+from vlm_rl.run.rollout_row import RolloutRow
 
 CONFIG = parse_config({"out": "x", "model": {"path": "m"}, "data": {"train": ["d"]}})
 

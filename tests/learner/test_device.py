@@ -1,6 +1,6 @@
 """Everything an update touches is on one device: tried on torch's fake CUDA tensors, which need no GPU.
 
-A fake tensor has a shape and a device and no numbers, and refuses to meet one of another device.
+A fake tensor has a shape and a device but no numbers, and an operation on two devices raises.
 """
 
 from __future__ import annotations

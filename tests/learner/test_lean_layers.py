@@ -17,8 +17,8 @@ from vlm_rl.learner.policy import Policy, load_model
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Every norm and MLP of the model, by name."""
     ends = ("layernorm", "norm", "norm1", "norm2", "ln_q", "mlp")
-    found = ((name, module) for name, module in model.named_modules() if name.endswith(ends))
-    return {name: module for name, module in found if not isinstance(module, nn.Sequential)}  # the merger's mlp
+    named = ((name, module) for name, module in model.named_modules() if name.endswith(ends))
+    return {name: module for name, module in named if not isinstance(module, nn.Sequential)}  # the merger's mlp
 
 
 def outcome(module: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:

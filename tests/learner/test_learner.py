@@ -59,21 +59,21 @@ SLOW: list[Start] = [
     for stage in range(4)
 ]
 
-_results: dict[Start, dict[str, dict[str, Any]]] = {}
+_results_of: dict[Start, dict[str, dict[str, Any]]] = {}
 
 
 def over(*cases: str) -> pytest.MarkDecorator:
-    """The test runs on every start that has these cases; the slow ones have all."""
+    """Run the test on every start that has these cases; the slow starts have all of them."""
     fast = [pytest.param(s, id=f"{s[0]}rank-zero{s[1]}") for s in FAST if {*cases} <= {*s[2]}]
     slow = [
         pytest.param(s, id=f"{s[0]}rank-zero{s[1]}-all", marks=pytest.mark.slow) for s in SLOW if {*cases} <= {*s[2]}
     ]
-    return pytest.mark.parametrize("found", [*fast, *slow], indirect=True, scope="module")
+    return pytest.mark.parametrize("results", [*fast, *slow], indirect=True, scope="module")
 
 
 def start_ranks(model: Path, start: Start, folder: Path) -> dict[str, dict[str, Any]]:
-    """What the cases return: one torchrun for all of them."""
-    if start not in _results:
+    """Return what the cases return, from one torchrun for all of them."""
+    if start not in _results_of:
         ranks, stage, cases = start
         out = folder / f"found-{ranks}-{stage}-{len(cases)}.pt"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
@@ -85,8 +85,8 @@ def start_ranks(model: Path, start: Start, folder: Path) -> dict[str, dict[str, 
             timeout=500,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        _results[start] = torch.load(out, weights_only=False)
-    return _results[start]
+        _results_of[start] = torch.load(out, weights_only=False)
+    return _results_of[start]
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +95,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """What the ranks saw."""
+def results(request: pytest.FixtureRequest, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what rank 0 of a start wrote down."""
     return start_ranks(tiny_model, request.param, folder)
 
 
 @pytest.fixture(scope="module")
 def single(tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """One rank without ZeRO: what all others must equal."""
-    return _results.get(SLOW[0]) or start_ranks(tiny_model, FAST[0], folder)
+    """Return the results of one rank without ZeRO, which all others must equal."""
+    return _results_of.get(SLOW[0]) or start_ranks(tiny_model, FAST[0], folder)
 
 
 @pytest.fixture(scope="module")
 def descent(tiny_model: Path) -> dict[str, Tensor]:
-    """The change of every weight after STEPS steps of p -= LR * grad on padded one-response rows.
+    """Return the change of every weight after STEPS steps of p -= LR * grad on padded one-response rows.
 
     With old log-probs those of the step itself the ratio is 1 and the gradient of the clipped
     surrogate is -weight * A * grad lp (no rollout has sampler's log-probs here).
@@ -138,73 +138,73 @@ def is_vision(name: str) -> bool:
     return ".visual." in name
 
 
-def check_same_batch(found, single, descent, case: str) -> None:
-    delta = found[case]["delta"]
+def check_same_batch(results, single, descent, case: str) -> None:
+    delta = results[case]["delta"]
     assert distance(delta, single["three_steps"]["delta"]) <= TOLERANCE
     assert distance(delta, descent) <= TOLERANCE
     assert all(change.any() for change in delta.values()), "a trainable tensor did not move"
-    assert found[case]["loss"] == pytest.approx(single["three_steps"]["loss"], rel=1e-5)
-    assert found[case]["norm"] == pytest.approx(single["three_steps"]["norm"], rel=1e-5)
+    assert results[case]["loss"] == pytest.approx(single["three_steps"]["loss"], rel=1e-5)
+    assert results[case]["norm"] == pytest.approx(single["three_steps"]["norm"], rel=1e-5)
     # 5 groups of 5 + 9 + 3 + 12 tokens; padding rows are not counted
-    assert found[case]["tokens"] == [145] * STEPS
+    assert results[case]["tokens"] == [145] * STEPS
 
 
 @over("three_steps")
-def test_three_steps_are_plain_gradient_descent(found, single, descent) -> None:
-    check_same_batch(found, single, descent, "three_steps")
+def test_three_steps_are_plain_gradient_descent(results, single, descent) -> None:
+    check_same_batch(results, single, descent, "three_steps")
 
 
 @over("one_wide_row")
-def test_one_wide_row_gives_the_same(found, single, descent) -> None:
-    check_same_batch(found, single, descent, "one_wide_row")
+def test_one_wide_row_gives_the_same(results, single, descent) -> None:
+    check_same_batch(results, single, descent, "one_wide_row")
 
 
 @over("many_narrow_rows")
-def test_many_narrow_rows_give_the_same(found, single, descent) -> None:
-    check_same_batch(found, single, descent, "many_narrow_rows")
+def test_many_narrow_rows_give_the_same(results, single, descent) -> None:
+    check_same_batch(results, single, descent, "many_narrow_rows")
 
 
 @over("checkpointing")
-def test_gradient_checkpointing_gives_the_same(found, single, descent) -> None:
-    check_same_batch(found, single, descent, "checkpointing")
+def test_gradient_checkpointing_gives_the_same(results, single, descent) -> None:
+    check_same_batch(results, single, descent, "checkpointing")
 
 
 @over("text_here_images_there")
-def test_text_on_one_rank_and_images_on_the_other_give_the_same(found, single, descent) -> None:
-    check_same_batch(found, single, descent, "text_here_images_there")
+def test_text_on_one_rank_and_images_on_the_other_give_the_same(results, single, descent) -> None:
+    check_same_batch(results, single, descent, "text_here_images_there")
 
 
 @over("head_in_chunks")
-def test_a_head_in_chunks_gives_the_same(found, single, descent) -> None:
+def test_a_head_in_chunks_gives_the_same(results, single, descent) -> None:
     """More chunks on one rank than on the other."""
-    check_same_batch(found, single, descent, "head_in_chunks")
+    check_same_batch(results, single, descent, "head_in_chunks")
 
 
 @over("one_wide_row", "three_steps", "many_narrow_rows")
-def test_the_splits_differ(found) -> None:
-    counts = [found[case]["rows"] for case in ("one_wide_row", "three_steps", "many_narrow_rows")]
+def test_the_splits_differ(results) -> None:
+    counts = [results[case]["rows"] for case in ("one_wide_row", "three_steps", "many_narrow_rows")]
     assert all(len(set(per_rank)) == 1 for per_rank in counts), "all ranks do the same number of rows"
     assert counts[0][0] < counts[1][0] < counts[2][0]
 
 
 @over("frozen_vision")
-def test_a_frozen_vision_tower_stays_bit_for_bit(found, single) -> None:
-    delta = found["frozen_vision"]["delta"]
+def test_a_frozen_vision_tower_stays_bit_for_bit(results, single) -> None:
+    delta = results["frozen_vision"]["delta"]
     for name, change in delta.items():
         assert change.any() != is_vision(name), name
     assert distance(delta, single["frozen_vision"]["delta"]) <= TOLERANCE
 
 
 @over("frozen_features")
-def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(found, single) -> None:
-    case = found["frozen_features"]
+def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(results, single) -> None:
+    case = results["frozen_features"]
     assert case["is_frozen"] and case["passes"] == case["rows"][0], "old log-probs and updates do not pass it again"
     assert distance(case["delta"], single["frozen_vision"]["delta"]) <= TOLERANCE
 
 
 @over("several_mini_batches")
-def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, single) -> None:
-    case = found["several_mini_batches"]
+def test_several_mini_batches_use_the_log_probs_before_the_first_update(results, single) -> None:
+    case = results["several_mini_batches"]
     for first, second in case["clipped"]:
         assert first == 0, "at the first mini-batch the ratio is 1"
         assert second > 0, "the first update moved the log-probs of the second mini-batch's tokens"
@@ -212,23 +212,23 @@ def test_several_mini_batches_use_the_log_probs_before_the_first_update(found, s
 
 
 @over("clipped_norm")
-def test_clipping_scales_the_global_norm(found, single) -> None:
-    case = found["clipped_norm"]
+def test_clipping_scales_the_global_norm(results, single) -> None:
+    case = results["clipped_norm"]
     assert case["norm"] == pytest.approx(single["three_steps"]["norm"][0], rel=1e-5)
     assert case["change"] == pytest.approx(0.01, rel=1e-3)  # lr 1 times a gradient of norm 0.01
 
 
 @over("no_signal")
-def test_equal_rewards_change_nothing(found) -> None:
-    case = found["no_signal"]
+def test_equal_rewards_change_nothing(results) -> None:
+    case = results["no_signal"]
     assert case["norm"] == case["loss"] == 0
     assert case["skipped"] == 0
     assert not any(change.any() for change in case["delta"].values())
 
 
 @over("one_group")
-def test_one_response_trains_whatever_the_number_of_ranks(found, single) -> None:
-    case = found["one_group"]
+def test_one_response_trains_whatever_the_number_of_ranks(results, single) -> None:
+    case = results["one_group"]
     assert case["rows"] in ([1], [1, 1])
     assert case["tokens"] == [5] * STEPS
     assert np.isfinite(case["loss"]).all() and np.isfinite(case["norm"]).all()
@@ -236,9 +236,9 @@ def test_one_response_trains_whatever_the_number_of_ranks(found, single) -> None
 
 
 @over("guarded")
-def test_a_bad_gradient_is_not_applied(found) -> None:
+def test_a_bad_gradient_is_not_applied(results) -> None:
     """On the last rank alone the loss is NaN, then infinite, then 1e7 times too large."""
-    case = found["guarded"]
+    case = results["guarded"]
     assert case["moved_before"] > 0
     for number, fault in enumerate(("nan", "inf", "spike"), start=1):
         assert case[fault]["skipped"] == number, fault
@@ -252,9 +252,9 @@ def test_a_bad_gradient_is_not_applied(found) -> None:
 
 
 @over("aborts")
-def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(found) -> None:
+def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(results) -> None:
     """good, bad, good, bad, bad: the fifth try is the second bad one in a row."""
-    case = found["aborts"]
+    case = results["aborts"]
     assert set(case["tries"]) == {5}
     assert "2 optimizer steps in a row" in case["error"]
 
@@ -278,7 +278,7 @@ def test_bfloat16_gradients_are_summed_in_float32(stage: int, dtype: str, kept: 
 
 
 def test_deepspeed_compiles_nothing_at_its_start() -> None:
-    """Its build of a shared-memory operator waits for ever on the lock of a build that was killed."""
+    """DeepSpeed's build of a shared-memory operator would wait forever on the lock of a build that was killed."""
     import_deepspeed()
     from deepspeed.comm.torch import build_shm_op
 
@@ -293,7 +293,7 @@ Paper = Callable[[str], tuple[float, dict[str, Tensor]]]
 
 @pytest.fixture(scope="module")
 def paper(tiny_model: Path) -> Paper:
-    """Loss and gradient of a variant, from padded rows of the unmodified model and the papers' sums."""
+    """Return loss and gradient of a variant, from padded rows of the unmodified model and the papers' sums."""
     model = load_reference(tiny_model)
     bans = banned_ids(model.config)
     groups = make_groups(tiny_model, model.config)
@@ -326,7 +326,7 @@ def paper(tiny_model: Path) -> Paper:
 
 
 def papers_loss(rule: Algorithm, groups: list[WeighedGroup], logps: list[list[Tensor]]) -> Tensor:
-    """-min(w A, clip(w) A), or CISPO's term, token by token, summed as the rule's paper sums it."""
+    """Return -min(w A, clip(w) A), or CISPO's term, token by token, summed as the rule's paper sums it."""
     terms = []
     for group, row in zip(groups, logps, strict=True):
         assert group.old_logps is not None
@@ -344,8 +344,8 @@ def papers_loss(rule: Algorithm, groups: list[WeighedGroup], logps: list[list[Te
     return paper_sum(rule.aggregation, terms, advantages_PG, max_tokens=MAX_TOKENS)
 
 
-def check_gradients(found: dict[str, Any], paper: Paper) -> None:
-    for name, result in found.items():
+def check_gradients(results: dict[str, Any], paper: Paper) -> None:
+    for name, result in results.items():
         assert len(set(result["rows"])) > 1, "all splits were the same"
         assert max(result["gaps"]) <= 1e-5, f"{name}: the gradient depends on the split: {result['gaps']}"
         is_frozen = name.endswith("+frozen")
@@ -359,20 +359,20 @@ def check_gradients(found: dict[str, Any], paper: Paper) -> None:
 
 
 @over("some_algorithms")
-def test_gradients_equal_the_equations(found, paper) -> None:
-    check_gradients(found["some_algorithms"], paper)
+def test_gradients_equal_the_equations(results, paper) -> None:
+    check_gradients(results["some_algorithms"], paper)
 
 
 @over("every_variant")
-def test_every_gradient_equals_its_equation(found, paper) -> None:
-    assert found["every_variant"].keys() == VARIANTS.keys()
-    check_gradients(found["every_variant"], paper)
+def test_every_gradient_equals_its_equation(results, paper) -> None:
+    assert results["every_variant"].keys() == VARIANTS.keys()
+    check_gradients(results["every_variant"], paper)
 
 
 @over("every_algorithm")
-def test_every_algorithm_equals_its_equation_alone_and_with_everything(found, paper) -> None:
-    assert len(found["every_algorithm"]) == 2 * len(ALGORITHMS)
-    check_gradients(found["every_algorithm"], paper)
+def test_every_algorithm_equals_its_equation_alone_and_with_everything(results, paper) -> None:
+    assert len(results["every_algorithm"]) == 2 * len(ALGORITHMS)
+    check_gradients(results["every_algorithm"], paper)
 
 
 def test_the_rules_differ(paper) -> None:

@@ -40,7 +40,7 @@ def test_every_response_is_planned_once_within_the_budget(groups, budget, num_ra
     seen = Counter((c.group, i) for c in chunks if not c.is_padding for i in c.responses)
     assert seen == {(g, i): 1 for g, (_, responses) in enumerate(groups) for i in range(len(responses))}
     assert len(plan) == num_ranks
-    assert len({len(rows) for rows in plan}) == 1, "ranks with unequal numbers of rows wait for ever"
+    assert len({len(rows) for rows in plan}) == 1, "ranks with different numbers of rows wait forever"
     for row in (row for rows in plan for row in rows):
         assert row, "a row without tokens cannot be computed"
         fits = sum(size(groups, chunk) for chunk in row) <= budget
@@ -124,7 +124,7 @@ def test_a_row_by_hand() -> None:
     groups = [group(3, [2, 1], first=100), group(2, [3], first=200)]
     row = pack([Chunk(0, (0, 1)), Chunk(1, (0,))], groups, line, with_sampler=True)
     assert row.ids_T.tolist() == [100, 101, 102, 103, 104, 105, 200, 201, 202, 203, 204]
-    # each response goes on behind its own prompt: 3 4 | 3 | 2 3 4
+    # the positions of each response continue those of its own prompt: 3 4 | 3 | 2 3 4
     assert row.positions_3T[0].tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 4]
     # a response's first token is predicted by the prompt's last (2, 2, 7), the others by their predecessor
     assert row.predictor_K.tolist() == [2, 3, 2, 7, 8, 9]
@@ -181,7 +181,7 @@ def test_an_empty_response_has_no_tokens_and_shifts_nothing(lengths: list[int]) 
     assert row.loss.response_K.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
 
 
-def test_positions_go_on_behind_the_highest_of_the_prompt() -> None:
+def test_positions_continue_after_the_highest_of_the_prompt() -> None:
     """With an image the highest position is not the last token's: here 0 5 1, so the response starts at 6."""
     row = pack([Chunk(0, (0,))], [group(3, [2], first=100)], lambda _: torch.tensor([[0, 5, 1]] * 3))
     assert row.positions_3T.tolist() == [[0, 5, 1, 6, 7]] * 3

@@ -228,5 +228,5 @@ def test_a_text_row_reaches_the_vision_tower_with_zero_gradient(tiny_model: Path
     groups = groups_of("text_only", tiny_model, policy.model.config.text_config.vocab_size, banned)
     packed_logps(policy, groups, one_row(groups))[0][0].sum().backward()
     for name, parameter in policy.model.model.visual.named_parameters():
-        assert parameter.grad is not None, f"{name} was not reached: ZeRO's collectives would wait for ever"
+        assert parameter.grad is not None, f"{name} was not reached: ZeRO's collectives would wait forever"
         assert not parameter.grad.any()

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -22,12 +20,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.helpers.pictures import noise_png
+from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.samplers import fingerprint as fingerprint_module
-from vlm_rl.samplers.base import Sampler, SamplingParams, response_seed
-from vlm_rl.samplers.distribution import draw, process_logits, uniforms
+from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
@@ -232,7 +228,7 @@ def test_more_prompt_tokens_than_one_engine_step_takes(sampler: Sampler, builder
 
 
 def test_every_response_has_its_own_noise(sampler: Sampler, prompts: list[Prompt]) -> None:
-    """Twins of one prompt, another step, another seed: no two sequences are alike."""
+    """Responses to the same prompt at two steps and two seeds: no two sequences are alike."""
     groups = [
         *sampler.generate([prompts[1]], SAMPLED, seed=0, step=0),
         *sampler.generate([prompts[1]], SAMPLED, seed=0, step=1),
@@ -433,92 +429,6 @@ def test_a_dropped_tensor_is_found(sampler: Sampler, sharp_model: Path, dropped:
         check_fresh(sampler, builder.result())
     sampler.load_weights(model.named_parameters(), version=1)
     check_fresh(sampler, builder.result())
-
-
-# --- fingerprints and seeds ------------------------------------------------------------------
-
-
-def test_a_fingerprint_does_not_depend_on_the_layout() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(n, 6, generator=generator) for n in (4, 2, 2))
-    separate = fingerprint([("q", q), ("k", k), ("v", v)])
-    fused = fingerprint([("qkv", torch.cat([k, q, v, torch.zeros(3, 6)])), ("bias", -torch.zeros(5))])
-    assert separate.agrees(fused) and (separate.tensors, fused.tensors) == (3, 2)
-
-
-def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    whole = fingerprint([("w", tensor)])
-    monkeypatch.setattr(fingerprint_module, "_CHUNK", 7)
-    assert fingerprint([("w", tensor)]).agrees(whole)
-
-
-@settings(max_examples=200)
-@given(index=st.integers(0, 59), bit=st.integers(0, 15), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_any_flipped_bit_changes_the_fingerprint(index: int, bit: int, dtype: torch.dtype) -> None:
-    tensor = torch.randn(60, generator=torch.Generator().manual_seed(0)).to(dtype)
-    flipped = tensor.clone()
-    bits = flipped.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)
-    bits[index] ^= torch.tensor(1, dtype=bits.dtype) << bit
-    assert not fingerprint([("w", tensor)]).agrees(fingerprint([("w", flipped)]))
-
-
-def test_changes_that_cancel_in_the_sums_are_found() -> None:
-    """Moving the same amount from one element to another keeps every sum of values or of bits."""
-    first, second = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.5, 1.5, 4.0])
-    assert float(first.sum()) == float(second.sum())
-    assert not fingerprint([("w", first)]).agrees(fingerprint([("w", second)]))
-
-
-def test_a_fingerprint_in_the_engines_precision() -> None:
-    tensor = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    assert fingerprint([("w", tensor)], dtype=torch.bfloat16).agrees(fingerprint([("w", tensor.bfloat16())]))
-
-
-def test_response_seeds_are_63_bits_and_all_different() -> None:
-    keys = [
-        (seed, step, name, index)
-        for seed in (0, 1)
-        for step in range(50)
-        for name in ("1", "11")
-        for index in range(50)
-    ]
-    seeds = {response_seed(*key) for key in keys}
-    assert len(seeds) == len(keys) == 10_000
-    assert all(0 <= seed < 1 << 63 for seed in seeds) and max(seeds) > 1 << 62
-
-
-# --- the distribution ------------------------------------------------------------------------
-
-
-def test_inverse_cdf_by_hand() -> None:
-    """Masses 0, .25, .25, 0, .5: the CDF steps at .25, .5 and 1; token 0 and 3 have no interval."""
-    logits = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5]).log()
-    points = [0.0, 0.2, 0.25, 0.49, 0.5, 0.99, 1 - 2**-53]
-    drawn = draw(logits.expand(len(points), -1), torch.tensor(points, dtype=torch.float64))
-    assert drawn.tolist() == [1, 1, 2, 2, 4, 4, 4]
-
-
-def test_the_last_token_may_be_banned() -> None:
-    logits = torch.tensor([[1.0, 2.0, -float("inf"), -float("inf")]])
-    assert draw(logits, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 1
-
-
-def test_processing_order_by_hand() -> None:
-    """Ban first, then temperature, then top-k: the banned logit must not take one of the k places."""
-    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
-    scaled = process_logits(logits, banned=torch.tensor([0]), temperature=0.5, top_k=2)
-    inf = float("inf")
-    assert scaled.tolist() == [[-inf, 6.0, 4.0, -inf]]
-    # masses .6439, .2369, .0871, .0321: two are needed to reach .7
-    assert process_logits(
-        logits, banned=torch.tensor([], dtype=torch.int64), temperature=1.0, top_p=0.7
-    ).tolist() == [[4.0, 3.0, -inf, -inf]]
-
-
-def test_noise_of_a_row_is_its_seeds_alone() -> None:
-    together, alone = uniforms([5, 6, 7], 40), uniforms([6], 40)
-    assert torch.equal(together[1], alone[0]) and not torch.equal(together[0], together[1])
 
 
 # --- choosing an engine ----------------------------------------------------------------------

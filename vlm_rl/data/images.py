@@ -1,9 +1,9 @@
-"""Hostile bytes in, clean RGB pixels on the model's grid out.
+"""Turn hostile bytes into clean RGB pixels on the model's grid.
 
     image = decode_image(data, where="train.parquet row 7 image 0")
     image = fit_to_grid(image, min_pixels=3136, max_pixels=1_003_520)
 
-Every image of training, evaluation and the demo passes here once; nobody resizes it again.
+Every image of training, evaluation and the demo passes through here once and is never resized again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_ASPECT = 200
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What is refused; bytes and pixels are checked before anything is decoded."""
+    """The limits of an image; bytes and pixels are checked before anything is decoded."""
 
     max_bytes: int = 32 * 2**20
     max_pixels: int = 40_000_000
@@ -53,29 +53,28 @@ _UP = 2  # PNG's name of the filter
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A picture and what its file was."""
+    """An image, and what its file was."""
 
-    image: Image.Image  # bare RGB
+    image: Image.Image  # RGB without metadata
     format: str  # Pillow's name: PNG, JPEG or WEBP
-    is_plain: bool  # the file holds these very pixels as upright RGB, and no metadata
+    is_plain: bool  # whether the file holds exactly these pixels as upright RGB, and no metadata
 
 
 def decode_image(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
-    """Decode an encoded PNG, JPEG or WEBP into a bare RGB image.
+    """Decode an encoded PNG, JPEG or WEBP into an 8-bit RGB image without metadata.
 
-    The format is told by content, never by a name. EXIF orientation is applied, then all metadata is
-    dropped (colour profiles too: they are not applied); transparency is laid on white; palette, grey,
-    CMYK and 16-bit images become 8-bit RGB. Cut files and animations are refused.
+    The content decides the format, never a name. EXIF orientation is applied and transparency laid on white;
+    colour profiles are dropped without being applied. Truncated files and animations are refused.
     Raises UserError starting with `where`.
     """
     return decode(data, where=where, limits=limits).image
 
 
 def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Decoded:
-    """`decode_image`, with what the file was."""
+    """Decode as `decode_image` does, and also return what the file was."""
     kind = _sniff(data, where=where, limits=limits)
     with warnings.catch_warnings():
-        # Pillow warns of bombs and of broken EXIF; our own limits decide, and an error says so.
+        # Pillow warns of huge images and broken EXIF; our own limits decide, and an error says so.
         warnings.simplefilter("ignore")
         image = _guarded(lambda: Image.open(io.BytesIO(data), formats=[kind]), where)
         _check_shape(image, where=where, limits=limits)
@@ -90,7 +89,7 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
 
 
 def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> Image.Image:
-    """Resize once (bicubic) to `grid_size`; the very same object if it is there already."""
+    """Resize once (bicubic) to `grid_size`; an image that has this size already is returned itself."""
     height, width = grid_size(image.height, image.width, min_pixels=min_pixels, max_pixels=max_pixels, factor=factor)
     if (width, height) == image.size:
         return image
@@ -98,11 +97,11 @@ def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor:
 
 
 def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> tuple[int, int]:
-    """The (height, width) that Qwen2-VL's `smart_resize` gives, and gives again when applied twice.
+    """Return the (height, width) in pixels at which Qwen2-VL's `smart_resize` changes nothing any more.
 
-    One pass of it can leave the pixel range (a 28 x 5600 strip under a small max_pixels); a model's
-    processor would then resize the picture a second time. So the rule is repeated until it is stable,
-    which in the usual case means once. Raises UserError if the pixel range holds no stable size.
+    A single pass can leave the pixel range (a 28 x 5600 strip under a small max_pixels), and a model's
+    processor would then resize the image a second time. So the rule is repeated until it is stable;
+    usually that is once. Raises UserError if the pixel range holds no stable size.
     """
     if not factor * factor <= min_pixels <= max_pixels:
         raise UserError(f"min_pixels {min_pixels} and max_pixels {max_pixels}: need {factor * factor} <= min <= max")
@@ -119,10 +118,11 @@ def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, fact
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """The lossless bytes of an RGB image that a prepared set holds; fast rather than smallest.
+    """Encode an RGB image losslessly for a prepared set: fast, not as small as possible.
 
-    Every line is stored as its difference from the line above. Pillow tries all five filters on each
-    line, which takes twice the time to save 3 to 10 % of the bytes, and offers no choice of one.
+    Every line is stored as its difference from the line above. Pillow tries all five filters on each line, which
+    takes about twice the time to save a few per cent of the bytes, and does not let a caller choose one
+    (measured by perf/prepare.py).
     """
     assert image.mode == "RGB", image.mode
     lines = np.asarray(image).reshape(image.height, 3 * image.width)
@@ -139,14 +139,14 @@ def encode_png(image: Image.Image) -> bytes:
 
 
 def encode_jpeg(image: Image.Image) -> bytes:
-    """Quality 95 without chroma subsampling: what a photograph that was resized is kept as."""
+    """Encode a resized photograph for a prepared set: quality 95 without chroma subsampling."""
     buffer = io.BytesIO()
     image.save(buffer, format="JPEG", quality=95, subsampling=0)
     return buffer.getvalue()
 
 
 def _smart_resize(height: int, width: int, factor: int, low: int, high: int) -> tuple[int, int]:
-    """transformers.models.qwen2_vl `smart_resize`, one pass; round() is banker's there as here."""
+    """Return what a pass of transformers.models.qwen2_vl's `smart_resize` gives; round() is banker's in both."""
     fitted_h = round(height / factor) * factor
     fitted_w = round(width / factor) * factor
     if fitted_h * fitted_w > high:
@@ -161,14 +161,14 @@ def _smart_resize(height: int, width: int, factor: int, low: int, high: int) -> 
 
 
 def _sniff(data: bytes, *, where: str, limits: ImageLimits) -> str:
-    """Pillow's name of the format, from the first bytes."""
+    """Return Pillow's name of the format, judged by the first bytes."""
     if not data:
         raise UserError(f"{where}: the image is empty (0 bytes)")
     if len(data) > limits.max_bytes:
         raise UserError(f"{where}: the image has {len(data)} bytes; the limit is {limits.max_bytes}")
     if data.startswith(_PNG_START):
         if _PNG_END not in data:  # Pillow is content once the last row is there
-            raise UserError(f"{where}: the image cannot be decoded: the PNG file is cut")
+            raise UserError(f"{where}: the image cannot be decoded: the PNG file is truncated")
         return "PNG"
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -178,7 +178,7 @@ def _sniff(data: bytes, *, where: str, limits: ImageLimits) -> str:
 
 
 def _guarded(step: Callable[[], T], where: str) -> T:
-    """Run one step of Pillow on hostile bytes: whatever it raises becomes the one clear error."""
+    """Run a step of Pillow on hostile bytes; whatever it raises becomes a UserError."""
     try:
         return step()
     except Image.DecompressionBombError:
@@ -196,14 +196,14 @@ def _check_shape(image: Image.Image, *, where: str, limits: ImageLimits) -> None
     if min(width, height) < limits.min_side:
         raise UserError(f"{where}: the image is {width}x{height}; each side must have {limits.min_side} pixels")
     if max(width, height) >= MAX_ASPECT * min(width, height):
-        raise UserError(f"{where}: the image is {width}x{height}; the aspect must be below {MAX_ASPECT}")
-    # A phone's JPEG may carry a second picture behind the first (MPO); the first is the photo.
+        raise UserError(f"{where}: the image is {width}x{height}; the aspect ratio must be below {MAX_ASPECT}")
+    # A phone's JPEG may hold a second image behind the first (MPO); the first is the photo.
     if image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
-        raise UserError(f"{where}: the image is animated; which frame is meant is unknown, keep one")
+        raise UserError(f"{where}: the image is animated, and which frame is meant is unknown; keep a single frame")
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    with suppress(Exception):  # unreadable EXIF says nothing about orientation; the pixels are sound
+    with suppress(Exception):  # unreadable EXIF says nothing about orientation; the pixels are still good
         ImageOps.exif_transpose(image, in_place=True)
     return image
 

@@ -1,4 +1,4 @@
-"""The gate for models that come from elsewhere: nothing in the folder may run code when it is loaded."""
+"""Refuse a model folder that would run code when it is loaded, and open what prompts need of a folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.
 
 
 def check_model_folder(path: str | Path) -> None:
-    """Raise UserError unless this is a local model folder that loads without running foreign code.
+    """Raise UserError unless this is a local model folder that loads without running code of its own.
 
-    Weights must be safetensors, and no configuration may name code of its own (`auto_map`). Folders
-    inside are not looked at, since no loader opens them: learner/ of our checkpoints, which holds
-    DeepSpeed's pickles, is opened by resume alone, after the manifest has verified.
+    Weights must be safetensors, and no configuration may name code (`auto_map`). Folders inside are not checked,
+    since no loader opens them. Only resume opens learner/ of our checkpoints, which holds DeepSpeed's pickles,
+    and only after the checkpoint's manifest was verified.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise UserError(f"model.path: no model folder at {folder}: download the model there first, or mend the path")
+        raise UserError(f"model.path: no model folder at {folder}: download the model there first, or fix the path")
     if not (folder / "config.json").is_file():
-        raise UserError(f"model.path: {folder} has no config.json: it is not a Hugging Face model folder")
+        raise UserError(f"model.path: {folder} has no config.json: give a Hugging Face model folder")
     files = sorted(file for file in folder.iterdir() if not file.is_dir())
     for file in files:
         if file.name.lower().endswith(_PICKLES):
@@ -85,8 +85,58 @@ def _read_json(file: Path) -> dict[str, Any]:
     return tree
 
 
+def open_config(model_path: str) -> Any:
+    """Return the model's configuration. Raises UserError if it cannot be used."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"model.path {model_path}: no model could be opened there: {reason}") from None
+    if getattr(config, "auto_map", None):
+        raise UserError(
+            f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
+            "use a model whose classes are in transformers, or remove the entry"
+        )
+    if getattr(config, "vision_config", None) is not None and not hasattr(config, "image_token_id"):
+        raise UserError(
+            f"model.path {model_path}: vision-language models of type {config.model_type} are not supported: "
+            "use one whose config has an image_token_id, such as Qwen2.5-VL"
+        )
+    return config
+
+
+def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
+    """Return (processor, tokenizer); the processor of a text-only model is None. Raises UserError."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    try:
+        if not is_vision:
+            return None, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(model_path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"model.path {model_path}: its tokenizer or processor cannot be opened: {reason}") from None
+    return processor, processor.tokenizer
+
+
+def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
+    """Return the end-of-sequence ids that generation config, tokenizer and model config name, in this order."""
+    from transformers import GenerationConfig
+
+    try:
+        generation = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:  # the file is optional
+        generation = None
+    ids: list[int] = []
+    for source in (generation, tokenizer.eos_token_id, getattr(config, "eos_token_id", None)):
+        ids += source if isinstance(source, list) else [] if source is None else [source]
+    return list(dict.fromkeys(ids))
+
+
 def _keys(tree: Any) -> Iterator[str]:
-    """Every key, however deep."""
+    """Yield every key, however deep."""
     stack = [tree]
     while stack:
         node = stack.pop()

@@ -1,4 +1,4 @@
-"""The order in which prompts are drawn, and the ledger that accounts for each of them."""
+"""Draw prompts in an order that a resumed run continues, and account for each of them in a ledger."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 @dataclass(slots=True)
 class PromptOrder:
-    """The order in which prompts are drawn: a permutation per epoch, keyed by (seed, epoch), and a cursor.
+    """The order in which prompts are drawn: a permutation for each epoch, keyed by (seed, epoch), and a cursor.
 
-    There is no other state, so a resume continues at the very next prompt, on any number of ranks.
+    There is no other state, so a resumed run continues at the next prompt, on any number of ranks.
     """
 
     num_problems: int
@@ -22,7 +22,7 @@ class PromptOrder:
     cursor: int = 0  # prompts drawn since the beginning of the run
 
     def draw(self, count: int) -> list[int]:
-        """The next ``count`` indices; an epoch's end is crossed without a gap or a repeat."""
+        """Return the next `count` indices; at the end of an epoch none is left out or repeated."""
         indices: list[int] = []
         while len(indices) < count:
             epoch, offset = divmod(self.cursor, self.num_problems)
@@ -36,12 +36,13 @@ class PromptOrder:
 
     @property
     def epoch(self) -> float:
+        """Passes over the problems so far."""
         return self.cursor / self.num_problems
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Where every prompt drawn went: in = trained + skipped (by reason) + failed."""
+    """What became of every prompt drawn: drawn = trained + skipped (by reason) + failed."""
 
     drawn: int = 0
     trained: int = 0
@@ -55,6 +56,7 @@ class Ledger:
             raise RuntimeError(f"the prompt ledger does not close: {self.drawn} drawn, {total} accounted for: {self}")
 
     def state(self) -> dict[str, Any]:
+        """Return the counts for a checkpoint."""
         return {
             "drawn": self.drawn,
             "trained": self.trained,
@@ -64,9 +66,11 @@ class Ledger:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Ledger:
+        """Return the ledger of a checkpoint."""
         return cls(state["drawn"], state["trained"], Counter(state["skipped"]), state["failed"])
 
     def metrics(self) -> Iterator[tuple[str, float]]:
+        """Yield (name, value) of the metrics data/*."""
         yield "data/drawn", float(self.drawn)
         yield "data/trained", float(self.trained)
         yield "data/skipped", float(sum(self.skipped.values()))

@@ -1,7 +1,9 @@
-"""`vlm-rl grade`: one response on the terminal, or a file of them.
+r"""Grade a response on the terminal or a file of responses: `vlm-rl grade`.
 
-{"id": "p1", "gold": "1/2", "response": "... \\\\boxed{0.5}"}           one JSON object per line in,
-{"id": "p1", ..., "verdict": "correct", "extracted": "0.5", "path": "number", "reason": "..."}       out
+Each line of the file is a JSON object, which comes out with four fields more:
+
+    {"id": "p1", "gold": "1/2", "response": "... \\boxed{0.5}"}
+    {"id": "p1", ..., "verdict": "correct", "extracted": "0.5", "path": "number", "reason": "..."}
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
 
 
 def grade_one(row: Mapping[str, Any], *, template: str, infer_type: InferType) -> None:
-    """Print extraction, path, verdict and reason of one response. Raises UserError where one is missing."""
+    """Print the extracted answer, the path, the verdict and the reason of a response.
+
+    Raises UserError if the gold or the response is missing.
+    """
     for key in ("gold", "response"):
         if key not in row:
             raise UserError(f"--{key} is missing; give --gold and --response, or --file and --out")
@@ -32,10 +37,15 @@ def grade_one(row: Mapping[str, Any], *, template: str, infer_type: InferType) -
 
 
 def grade_file(source: Path, out: Path, *, template: str, infer_type: InferType) -> None:
-    """Grade every line of `source` into the same line of `out`, and print a summary.
+    """Grade every line of a file into the same line of another, and print a summary.
 
-    Raises UserError naming the file and the line for anything that is not as `_task` wants it; nothing is
-    written then.
+    Raises UserError with the file, the line and the value for the first bad line; nothing is written then.
+
+    Args:
+        source: A file of JSON Lines with the keys gold, response, answer_type?, choices? and tolerance?.
+        out: The file to write. It appears only when it is complete.
+        template: Name of the template that says where in a response the answer is.
+        infer_type: Returns the answer type that follows from a gold, for lines that give none.
     """
     rows = _read(source)
     chosen = _template(template)
@@ -43,17 +53,17 @@ def grade_file(source: Path, out: Path, *, template: str, infer_type: InferType)
     with Grader() as grader:
         grades = grader.grade_many(tasks)
     lines = [json.dumps(dict(row) | _result(grade)) + "\n" for (_, row), grade in zip(rows, grades, strict=True)]
-    work = out.with_name(f".{out.name}.part")
+    part = out.with_name(f".{out.name}.part")
     try:
-        work.write_text("".join(lines), encoding="utf-8")
-        work.replace(out)
+        part.write_text("".join(lines), encoding="utf-8")
+        part.replace(out)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}; choose another path") from None
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}; choose a different path") from None
     print(summary(grades))
 
 
 def summary(grades: Sequence[Grade]) -> str:
-    """The verdicts counted, the share right, and how many needed no symbolic comparison."""
+    """Return the counts of the verdicts, the accuracy, and the share that needed no symbolic comparison."""
     verdicts = Counter(grade.verdict for grade in grades)
     exact = sum(grade.path not in ("math_verify", "rounded") for grade in grades)
     total = len(grades)
@@ -72,14 +82,15 @@ def _template(name: str) -> Template:
     return TEMPLATES[name]
 
 
-def _read(source: Path) -> list[tuple[int, Mapping[str, Any]]]:
+def _read(source: Path) -> list[tuple[int, Any]]:
+    """Return (line number, parsed line) of each line that is not blank."""
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"--file {source}: {error.strerror}; give a file of JSON Lines") from None
     except UnicodeDecodeError as error:
         line = source.read_bytes()[: error.start].count(b"\n") + 1
-        raise UserError(f"{source} line {line}: not UTF-8; save the file in that encoding") from None
+        raise UserError(f"{source} line {line}: not UTF-8; save the file as UTF-8") from None
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -87,24 +98,24 @@ def _read(source: Path) -> list[tuple[int, Mapping[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{source} line {number}: not JSON ({error}); write one object a line") from None
+            raise UserError(f"{source} line {number}: not JSON ({error}); write one object on each line") from None
         rows.append((number, row))
     return rows
 
 
 def _task(row: Any, where: str, template: Template, infer_type: InferType) -> GradeTask:
-    """A line as a task. Raises UserError naming the line, the key, the value and what is wanted."""
+    """Return the grading task of a parsed line. Raises UserError with the line, the key and the value."""
     if not isinstance(row, Mapping):
-        raise UserError(f"{where}: is {_shown(row)}; write an object with gold and response")
+        raise UserError(f"{where}: {_shown(row)} is no object; write one with gold and response")
     missing = [key for key in ("gold", "response") if key not in row]
     if missing:
-        raise UserError(f"{where}: has no {missing[0]!r}; every line needs gold and response")
+        raise UserError(f"{where}: {missing[0]!r} is missing; give gold and response")
     if not isinstance(row["response"], str):
         raise UserError(f"{where}: response is {_shown(row['response'])}; give a text")
     gold = row["gold"]
     golds = tuple(_text(value, where, "gold") for value in (gold if isinstance(gold, list) else [gold]))
     if not golds:
-        raise UserError(f"{where}: gold is []; give at least one")
+        raise UserError(f"{where}: gold is []; give at least one text")
     choices = row.get("choices") or []
     if not isinstance(choices, list):
         raise UserError(f"{where}: choices is {_shown(choices)}; give a list of the options' texts")
@@ -127,7 +138,7 @@ def _text(value: Any, where: str, key: str) -> str:
         raise UserError(f"{where}: {key} holds {_shown(value)}; give texts or numbers")
     text = str(value)
     if not text.strip():
-        raise UserError(f"{where}: {key} is empty; give the text that is right")
+        raise UserError(f"{where}: {key} is empty; give the right answer")
     return text
 
 

@@ -26,9 +26,8 @@ Kind = Literal["set", "tuple", "bracket", "interval", "bare"]
 _COMMAS = frozenset(",;")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _CONJUNCTION = re.compile(r" ?,? (?:and|or) |\\(?:lor|vee|land|wedge)(?![A-Za-z])")
-_NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")
-_SUCH_THAT = re.compile(r"\\mid|[|:]")
-
+_NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")  # x_{1} of x_{1} = 2
+_SUCH_THAT = re.compile(r"\\mid|[|:]")  # of \{x | x>2\}
 _MATRIX = re.compile(
     r"^[(\[]? ?\\begin ?\{(?:(?:[pbB]|small)?(?:matrix|array)|cases)\}(?: ?\{[clr| ]*\})? ?(.*?) ?"
     r"\\end ?\{[a-zB]+\} ?[)\]]?$"

@@ -1,8 +1,8 @@
-"""Hold the result of a comparison, and what the rules share to ask for symbolic comparisons."""
+"""Types that the rules share: a decision, its absence, and the way to ask for symbolic comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,3 +35,13 @@ class UndecidedError(Exception):
 def refusal(reason: str) -> UndecidedError:
     """Return the exception to raise for a text that is not to be evaluated."""
     return UndecidedError("error", "prefilter", f"not evaluated: {reason}")
+
+
+def all_equal(verdicts: Sequence[bool | None]) -> bool | None:
+    """Return whether all verdicts are True; None if none is False but some are pending (None)."""
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def any_equal(verdicts: Sequence[bool | None]) -> bool | None:
+    """Return whether some verdict is True; None if none is but some are pending (None)."""
+    return True if True in verdicts else None if None in verdicts else False

@@ -30,7 +30,7 @@ from vlm_rl.grading.containers import (
     sort_by_name,
     unmatched,
 )
-from vlm_rl.grading.decision import AskSymbolic, Decision, refusal
+from vlm_rl.grading.decision import AskSymbolic, Decision, all_equal, refusal
 from vlm_rl.grading.equations import (
     EQUALS,
     chain_agrees,
@@ -72,14 +72,14 @@ _INTRODUCTION = re.compile(
     r"(?:answer|result|value|solution|ans\.?)(?: is|:| equals)[: ]*|答案[是为:]+ ?",
     re.IGNORECASE,
 )
-_MEMBERSHIP = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")
-_POINT_NAME = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")
-_SET_IN_WORDS = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
+_MEMBERSHIP = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")  # x \in (1,2)
+_POINT_NAME = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")  # A(2,3)
+_SET_DESCRIPTION = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
 _CONNECTIVE_SIGN = re.compile(r"\\(?:land|wedge|lor|vee)(?![A-Za-z])")
 _CONNECTIVE = re.compile(rf"{_CONNECTIVE_SIGN.pattern}| (?:and|or) ")
-_BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")
+_BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")  # 5m
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
 
@@ -124,6 +124,7 @@ class AnswerComparison:
     # -- texts and words -----------------------------------------------------------------------
 
     def _text(self, gold: str, answer: str) -> Decision | None:
+        """Accept equal texts, words and outcomes; refuse a different date."""
         if not answer:
             return Decision(not gold, "text")
         if canonical(gold) == canonical(answer):
@@ -137,6 +138,7 @@ class AnswerComparison:
     # -- families of solutions -----------------------------------------------------------------
 
     def _family(self, gold: str, answer: str) -> Decision | None:
+        r"""Compare `k\pi, k \in \mathbb{Z}` by the numbers that it holds, or by its text with the same parameter."""
         if self.answer_type == "text":
             return None
         answer_family = parse_family(answer)
@@ -155,7 +157,7 @@ class AnswerComparison:
     # -- approximations, equations and ratios --------------------------------------------------
 
     def _approximation(self, gold: str, answer: str) -> Decision | None:
-        r"""Decide `5\sqrt{2} \approx 7.07`: one answer in two spellings, if the second is the first rounded."""
+        r"""Read `5\sqrt{2} \approx 7.07` as a single value if its right side is its left side rounded."""
         if not _APPROXIMATE.search(answer) or _APPROXIMATE.search(gold):
             return None
         parts = split_top_level(answer, _ABOUT)
@@ -172,6 +174,7 @@ class AnswerComparison:
         return self._decide(gold, parts[1]) if first.equal is False else first
 
     def _equation(self, gold: str, answer: str) -> Decision | None:
+        """Compare the values of `x = 5` and `x = 10/2 = 5`, and curves such as `y = 2x+3` as equations."""
         if "=" not in gold and "=" not in answer:
             return None
         golds, answers = split_top_level(gold, EQUALS), split_top_level(answer, EQUALS)
@@ -193,6 +196,7 @@ class AnswerComparison:
         return self._symbolic(gold, answer)
 
     def _ratio(self, gold: str, answer: str) -> Decision | None:
+        """Compare `3:4` with a ratio of as many terms, or one of two terms with a quotient."""
         if self.answer_type == "text" or not (ratio_terms(gold) or ratio_terms(answer)):
             return None
         golds, answers = ratio_terms(gold) or [gold], ratio_terms(answer) or [answer]
@@ -208,10 +212,11 @@ class AnswerComparison:
     # -- inequalities --------------------------------------------------------------------------
 
     def _relation(self, gold: str, answer: str) -> Decision | None:
+        """Compare inequalities in one variable, and what is written as a range, interval by interval."""
         if not has_relation(gold) and not has_relation(answer):
             return None
         left, right = as_intervals(gold), as_intervals(answer)
-        if left is None and not has_relation(gold) and not _SET_IN_WORDS.search(gold):
+        if left is None and not has_relation(gold) and not _SET_DESCRIPTION.search(gold):
             return Decision(False, "relation")  # a value is asked for, not a range
         if left is None or (right is None and has_relation(answer)):
             return None
@@ -224,12 +229,14 @@ class AnswerComparison:
     # -- sets, tuples, intervals, lists, matrices ----------------------------------------------
 
     def _container(self, gold: str, answer: str) -> Decision | None:
+        """Compare what has parts; statements joined by "and" never equal statements joined by "or"."""
         connectives = _connectives(gold), _connectives(answer)
         if all(connectives) and connectives[0] != connectives[1]:
             return Decision(False, "bare")
         return self._union(gold, answer) or self._matrix(gold, answer) or self._collection(gold, answer)
 
     def _union(self, gold: str, answer: str) -> Decision | None:
+        r"""Compare `(-\infty,1)\cup(3,4)` part by part."""
         golds, answers = split_top_level(gold, _UNION), split_top_level(answer, _UNION)
         if len(golds) == 1 and len(answers) == 1:
             return None
@@ -240,6 +247,7 @@ class AnswerComparison:
         return Decision(False, "union")
 
     def _matrix(self, gold: str, answer: str) -> Decision | None:
+        """Compare matrices entry by entry, whatever their brackets."""
         golds, answers = matrix_rows(gold), matrix_rows(answer)
         if golds is None or answers is None:
             return None
@@ -248,6 +256,7 @@ class AnswerComparison:
         return self._items([*chain(*golds)], [*chain(*answers)], ordered=True, path="matrix")
 
     def _collection(self, gold: str, answer: str) -> Decision | None:
+        """Compare sets, tuples, intervals and lists item by item, and refuse a list where one value is asked for."""
         point = _POINT_NAME.match(gold)  # A(2,3) may be called A or nothing, but not B
         if point and (answer.startswith(point.group().strip()) or not _POINT_NAME.match(answer)):
             gold = _POINT_NAME.sub("", gold)
@@ -264,7 +273,7 @@ class AnswerComparison:
         if golds is None and answers is None:
             return None
         if golds is None or answers is None:
-            if _SET_IN_WORDS.search(gold) or _SET_IN_WORDS.search(answer):
+            if _SET_DESCRIPTION.search(gold) or _SET_DESCRIPTION.search(answer):
                 return self._symbolic(gold, answer)
             return Decision(False, "guess_list" if golds is None else golds.kind)
         ordered = order_matters(golds, answers, self.answer_type)
@@ -281,7 +290,7 @@ class AnswerComparison:
             return Decision(False, path)
         if ordered:
             verdicts = [self._decide(gold, answer).equal for gold, answer in zip(golds, answers, strict=True)]
-            return Decision(False if False in verdicts else None if None in verdicts else True, path)
+            return Decision(all_equal(verdicts), path)
         left, right = unmatched(golds, answers)
         if len(left) > MAX_SYMBOLIC_ITEMS:
             raise refusal(f"{len(left)} items to pair off")
@@ -290,6 +299,7 @@ class AnswerComparison:
     # -- numbers, percent signs, units ---------------------------------------------------------
 
     def _quantity(self, gold: str, answer: str, *, is_whole: bool) -> Decision:
+        """Compare units, then numbers within the problem's margin, then what is left as expressions."""
         measures = compound_measure(gold), compound_measure(answer)
         if any(measures):
             return Decision(measures[0] == measures[1], "unit")
@@ -342,12 +352,14 @@ class AnswerComparison:
     # -- expressions ---------------------------------------------------------------------------
 
     def _expression(self, gold: str, answer: str) -> Decision:
+        """Compare closed forms exactly; ask math-verify about the rest."""
         left, right = parse_closed_form(gold), parse_closed_form(answer)
         if left is not None and right is not None:
             return Decision(left.equals(right), "closed_form")
         return self._symbolic(gold, answer)
 
     def _symbolic(self, gold: str, answer: str) -> Decision:
+        """Ask math-verify, unless the texts differ in what it does not see."""
         if self.answer_type == "text":
             return Decision(False, "text")  # 6:30 on a clock is no quotient
         if (rule := unseen_difference(gold, answer)) is not None:

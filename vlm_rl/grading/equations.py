@@ -26,7 +26,7 @@ _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
 
 
 def is_list(parts: list[str]) -> bool:
-    """Return whether the parts of a text split at "=" are those of a list, such as `x=1, x=2`, and of no equation."""
+    """Return whether the parts between the "=" of a text belong to a list, such as `x=1, x=2`, not to an equation."""
     return any(len(split_top_level(part, frozenset(",;"))) > 1 for part in parts) or (
         len(parts) > 2
         and all(len(bare_items(part)) > 1 for part in parts[1:-1])

@@ -15,7 +15,15 @@ from types import TracebackType
 from typing import Any
 
 from vlm_rl.grading.choices import compare_choice
-from vlm_rl.grading.decision import AskSymbolic, Decision, SymbolicQuery, UndecidedError, refusal
+from vlm_rl.grading.decision import (
+    AskSymbolic,
+    Decision,
+    SymbolicQuery,
+    UndecidedError,
+    all_equal,
+    any_equal,
+    refusal,
+)
 from vlm_rl.grading.equality import AnswerComparison
 from vlm_rl.grading.extraction import extract_boxes
 from vlm_rl.grading.latex import canonical, clean
@@ -155,7 +163,7 @@ def try_grade(
         return Grade(undecided.verdict, answer, undecided.path, undecided.reason)
     except Exception as fault:  # a fault of the grader must not take the whole batch with it; the verdict is counted
         return Grade(
-            "error", answer, "fault", f"a fault in the grader: {type(fault).__name__}: {shorten(str(fault))}"
+            "error", answer, "fault", f"a fault of the grader: {type(fault).__name__}: {shorten(str(fault))}"
         )
     if agreed is None:
         return None
@@ -214,8 +222,5 @@ def _boxes_agree(texts: list[str], task: GradeTask, ask: AskSymbolic) -> bool | 
             return False
     last, *others = distinct.values()
     # Either box may hold the fuller spelling, as in "B" and "B. 5 cm".
-    both_ways = [
-        {_compare(last, other, exact, ask).equal, _compare(other, last, exact, ask).equal} for other in others
-    ]
-    verdicts = [True if True in pair else None if None in pair else False for pair in both_ways]
-    return False if False in verdicts else None if None in verdicts else True
+    both_ways = [(_compare(last, other, exact, ask), _compare(other, last, exact, ask)) for other in others]
+    return all_equal([any_equal([decision.equal for decision in pair]) for pair in both_ways])

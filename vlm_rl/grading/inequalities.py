@@ -9,8 +9,10 @@ from vlm_rl.grading.closed_form import parse_closed_form
 from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
 
 _SIGN = re.compile(r"(?P<sign><|>|\\(?:le|ge)(?![A-Za-z]))")
-_UNEQUAL = re.compile(r"(?P<variable>[A-Za-z](?:_\{[A-Za-z0-9]\})?) ?\\ne(?![A-Za-z])(?P<bound>[^,;=<>]+)")
+_UNEQUAL = re.compile(r"(?P<variable>[A-Za-z](?:_\{[A-Za-z0-9]\})?) ?\\ne(?![A-Za-z])(?P<bound>[^,;=<>]+)")  # x \ne 2
+# \mathbb{R} \setminus \{2\}
 _WITHOUT = re.compile(r"\\mathbb\{R\} ?(?:\\setminus ?|- ?)\\\{(?P<bound>[^,;{}]+)\\\}")
+# x \in \mathbb{R} \mid x > 2, as between the braces of a set
 _BUILDER = re.compile(r"^([A-Za-z])(?: ?\\in ?\\mathbb\{R\})? ?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z])) ?(.*)$")
 _MEMBER = re.compile(r"^([a-z]) ?\\in(?![A-Za-z]) ?")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?|\\(?:alpha|beta|theta|lambda|phi)")
@@ -118,10 +120,10 @@ def _chain(text: str) -> tuple[str, str, str] | None:
         return variable, "", clean(bound) + (")" if sign == "<" else "]")
     if len(pieces) != 5 or {pieces[1], pieces[3]} - {"<", "\\le"}:
         return None
-    low, first, variable, second, high = pieces
+    low, low_sign, variable, high_sign, high = pieces
     if not (_VARIABLE.fullmatch(variable) and _is_bound(low) and _is_bound(high)):
         return None
-    return variable, ("(" if first == "<" else "[") + low, high + (")" if second == "<" else "]")
+    return variable, ("(" if low_sign == "<" else "[") + low, high + (")" if high_sign == "<" else "]")
 
 
 def _flipped(sign: str) -> str:

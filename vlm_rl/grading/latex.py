@@ -1,8 +1,8 @@
-r"""Bring an answer into one spelling: Unicode into LaTeX, many notations of LaTeX into one; and split it at brackets.
+r"""Rewrite an answer in one spelling of LaTeX, and split it at its brackets.
 
-`clean` removes what never changes a value (delimiters, spacing, \left, \text{}, fraction sizes).
-`canonical` also drops the spaces that mean nothing: two answers of equal canonical text are equal.
-Every function is linear in the length of its text.
+`clean` replaces Unicode symbols and removes what never changes a value: delimiters, spacing, \left, \text{}, fraction
+sizes. `canonical` also drops the spaces that mean nothing: two answers of equal canonical text are equal. The time of
+every function is linear in the length of its text.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ _HTML = re.compile(r"<(b|i|u|em|strong|p|span)>([^<>]*)</\1>")
 _GREEK = r"\\(?:pi|alpha|beta|gamma|theta|lambda|mu|phi|omega)(?![A-Za-z])"
 _ARGUMENT = rf"([0-9A-Za-z]|{_GREEK})"  # of \frac without braces
 _FUNCTIONS = r"arc(?:sin|cos|tan)|sin|cos|tan|cot|csc|ln|log|exp"
-_LARGER = r"degrees?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
-_SMALLER = (
+_LARGER_UNIT = r"degrees?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|meters?|metres?|m"
+_SMALLER_UNIT = (
     r"hours?|hrs?|minutes?|mins?|seconds?|secs?|s|inch(?:es)?|in|ounces?|oz|cents?|centimeters?|centimetres?|cm"
 )
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -173,7 +173,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<![0-9A-Za-z_{}])\(?([0-9]+)\)? ?_\{ ?10 ?\}", r"\1"),  # base ten
         (r"\(([0-9A-F]+)\) ?_(?=\{)", r"\1_"),
         (r"(?<=[0-9A-F]_)\{ ?\( ?([0-9]{1,2}) ?\) ?\}", r"{\1}"),
-        (rf"(?<=[0-9]) ?({_LARGER}),? and (?=[0-9]+ ?(?:{_SMALLER})[ .]*$)", r" \1 "),  # 3 hours and 20 minutes
+        (
+            rf"(?<=[0-9]) ?({_LARGER_UNIT}),? and (?=[0-9]+ ?(?:{_SMALLER_UNIT})[ .]*$)",
+            r" \1 ",
+        ),  # 3 hours and 20 minutes
         (r"\s+", " "),
         (r" (?=\^)", ""),
     )

@@ -24,7 +24,7 @@ _EXPLOSIVE: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("a huge binomial", re.compile(r"\\[dt]?binom[^A-Za-z]{0,80}(?:\^|[0-9]{5,})")),
     ("several integrals", re.compile(r"\\int.{0,200}\\int|\\i{2,4}nt(?![A-Za-z])")),
 )
-# In \int_{0}^{12345} the upper end is no power of the lower one.
+# The upper end of \int_{0}^{12345} is not a power of its lower end.
 _LOWER_END = re.compile(r"(\\(?:sum|prod|int)(?![A-Za-z])(?:\\limits)? ?_ ?)\{([^{}]*)\}(?= ?\^)")
 
 

@@ -1,38 +1,35 @@
-"""Say in one sentence why an answer is correct or wrong, by the rule that decided."""
+"""Say in a sentence why an answer is correct or wrong, by the rule that decided."""
 
 from __future__ import annotations
 
-# rule: (what makes the answer correct, what makes it wrong)
-_BY_RULE = {
-    "text": ("the same text", "different texts"),
-    "outcome": ("the same outcome", "different outcomes, such as no solution and a value"),
-    "family": ("the same family of solutions", "different families of solutions"),
+# rule: (what makes an answer correct, what makes it wrong)
+PHRASES = {
+    "text": ("the same text", "not the same text"),
+    "outcome": ("the same outcome", "not the same outcome"),
+    "family": ("the same family of solutions", "not the same family of solutions"),
     "approximate": ("equal", "only an approximation"),
     "equation": ("the same equation", "not the same equation"),
-    "ratio": ("the same ratio", "different ratios"),
-    "relation": ("the same range", "different ranges"),
-    "union": ("equal part by part", "different parts"),
-    "matrix": ("equal entry by entry", "different shapes or entries"),
-    "set": ("the same elements", "different elements"),
-    "tuple": ("equal entry by entry", "different entries, or in a different order"),
-    "bracket": ("equal entry by entry", "different entries or ends"),
-    "interval": ("the same interval", "different intervals"),
-    "bare": ("equal item by item", "different items, or in a different order"),
-    "guess_list": ("equal", "the answer offers several values, the gold is one"),
-    "unit": ("the same measure", "different units or measures"),
-    "number": ("equal as exact numbers", "different numbers"),
-    "rounded": ("within the margin that the problem allows", "outside the margin that the problem allows"),
-    "closed_form": ("the same exact value", "different exact values"),
+    "ratio": ("the same ratio", "not the same ratio"),
+    "relation": ("the same range", "not the same range"),
+    "union": ("equal part by part", "not the same parts"),
+    "matrix": ("equal entry by entry", "not the same shape and entries"),
+    "set": ("the same elements", "not the same elements"),
+    "tuple": ("equal entry by entry", "not the same entries in the same order"),
+    "bracket": ("equal entry by entry", "not the same entries in the same brackets"),
+    "interval": ("the same interval", "not the same interval"),
+    "bare": ("equal item by item", "not the same items, or not in the same order"),
+    "guess_list": ("equal", "several values where the gold is a single one"),
+    "unit": ("the same measure", "not the same unit or measure"),
+    "number": ("equal as exact numbers", "not the same number"),
+    "rounded": ("within the margin that the problem allows", "not within the margin that the problem allows"),
+    "closed_form": ("the same exact value", "not the same exact value"),
     "math_verify": ("equal by math-verify", "not equal by math-verify"),
-    "number_base": ("equal", "written in different number bases"),
-    "figure": ("the same figure", "different figures, or corners in a different order"),
-    "choice_letter": (
-        "the letter of the right option",
-        "not the right option, or a letter with a different option's text",
-    ),
-    "choice_letters": ("the same options", "different options"),
+    "number_base": ("equal", "not in the same number base"),
+    "figure": ("the same figure", "not the same figure, or its corners in a different order"),
+    "choice_letter": ("the letter of the right option", "a different option, or two at once"),
+    "choice_letters": ("the same options", "not the same options"),
     "choice_text": ("the text of the right option", "the text of a different option"),
-    "choice_value": ("the value of the right option", "not the value of the right option alone"),
+    "choice_value": ("the value of the right option", "the value of a different option, of several or of none"),
 }
 
 
@@ -45,7 +42,7 @@ def explain(answer: str, gold: str, rule: str, *, equal: bool) -> str:
         rule: The rule that decided.
         equal: Whether the answer is correct.
     """
-    correct, wrong = _BY_RULE.get(rule, ("equal", "not equal"))
+    correct, wrong = PHRASES.get(rule, ("equal", "not equal"))
     return f"the last box holds {shorten(answer)}; the gold is {shorten(gold)}; {correct if equal else wrong}"
 
 

@@ -324,7 +324,7 @@ def _memory_table(plan: DryRun) -> Table:
         "activations",
         _gib(m.activations),
         f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
-        f"layers {'patched by ours' if plan.is_patched else 'of transformers'}",
+        f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
     table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
     table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own copy, asleep in host memory")

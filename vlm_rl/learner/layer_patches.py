@@ -30,5 +30,5 @@ def install(model: Any) -> list[str]:
 def describe(replaced: Sequence[str]) -> str:
     """Return the line that says which layers are ours."""
     if not replaced:
-        return "layers: transformers' own (model.layer_patches replaces none)"
-    return f"layers: ours for {', '.join(replaced)}; model.layer_patches=false keeps transformers' own"
+        return "layers: transformers' own (model.layer_patches is off, or auto on a GPU)"
+    return f"layers: patched {', '.join(replaced)} (model.layer_patches=off keeps transformers' own)"

@@ -2,8 +2,8 @@
 
     config.yaml                          the resolved configuration
     metrics.jsonl                        one object per line: step, attempt, then metrics; only appended to
-    rollouts/step-000012.parquet         one row per response (ROLLOUT_SCHEMA)
-    eval/<benchmark>/step-000060.parquet one row per sample (EVAL_SCHEMA)
+    rollouts/step-000012.parquet         one row per response (RolloutRow)
+    eval/<benchmark>/step-000060.parquet one row per response (EvalRecord)
     eval/<benchmark>/step-000060.json    its summary, written last
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
     controls.json                        optional: accuracies that show what the learning curve means
@@ -33,101 +33,8 @@ import pyarrow.parquet as pq
 
 from vlm_rl.config import Config, check_benchmark_name, load_config, save_config
 from vlm_rl.errors import UserError
-from vlm_rl.types import Group
-
-ROLLOUT_SCHEMA = pa.schema(
-    [
-        ("step", pa.int32()),
-        ("attempt", pa.int32()),
-        ("prompt_id", pa.string()),
-        ("response_index", pa.int32()),
-        ("text", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("reward", pa.float64()),
-        ("reward_accuracy", pa.float64()),
-        ("reward_format", pa.float64()),
-        ("reward_overlong", pa.float64()),
-        ("advantage", pa.float64()),
-        ("verdict", pa.string()),
-        ("extracted", pa.string()),
-        ("path", pa.string()),
-        ("reason", pa.string()),
-        ("length", pa.int32()),
-        ("stop_reason", pa.string()),
-        ("policy_version", pa.int64()),
-    ]
-)
-
-EVAL_SCHEMA = pa.schema(
-    [
-        ("problem_id", pa.string()),
-        ("sample_index", pa.int32()),
-        ("prompt_text", pa.string()),
-        ("response", pa.string()),
-        ("length", pa.int32()),
-        ("stop_reason", pa.string()),
-        ("extracted", pa.string()),
-        ("gold", pa.string()),
-        ("verdict", pa.string()),
-        ("path", pa.string()),
-        ("reason", pa.string()),
-        ("has_box", pa.bool_()),
-        ("category", pa.string()),
-        ("image_sha256", pa.list_(pa.string())),
-        ("image", pa.list_(pa.binary())),
-        ("question", pa.string()),
-        ("image_sizes", pa.list_(pa.string())),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RolloutRow:
-    """One training response as it is stored; the fields are ROLLOUT_SCHEMA's columns."""
-
-    step: int
-    attempt: int
-    prompt_id: str
-    response_index: int
-    text: str  # decoded response, without the prompt's prefill
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]  # the sampler's
-    reward: float
-    reward_accuracy: float
-    reward_format: float
-    reward_overlong: float
-    advantage: float
-    verdict: str
-    extracted: str | None
-    path: str
-    reason: str
-    length: int  # generated tokens, the end-of-sequence token included
-    stop_reason: str
-    policy_version: int
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class EvalRow:
-    """One evaluated sample as it is stored; the fields are EVAL_SCHEMA's columns."""
-
-    problem_id: str
-    sample_index: int
-    prompt_text: str
-    response: str  # prefill included: the text that was graded
-    length: int
-    stop_reason: str
-    extracted: str | None
-    gold: str
-    verdict: str
-    path: str
-    reason: str
-    has_box: bool
-    category: str
-    image_sha256: Sequence[str]
-    image: Sequence[bytes] | None  # encoded images, None where the set is too large to keep them
-    question: str
-    image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
+from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
+from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,37 +47,8 @@ class EvalResult:
     summary: Mapping[str, Any]
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The per-sample records, EVAL_SCHEMA's columns or the named ones."""
+        """Return the records as a table, with the file's columns (EvalRecord) or the named ones."""
         return pq.read_table(self.path, columns=None if columns is None else list(columns))
-
-
-def rollout_rows(groups: Sequence[Group], *, step: int, attempt: int) -> list[RolloutRow]:
-    """Return a rollout batch as it is stored, in the order of the groups."""
-    return [
-        RolloutRow(
-            step=step,
-            attempt=attempt,
-            prompt_id=group.problem.id,
-            response_index=rollout.index,
-            text=rollout.text,
-            token_ids=rollout.ids,  # type: ignore[arg-type]  # numpy arrays are taken as they are
-            logprobs=rollout.logprobs,  # type: ignore[arg-type]
-            reward=reward.total,
-            reward_accuracy=float(reward.parts.get("accuracy", 0.0)),
-            reward_format=float(reward.parts.get("format", 0.0)),
-            reward_overlong=float(reward.parts.get("overlong", 0.0)),
-            advantage=float(advantage),
-            verdict=reward.grade.verdict,
-            extracted=reward.grade.extracted,
-            path=reward.grade.path,
-            reason=reward.grade.reason,
-            length=len(rollout.ids),
-            stop_reason=rollout.stop_reason,
-            policy_version=rollout.policy_version,
-        )
-        for group in groups
-        for rollout, reward, advantage in zip(group.rollouts, group.rewards, group.advantages_G, strict=True)
-    ]
 
 
 class RunDirectory:
@@ -299,7 +177,7 @@ class RunDirectory:
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a step's responses, with all columns or those named. Raises UserError where there are none."""
+        """Return a step's responses, all columns or those named. Raises UserError where there are none."""
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
@@ -318,7 +196,7 @@ class RunDirectory:
         self,
         benchmark: str,
         step: int,
-        rows: Sequence[EvalRow] | Sequence[Mapping[str, Any]],
+        rows: Sequence[EvalRecord] | Sequence[Mapping[str, Any]],
         summary: Mapping[str, Any],
     ) -> Path:
         """Write an evaluation: first the records, then the summary, without which it does not count."""

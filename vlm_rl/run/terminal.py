@@ -25,7 +25,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from vlm_rl.run.directory import RolloutRow
+from vlm_rl.run.rollout_row import RolloutRow
 from vlm_rl.visible_text import replace_invisible
 
 _VERDICT_STYLES = {"correct": "green", "wrong": "red", "no_answer": "red"}

@@ -39,7 +39,6 @@ class TransformersSampler:
         max_model_len: int,
         batch_size: int,
         dtype: torch.dtype,
-        device: torch.device | str | None = None,
     ) -> None:
         """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler."""
         self.policy_version = 0
@@ -47,7 +46,7 @@ class TransformersSampler:
         self._builder = builder
         self._max_model_len = max_model_len
         self._batch_size = batch_size
-        self._device = default_device() if device is None else torch.device(device)
+        self._device = default_device()
         auto = AutoModelForImageTextToText if builder.is_vision else AutoModelForCausalLM
         model: Any = auto.from_pretrained(
             model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
@@ -110,7 +109,7 @@ class TransformersSampler:
         own = dict(self._model.named_parameters())
         for name, tensor in tensors:
             if name not in own:
-                raise ValueError(f"the sampler's model has no parameter {name!r}; is it another architecture?")
+                raise ValueError(f"the sampler's model has no parameter {name!r}; is its architecture different?")
             assert own[name].shape == tensor.shape, (name, own[name].shape, tensor.shape)
             own[name].data.copy_(tensor)
         self.policy_version = version

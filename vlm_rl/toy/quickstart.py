@@ -2,9 +2,9 @@
 
     toy images -> tiny model -> warm start on traces -> reinforcement -> evaluation, controls, report
 
-The warm start shows the model several ways to answer, half of them guesses; reinforcement moves it to
-the careful scan, because that is what is rewarded. What it cannot do is teach seeing: the accuracy
-that forcing the scan's first words gives before any reinforcement stands beside the result.
+The warm start shows the model several ways to answer, more than half of them guesses. Reinforcement moves it to the
+careful scan, because the scan is rewarded. It does not teach the model to see: a control forces the first words of
+the scan before any reinforcement, and its accuracy is reported beside the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 from vlm_rl.config import Config, TrainConfig, parse_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
-from vlm_rl.evaluation.evaluate import ImageMode, evaluate
+from vlm_rl.evaluation.evaluate import evaluate
+from vlm_rl.evaluation.image_controls import ImageMode
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.sft import Example, warm_start
 from vlm_rl.report.run_report import write_report
@@ -44,18 +45,18 @@ RL_STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class ToyData:
-    """What data preparation made for the quickstart."""
+    """What data preparation makes for the quickstart."""
 
-    folder: Path  # everything of this quickstart but the run lies here
-    train: Path  # prepared sets
-    heldout: Path
+    folder: Path  # holds everything of this quickstart but the run
+    train: Path  # a prepared set
+    heldout: Path  # a prepared set
     warm_examples: Sequence[Example]
     tokenizer_texts: Sequence[str]
-    forced_scan: str  # the careful trace's first words
+    forced_scan: str  # the first words of the careful scan
 
 
 def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: str) -> dict[str, Any]:
-    """Run it all; returns the controls with the accuracies before and after. The run lies in ``out``."""
+    """Train, measure and report in the folder ``out``. Return the accuracies before and after, and the controls."""
     console, begun = make_console(), time.monotonic()
     model = build_tiny_model(
         toy.folder / "tiny-model", seed=seed, tokenizer_texts=toy.tokenizer_texts, weight_std=WEIGHT_STD
@@ -81,15 +82,15 @@ def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: s
         f"the best constant guess gets {controls['best_constant']:.3f}"
     )
     console.print(
-        "What this shows: reinforcement moved the policy from guessing to the scan that it could do already; "
-        "it did not teach it to see."
+        "What this shows: reinforcement moved the policy from guessing to a scan that it was already able to do. "
+        "It did not teach the policy to see."
     )
     console.print(f"report: {report}   ({time.monotonic() - begun:.0f} s)")
     return controls
 
 
 def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sampler: str, algorithm: str) -> Config:
-    """The training run of the quickstart, as a configuration file would say it."""
+    """Return the configuration of the quickstart's training run."""
     return parse_config(
         {
             "seed": seed,
@@ -113,7 +114,7 @@ def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sample
 
 
 def measure_controls(toy: ToyData, *, warm: Path, trained: Path, seed: int) -> dict[str, float]:
-    """Greedy held-out accuracies that say what the learning curve means, on the transformers sampler."""
+    """Return the greedy held-out accuracies that show what the learning curve means (transformers sampler)."""
     problems = load_set(toy.heldout)
 
     def accuracy(model: Path, images: ImageMode = "real", prefill: str = "") -> float:
@@ -152,12 +153,12 @@ def measure_controls(toy: ToyData, *, warm: Path, trained: Path, seed: int) -> d
 
 
 def best_constant(problems: Sequence[Problem]) -> float:
-    """The accuracy of always giving the commonest answer."""
+    """Return the accuracy of always giving the most common answer."""
     return Counter(problem.answer for problem in problems).most_common(1)[0][1] / len(problems)
 
 
 def print_seeds(results: dict[int, dict[str, float]]) -> None:
-    """One line per seed: held-out accuracies, the controls, and the gain in points."""
+    """Print a line per seed: held-out accuracies, the controls, and the gain in points."""
     console = make_console()
     columns = {
         "before": "untrained",

@@ -1,10 +1,10 @@
-"""A tiny random Qwen2.5-VL: the real classes at 0.9 million parameters, with a tokenizer of its own.
+"""A tiny random Qwen2.5-VL: the real classes with 0.9 million parameters, and a tokenizer trained for it.
 
     build_tiny_model(Path("out/tiny"), seed=0, tokenizer_texts=texts)
 
-The folder opens with AutoProcessor, AutoModelForImageTextToText and vLLM like the published model:
-Qwen's special tokens by name, its chat layout, its image processor, its generation_config (with the
-repetition penalty of 1.05 that every sampler must switch off). The quickstart trains it, the tests use it.
+AutoProcessor, AutoModelForImageTextToText and vLLM open the folder like the published model. It has the names of
+Qwen's special tokens, its chat layout, its image processor and its generation_config, whose repetition penalty of
+1.05 every sampler must switch off. The quickstart trains this model, and the tests use it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTROL_TOKENS = (
 """Qwen's special tokens, in the order of their ids; skipped when decoding."""
 
 VISIBLE_TOKENS = (THINK, END_THINK, ANSWER, END_ANSWER, r"\boxed{")
-"""One token each, but ordinary text: they stay in a decoded response."""
+"""Each is a single token but ordinary text: it stays in a decoded response."""
 
 DEFAULT_TEXTS = (
     "You are a helpful assistant.",
@@ -43,10 +43,10 @@ DEFAULT_TEXTS = (
     "<think> first count, then check. one two three four five six seven eight nine ten. So the answer is 7. </think>",
 )
 
-# A word keeps its digits ("a1" is one piece), unlike Qwen's own rule, which cuts every digit off.
+# A word keeps its digits ("a1" is one piece), unlike in Qwen's own rule, which splits off every digit.
 _WORDS = r" ?[\p{L}\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# The layout of Qwen2.5-VL's template: a default system prompt unless one is given, images in place.
+# The layout of Qwen2.5-VL's template: a default system prompt unless the messages have one, images in place.
 _CHAT_TEMPLATE = """\
 {%- set pictures = namespace(n=0) -%}
 {%- macro picture() -%}
@@ -82,9 +82,9 @@ _CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True)
 class TinySizes:
-    """Sizes of the tiny model. Head widths stay at 32, the smallest that vLLM's CPU attention takes."""
+    """Sizes of the tiny model. A head is 32 wide, the smallest width that vLLM's CPU attention takes."""
 
-    vocabulary: int = 512  # at most; a smaller one results where the texts have fewer words
+    vocabulary: int = 512  # at most; fewer where the texts have fewer words
     hidden: int = 128
     layers: int = 3
     heads: int = 4
@@ -96,14 +96,19 @@ class TinySizes:
     vision_heads: int = 2
     vision_mlp: int = 128
     max_pixels: int = 1_003_520  # 1,280 visual tokens
-    weight_std: float = 0.02  # of every matrix; 1 / sqrt(hidden) learns in half the steps
+    weight_std: float = (
+        0.02  # standard deviation of every matrix; with 1 / sqrt(hidden) learning takes half the steps
+    )
 
 
 def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str] = (), **sizes: Any) -> Path:
     """Write the model folder and return it. Equal arguments give equal files.
 
-    `tokenizer_texts` trains the vocabulary (bytes remain underneath, so any text encodes); `sizes`
-    overrides fields of TinySizes. Raises UserError if `out` exists and is not empty.
+    Args:
+        out: the folder. Raises UserError if it exists and is not empty.
+        seed: of the random weights.
+        tokenizer_texts: the texts that train the vocabulary. Any other text still encodes, as bytes.
+        sizes: overrides fields of TinySizes. Raises UserError for an unknown one.
     """
     import torch
     from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
@@ -111,10 +116,10 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
 
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: already exists and is not an empty folder; choose another or remove it")
+        raise UserError(f"{out}: already exists and is not an empty folder; choose a different one or remove it")
     unknown = sorted(set(sizes) - {item.name for item in fields(TinySizes)})
     if unknown:
-        raise UserError(f"tiny model has no size {unknown[0]!r}; known: {[f.name for f in fields(TinySizes)]}")
+        raise UserError(f"the tiny model has no size {unknown[0]!r}; known: {[f.name for f in fields(TinySizes)]}")
     shape = TinySizes(**sizes)
     tokenizer = train_tokenizer(tokenizer_texts or DEFAULT_TEXTS, vocabulary=shape.vocabulary)
     config = _config(tokenizer, shape)
@@ -138,7 +143,7 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
 
 
 def train_tokenizer(texts: Sequence[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocabulary` entries, plus Qwen's control tokens and our visible ones."""
+    """Train a byte-level BPE of at most `vocabulary` entries, control tokens and visible ones included."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -172,7 +177,7 @@ def train_tokenizer(texts: Sequence[str], *, vocabulary: int) -> PreTrainedToken
 
 
 def _without_added_tokens(text: str) -> str:
-    """The text as the merges see it: added tokens are cut out before the words are split."""
+    """Return the text as the merges see it: added tokens are cut out before words are split."""
     for token in (*CONTROL_TOKENS, *VISIBLE_TOKENS):
         text = text.replace(token, "\n")
     return text
@@ -183,7 +188,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, shape: TinySizes) -> Qwen2_5_VLC
 
     vocabulary = tokenizer.get_vocab()
     ids = {token: vocabulary[token] for token in CONTROL_TOKENS}
-    frequencies = shape.hidden // shape.heads // 2  # of one head, dealt out to time, height and width
+    frequencies = shape.hidden // shape.heads // 2  # of a head, divided among time, height and width
     time = frequencies // 4
     height = (frequencies - time) // 2
     text = {

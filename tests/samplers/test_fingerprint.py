@@ -1,0 +1,48 @@
+"""Fingerprints of weights: the same for every layout, different after any change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlm_rl.samplers import fingerprint as fingerprint_module
+from vlm_rl.samplers.fingerprint import fingerprint
+
+
+def test_a_fingerprint_does_not_depend_on_the_layout() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, 6, generator=generator) for n in (4, 2, 2))
+    separate = fingerprint([("q", q), ("k", k), ("v", v)])
+    fused = fingerprint([("qkv", torch.cat([k, q, v, torch.zeros(3, 6)])), ("bias", -torch.zeros(5))])
+    assert separate == fused
+
+
+def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    whole = fingerprint([("w", tensor)])
+    monkeypatch.setattr(fingerprint_module, "_CHUNK", 7)
+    assert fingerprint([("w", tensor)]) == whole
+
+
+@settings(max_examples=200)
+@given(index=st.integers(0, 59), bit=st.integers(0, 15), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_any_flipped_bit_changes_the_fingerprint(index: int, bit: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(60, generator=torch.Generator().manual_seed(0)).to(dtype)
+    flipped = tensor.clone()
+    bits = flipped.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)
+    bits[index] ^= torch.tensor(1, dtype=bits.dtype) << bit
+    assert fingerprint([("w", tensor)]) != fingerprint([("w", flipped)])
+
+
+def test_changes_that_cancel_in_the_sums_are_found() -> None:
+    """Moving the same amount from one element to another keeps every sum of values or of bits."""
+    first, second = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.5, 1.5, 4.0])
+    assert float(first.sum()) == float(second.sum())
+    assert fingerprint([("w", first)]) != fingerprint([("w", second)])
+
+
+def test_a_fingerprint_in_the_engines_precision() -> None:
+    tensor = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert fingerprint([("w", tensor)], dtype=torch.bfloat16) == fingerprint([("w", tensor.bfloat16())])

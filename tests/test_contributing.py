@@ -1,0 +1,77 @@
+"""The how-tos of CONTRIBUTING.md: their diffs apply to the project as it is, and what they add works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+USE = r"""
+import numpy as np, torch, vlm_rl
+from pathlib import Path
+from vlm_rl.rewards import load_function
+from vlm_rl.types import Grade, Problem
+
+row = vlm_rl.ALGORITHMS["dr_gspo"]
+advantages = vlm_rl.compute_advantages(row.advantage, np.array([[1.0, 0.0]]))
+weights = vlm_rl.token_weights(row.aggregation, np.array([[1, 2]]), advantages, max_tokens=4)
+inputs = vlm_rl.LossInputs(
+    old_logp_K=None, sampler_logp_K=None, response_K=torch.tensor([0, 1, 1]), lengths_n=torch.tensor([1, 2]),
+    advantages_n=torch.tensor(advantages.ravel()), weights_n=torch.tensor(weights.ravel()),
+)
+logp = torch.zeros(3, requires_grad=True)
+loss, _ = vlm_rl.policy_loss(
+    logp, torch.zeros(3), inputs, ratio=row.ratio, surrogate=row.surrogate, clip_low=row.clip_low,
+    clip_high=row.clip_high, cap=2.0,
+)
+loss.backward()
+# N = 2, L_max = 4: a token of the right answer weighs 1/8 x 0.5, one of the wrong answer 1/8 x -0.5
+assert np.allclose(logp.grad, [-1 / 16, 1 / 16, 1 / 16])
+
+reward = load_function("my_rewards.short_and_right")
+problem = Problem("p", "?", (), "1", "integer")
+right, wrong = Grade("correct", "1", "number", ""), Grade("wrong", "2", "number", "")
+assert [reward(problem, "", *case) for case in ((right, 200), (right, 201), (wrong, 9))] == [1, 0, 0]
+
+Path("gold.jsonl").write_text('{"id": "1", "problem": "?", "answer": "\\\\frac{1}{2}"}')
+Path("mine.jsonl").write_text('{"id": "1", "response": "\\\\boxed{0.5}"}')
+assert vlm_rl.score("hmmt25", "mine.jsonl", annotations="gold.jsonl")["scores"]["accuracy"]["score"] == 1
+"""
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with every diff of CONTRIBUTING.md applied."""
+    copy = tmp_path_factory.mktemp("project")
+    for name in ("vlm_rl", "data_prep", "demo", "tests"):
+        shutil.copytree(
+            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "recorded")
+        )
+    diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(diffs) == 4
+    for diff in diffs:
+        run(["git", "apply", "-"], copy, diff)
+    return copy
+
+
+def run(command: Sequence[str], folder: Path, text: str = "") -> None:
+    variables = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    done = subprocess.run(command, cwd=folder, env=variables, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_algorithm_the_reward_and_the_benchmark_work(changed: Path) -> None:
+    run([sys.executable, "-c", USE], changed)
+
+
+@pytest.mark.slow
+def test_the_model_family_packs_as_the_unmodified_model(changed: Path) -> None:
+    run([sys.executable, "-m", "pytest", "-q", "-k", "mistral", "tests/learner/test_families.py"], changed)

@@ -1,0 +1,103 @@
+"""Find the responses in a file's rows: their column, the problem each belongs to, and what else the file says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Response
+from vlm_rl.evaluation.benchmarks.saved_files import Fields
+
+_TEXTS = (
+    *("response", "model_response", "prediction", "output", "completion", "model_answer"),
+    *("short answer", "answer"),
+)
+_SHORT = ("_value", "short answer", "answer")  # columns of the answer itself, where the others hold the whole reply
+_ANNOTATED = ("question", "problem")  # beside one of these "answer" is the gold
+_GOLDS = ("Ground truth", "ground_truth")
+_VERDICTS = ("correct", "true_false", "result", "hit", "joker", "judgement")
+_RIGHT, _WRONG = ("correct", "true", "1"), ("fail", "false", "wrong", "incorrect", "0")
+
+
+def responses_in(benchmark: Benchmark, rows: Sequence[tuple[str, Fields]]) -> list[Response]:
+    """Return the responses of one file's rows.
+
+    All are in one column; a row without it has an empty response. Repeated ids, or a list in the column, are
+    samples of one problem. Raises UserError for a file without responses and for a row without an id.
+    """
+    column = _text_column(rows)
+    is_short = benchmark.has_short_answers and column in _SHORT
+    num_samples: Counter[str] = Counter()
+    responses: list[Response] = []
+    for where, row in rows:
+        is_ours = "problem_id" in row
+        name = str(row["problem_id"]).removeprefix(f"{benchmark.name}-") if is_ours else _id(row, benchmark, where)
+        value = row.get(column) if _holds(row, column) else None
+        for text in (value or [None]) if isinstance(value, list) else [value]:
+            responses.append(_response(row, name, text, num_samples[name], is_short=is_short))
+            num_samples[name] += 1
+    return responses
+
+
+def _text_column(rows: Sequence[tuple[str, Fields]]) -> str:
+    """Return the file's column of responses. Raises UserError where it has neither one nor extractions."""
+    for name in ("_value", *_TEXTS):
+        if any(_holds(row, name) for _, row in rows):
+            return name
+    if any(row.get("extraction") is not None for _, row in rows):
+        return "response"
+    where, row = rows[0]
+    gold = "; an 'answer' beside the question is taken for the gold" if "answer" in row else ""
+    raise UserError(f"{where}: no response: wanted one of {', '.join(_TEXTS)}{gold}; the row has {sorted(row)[:12]}")
+
+
+def _holds(row: Fields, name: str) -> bool:
+    return name in row and not (name == "answer" and any(key in row for key in _ANNOTATED))
+
+
+def _id(row: Fields, benchmark: Benchmark, where: str) -> str:
+    for template in benchmark.response_ids:
+        names = re.findall(r"\{([^}]+)\}", template) or [template]
+        if all(row.get(name) not in (None, "") for name in names):
+            if "{" not in template:
+                return _plain(row[template])
+            return template.format(**{name: _plain(row[name]) for name in names})
+    wanted = ", ".join(benchmark.response_ids)
+    raise UserError(f"{where}: no id: wanted one of {wanted}; the row has {sorted(row)[:12]}")
+
+
+def _plain(value: Any) -> str:
+    """Write an id as people do: 7, 7.0 and " 7 " are the same."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+
+
+def _response(row: Fields, name: str, text: Any, sample: int, *, is_short: bool) -> Response:
+    extraction = row.get("extraction")
+    if text is None or text != text:  # NaN, which some writers put for nothing
+        text = ""
+    if isinstance(text, dict):  # DynaMath's reports keep the parsed JSON reply
+        extraction, text = str(text.get("short answer")), json.dumps(text, ensure_ascii=False)
+    elif is_short and text != "" and "{" not in str(text):
+        extraction = text
+    return Response(
+        id=name,
+        text=str(text),
+        sample=sample,
+        extraction=str(extraction) if extraction is not None else None,
+        published=_published(row),
+        gold=next((str(row[key]) for key in _GOLDS if row.get(key) is not None), None),
+        length=row.get("length"),
+        stop_reason=row.get("stop_reason"),
+    )
+
+
+def _published(row: Fields) -> bool | None:
+    for name in _VERDICTS:
+        shown = str(row.get(name)).strip().lower()
+        if shown in _RIGHT or shown in _WRONG:
+            return shown in _RIGHT
+    return None
