@@ -9,7 +9,7 @@ from typing import Any
 from tests.helpers.browser import open_page
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.hostile import attack, hostile_run
-from tests.helpers.pictures import noise_png
+from tests.helpers.images import noise_png
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data_prep.report import write_report as write_set_report
 from vlm_rl.report.run_report import write_report
@@ -29,11 +29,11 @@ def shown_text(page_file: Path, num_charts: int) -> str:
             visit.page.evaluate("chartsDrawn")
             assert visit.page.locator(".chart svg").count() >= num_charts
         visit.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-        for button in visit.page.locator(".legend button").all()[:3]:
-            button.click()
-        plot = visit.page.locator(".chart svg").first
+        plot = visit.page.locator(".chart:has(.legend) svg").first
         tips = []
         if num_charts:
+            for _ in range(2):  # a curve goes and comes back
+                visit.page.locator(".legend button").first.click()
             plot.hover()
             visit.page.wait_for_selector(".chart-tip", timeout=10_000)
             tips.append(visit.page.inner_text(".chart-tip"))
@@ -47,7 +47,7 @@ def shown_text(page_file: Path, num_charts: int) -> str:
 def test_a_report_of_hostile_runs(tmp_path: Path) -> None:
     runs = [hostile_run(tmp_path / attack(f"run{i}"), steps=(0, 4), seed=i) for i in range(2)]
     single = shown_text(write_report(runs[:1], tmp_path / "one.html"), 5)
-    fields = "model set benchmark contaminated problem question gold response reasoning extracted reason category"
+    fields = "model benchmark contaminated problem question gold response reasoning extracted reason category"
     missing = [field for field in fields.split() if attack(field) not in single]
     assert missing == []
     both = shown_text(write_report(runs, tmp_path / "two.html"), 5)

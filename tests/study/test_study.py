@@ -228,7 +228,7 @@ def test_words_about_what_is_not_there():
     only = study_of(
         numbers("grpo", 0, {"train_accuracy": 1.0}, length__group_cv=[1], length__sign_gap=[1]), num_steps=1
     )
-    assert "does not hold a rule of each" in findings(only)[-1]
+    assert "has no rule of both kinds" in findings(only)[-1]
     assert "have not logged" in findings(study_of(numbers("grpo", 0)))[0]
     assert "have not logged" in findings(StudyResults(("grpo",), (0,), 10, (), ()))[0]
 

@@ -51,13 +51,13 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired
     score_a = np.array([a[name].score for name in both])
     score_b = np.array([b[name].score for name in both])
     difference_P = score_b - score_a
-    change = estimate(difference_P, limit=1)
+    change = estimate(difference_P, bounds=(-1, 1))
     return Paired(
         n=len(both),
         score_a=float(score_a.mean()),
         score_b=float(score_b.mean()),
         difference=float(difference_P.mean()),
-        interval=(change.low, change.high),
+        interval=(change.low, change.high) if change.has_interval else (-1.0, 1.0),  # one problem settles nothing
         won=int((difference_P > 0).sum()),
         lost=int((difference_P < 0).sum()),
         p_value=sign_test(int((difference_P > 0).sum()), int((difference_P < 0).sum())),
