@@ -96,8 +96,11 @@ def _options(arguments: argparse.Namespace) -> Options:
     """Return the checked options of the command line."""
     from vlm_rl.data_prep.options import Options
 
-    values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(Options)}
-    options = Options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    values: dict[str, Any] = {}
+    for field in fields(Options):
+        value = getattr(arguments, field.name)
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    options = Options(**values)
     options.check()
     return options
 
