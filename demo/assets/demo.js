@@ -116,6 +116,7 @@ async function savePicture(figure, name) {
   const scale = 2, margin = 14, line = 22;
   const parts = [];
   for (const chart of figure.querySelectorAll('.chart')) {
+    if (!chart.plot?.view) return; // not drawn yet
     const legend = [...chart.querySelectorAll('.legend button[aria-pressed=true]')].map((button) =>
       ({ text: button.textContent, color: getComputedStyle(button.querySelector('i')).color }));
     parts.push({ legend, picture: await chart.plot.view.toCanvas(scale) });
