@@ -1,4 +1,4 @@
-"""How fast an evaluation is, and how much of its time is not generation.
+"""Measure how fast an evaluation is, and how much of its time is not generation.
 
     python perf/eval.py --problems 256 --samples 1 --sampler transformers
     python perf/eval.py --model DIR --data PREPARED --sampler vllm --max-tokens 2048
@@ -6,9 +6,9 @@
 
 Without --model a random tiny policy answers toy pictures: its generation is nearly free, so that the share of
 everything else (prompts and pictures, grading, records, journal, summary) is an upper bound. On a CPU the engine
-and everything else share the cores, and what is done beside the generation slows it. With --engine-ms the policy
-answers everything beforehand, and an engine that only waits so many milliseconds a response gives its answers: as an
-accelerator would, to this side of it. Load time is printed apart. Prints one line of JSON.
+and everything else share the cores, so that work beside the generation slows it. With --engine-ms the policy answers
+everything beforehand; then an engine gives these answers that only waits so many milliseconds a response. To this side
+of it, an accelerator does the same. Load time is printed apart. Prints one line of JSON.
 """
 
 from __future__ import annotations
