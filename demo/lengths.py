@@ -15,7 +15,7 @@ import numpy as np
 from vlm_rl.demo.library import OpenRun, ResponseLengths, response_lengths
 from vlm_rl.demo.problem_table import DIFFICULTIES, ProblemTable
 from vlm_rl.report.run_curves import RunCurves
-from vlm_rl.stats import Estimate, estimate, score_interval, sign_test, smooth
+from vlm_rl.stats import Estimate, estimate, score_interval, smooth
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,6 @@ class Summary:
     """One checkpoint on the kept problems; scores in [0, 1], lengths in tokens, NaN over nothing."""
 
     num_problems: int
-    num_responses: int
     accuracy: float
     interval: tuple[float, float]  # 95 %, over problems
     median: float
@@ -33,11 +32,6 @@ class Summary:
     score: Estimate  # change against the baseline, paired by problem
     won: int  # problems with a higher score than the baseline's
     lost: int
-
-    @property
-    def p_value(self) -> float:
-        """Return the p-value of an exact sign test on won against lost."""
-        return sign_test(self.won, self.lost)
 
 
 def checkpoint_summaries(table: ProblemTable, keep_P: np.ndarray) -> list[Summary]:
@@ -54,7 +48,6 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
     accuracy = float(score.mean()) if len(score) else math.nan
     return Summary(
         num_problems=len(score),
-        num_responses=len(length),
         accuracy=accuracy,
         interval=score_interval(score),
         median=quantile(length, 0.5),

@@ -294,10 +294,8 @@ def _training_card(state: PageState) -> list[ChartCard]:
     what = "training responses" if all(curve.sampled for curve in curves) else "stored evaluations"
     smooth = ", as a running mean" if any(curve.smoothed for curve in curves) else ""
     cut = max(float(curve.cut.max()) for curve in curves)
-    caption = (
-        f"Of all {what} of a step{smooth}. Line: median. Band: the middle half. Dashed: p90. "
-        f"At most {share_text(cut)} of a step were cut."
-    )
+    cut_text = f"At most {share_text(cut)} of a step were cut." if cut else "None was cut."
+    caption = f"Of all {what} of a step{smooth}. Line: median. Band: the middle half. Dashed: p90. {cut_text}"
     spec = charts.lines(series, y_title="tokens", from_zero=True)
     return chart_card("lengths-training", "Length over training", spec, caption=caption)
 

@@ -69,7 +69,7 @@ class EvaluatedCheckpoint:
             files = ", ".join(str(result.path) for result in self.results)
             raise UserError(
                 f"{files} cannot be read ({type(error).__name__}: {str(error)[:120]}); "
-                "delete it, or evaluate again, or choose another checkpoint"
+                "delete it, evaluate again, or choose a different checkpoint"
             ) from None
 
 

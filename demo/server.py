@@ -218,7 +218,7 @@ def launch(
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose a different --port") from None
     place = f"[{host}]" if ":" in host else host
     print(f"demo at http://{place}:{port} (Ctrl-C ends it)", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)

@@ -1,7 +1,7 @@
-"""How fast the demo is: `python -m perf.demo [--problems 5000] [--tokens 400]`.
+"""Measure how fast the demo is: `python -m perf.demo [--problems 5000] [--checkpoints 6] [--tokens 400]`.
 
-Prints the seconds from gradio's own import to the first data (server, page and first url built, and the
-first panel's HTML made), and how long 5,000 problems of two checkpoints take to pass each filter.
+Prints the seconds from gradio's own import to the first data (server and page built, the first panel's HTML made),
+how long all checkpoints take to pass each filter, and the time and the size of the panel of lengths.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 
-def write_run(path: Path, *, problems: int, tokens: int) -> Path:
-    """A run with two evaluations of many problems, with texts as long as they are in earnest."""
+def write_run(path: Path, *, problems: int, checkpoints: int, tokens: int) -> Path:
+    """Write a run with evaluations of many problems, whose texts are as long as real ones."""
     from vlm_rl.config import parse_config
     from vlm_rl.run.directory import RunDirectory
 
@@ -30,7 +30,7 @@ def write_run(path: Path, *, problems: int, tokens: int) -> Path:
     run = RunDirectory(path).create(parse_config(config))
     rng = np.random.default_rng(0)
     words = np.array(["the", "angle", "of", "a", "line", "is", "then", "so", "we", "get", "three", "and", "because"])
-    for step in (0, 100):
+    for step in range(0, 100 * checkpoints, 100):
         run.write_eval(
             "large", step, [_row(rng, words, i, tokens, step) for i in range(problems)], {"template": "think_box"}
         )
@@ -39,7 +39,7 @@ def write_run(path: Path, *, problems: int, tokens: int) -> Path:
 
 def _row(rng: np.random.Generator, words: np.ndarray, index: int, tokens: int, step: int) -> dict:
     length = int(rng.gamma(6, tokens / 6)) + 2
-    right = rng.random() < 0.4 + 0.002 * step
+    right = rng.random() < 0.4 + 0.001 * step
     return {
         "problem_id": f"p{index:05d}", "sample_index": 0, "prompt_text": "",
         "response": f"<think>{' '.join(rng.choice(words, length))}</think>\\boxed{{{index}}}",
@@ -51,7 +51,7 @@ def _row(rng: np.random.Generator, words: np.ndarray, index: int, tokens: int, s
 
 
 def best(run, repeats: int = 5) -> tuple[float, float]:
-    """(first, best of the others) in milliseconds."""
+    """Return the milliseconds of the first call and of the fastest of the others."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -63,15 +63,22 @@ def best(run, repeats: int = 5) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=5000)
+    parser.add_argument("--checkpoints", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=400)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = write_run(Path(folder) / "run", problems=options.problems, tokens=options.tokens)
+        path = write_run(
+            Path(folder) / "run",
+            problems=options.problems,
+            checkpoints=options.checkpoints,
+            tokens=options.tokens,
+        )
         start = time.perf_counter()
         import gradio  # noqa: F401
 
         imported = time.perf_counter()
         print(f"import gradio                         {imported - start:6.2f} s")
+        from vlm_rl.demo.lengths_panel import lengths_panel
         from vlm_rl.demo.page_state import PageStates
         from vlm_rl.demo.problem_panel import problem_panel
         from vlm_rl.demo.server import make_server
@@ -83,21 +90,27 @@ def main() -> None:
         from vlm_rl.demo.library import Library
 
         states = PageStates(Library([path]))
-        state = states.of(UrlState())
+        others = tuple(f"run@{100 * index}" for index in range(1, options.checkpoints))
+        everything = UrlState(base="run@0", others=others)
+        state = states.of(everything)
         _ = problem_panel(state), summary_html(state)
         print(f"from there: page built                {built - imported:6.2f} s")
         print(f"            first data                {time.perf_counter() - imported:6.2f} s")
-        print(f"\nfilter {options.problems:,} problems x 2 checkpoints, panel and cards included; ms, first and best")
+        size = f"{options.problems:,} problems x {options.checkpoints} checkpoints"
+        print(f"\nfilter {size}, panel and cards included; ms, first and best")
         for query in (
             "change=right", "flags=cut", "category=category 3", "low=300&high=500", "sort=growth",
             "text=angle number 77", "text=nowhere", "flags=format", "change=changed&text=because&low=200",
         ):  # fmt: skip
 
             def show(query: str = query) -> None:
-                state = states.of(UrlState.parse(query))
+                state = states.of(everything.patched(query))
                 _ = problem_panel(state), summary_html(state)
 
             print(f"  {query:40} {'{:7.0f} {:7.0f}'.format(*best(show))}")
+        state = states.of(everything)
+        print(f"\npanel of lengths, {size}: {len(lengths_panel(state)) / 1e6:.2f} MB of HTML; ms, first and best")
+        print(f"  {'':40} {'{:7.0f} {:7.0f}'.format(*best(lambda: lengths_panel(state)))}")
 
 
 if __name__ == "__main__":

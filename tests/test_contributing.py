@@ -58,7 +58,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(diffs) == 4
     for diff in diffs:
-        run(["git", "apply", "--recount", "-"], copy, diff)
+        run(["git", "apply", "-"], copy, diff)
     return copy
 
 

@@ -156,7 +156,7 @@ def test_a_question_that_does_not_fit_or_holds_markers_is_refused(tiny):
 
 
 class Model:
-    """A sampler's place on the cache."""
+    """A sampler that notes when it is loaded and dropped."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_does_not_load_gives_its_place_back(tmp_path):
     assert cache.num_loaded == 0
 
 
-def test_another_model_put_in_its_place_is_loaded_anew(tmp_path):
+def test_a_different_model_in_the_same_folder_is_loaded_anew(tmp_path):
     log: list[str] = []
     cache = ModelCache(lambda wanted: LoadedModel(None, Model(log, wanted.name)), max_loaded=2)
     weights = tmp_path / "model.safetensors"
@@ -336,7 +336,7 @@ def test_a_server_of_the_bare_standard_is_asked_again_and_the_column_says_so(ser
         ("gzip", "", "compressed"),
     ],
 )
-def test_a_servers_fault_is_told_and_what_came_is_kept(server, behaviour, text, message):
+def test_a_servers_fault_is_reported_and_what_came_is_kept(server, behaviour, text, message):
     reply = last(endpoint(server, behaviour, key="sesame").ask(QUESTION, SHORT, is_cancelled=never))
     assert reply.phase == "failed" and reply.text.startswith(text) and "sesame" not in repr(reply)
     assert re.search(message, reply.note), reply.note
@@ -355,7 +355,7 @@ def test_a_server_that_is_not_there_and_one_with_two_models(server):
 
 @pytest.mark.parametrize("how", ["cancelled", "left", "whole"])
 def test_an_endpoints_stream_is_broken_off(server, how):
-    """The server sees the connection close; nothing goes on generating."""
+    """The server sees the connection close; nothing is generated after it."""
     server.ended.clear()
     before = server.broken
     backend = endpoint(server, "endless")
@@ -514,7 +514,7 @@ def test_pages_wait_in_line_and_one_page_asks_once(monkeypatch):
     wait_for(lambda: queue.num_asking == 0)
 
 
-def test_nothing_is_generated_for_a_page_that_does_not_look_any_more(monkeypatch):
+def test_nothing_is_generated_for_a_page_that_is_gone(monkeypatch):
     monkeypatch.setattr("vlm_rl.demo.ask_queue.ABANDONED_SECONDS", 0.2)
     teller = slow_teller("a")
     broadcast = Broadcast([teller], LiveQuestion("?"), replace(SHORT, max_tokens=4000))
@@ -626,7 +626,7 @@ class Page(Served):
 
 @pytest.fixture(scope="module")
 def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
-    """Two tiny models of one run, a third whose weights are cut, and a server that speaks for ever."""
+    """Two tiny models of one run, a third whose weights are cut, and a server that never stops."""
     folder = tmp_path_factory.mktemp("live")
     run = build_run(folder / "luspo", steps=2, num_problems=4)
     text = (run.path / "config.yaml").read_text()

@@ -48,7 +48,7 @@ def served(runs) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def visit(served) -> Iterator[Open]:
-    """Opens an address of the demo and waits until it shows something."""
+    """Return a function that opens an address of the demo and waits until it shows something."""
     with open_browser() as browser:
 
         @contextmanager
@@ -144,7 +144,7 @@ def test_fifty_clicks_leave_a_page_that_works(visit):
 
 
 @pytest.mark.slow
-def test_another_checkpoint_joins_in_its_own_colour(visit):
+def test_a_further_checkpoint_joins_in_its_own_colour(visit):
     with visit("?base=luspo@0&others=luspo@40") as opened:
         page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
@@ -279,7 +279,7 @@ def test_a_run_without_an_evaluation_opens_on_its_training(tmp_path, visit):
 
 
 @pytest.mark.slow
-def test_what_can_be_taken_away(visit, served):
+def test_what_can_be_exported(visit, served):
     with visit("?base=luspo@0&others=luspo@40&change=right&tab=export") as opened:
         page = opened.page
         for name in ("samples.csv", "samples.parquet", "page.html"):
@@ -448,5 +448,5 @@ def test_mistakes_are_the_users(runs):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UserError, match="choose another --port"):
+        with pytest.raises(UserError, match="choose a different --port"):
             launch(runs, port=taken.getsockname()[1])

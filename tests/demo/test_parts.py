@@ -119,10 +119,10 @@ def kept(states: PageStates, query: str) -> list[str]:
     return [state.table.ids[p] for p in state.order]
 
 
-# -- the url and the address --------------------------------------------------------------------
+# -- the state and the address ------------------------------------------------------------------
 
 
-def test_an_address_is_the_view_and_back():
+def test_an_address_is_the_state_and_back():
     url = UrlState(
         benchmark="a b",
         base="x/y@0",
@@ -144,7 +144,7 @@ def test_no_address_breaks_the_page(query):
     assert UrlState.parse(url.query()) == url
 
 
-def test_nonsense_in_the_address_counts_for_nothing():
+def test_nonsense_in_the_address_is_ignored():
     assert UrlState.parse(
         "low=-3&high=1e9&step=x&tab=evil&change=DROP&flags=cut&flags=evil&sample=9999999999999"
     ) == UrlState(flags=("cut",))
@@ -259,7 +259,7 @@ def test_the_spread_of_known_lengths():
     assert stats.spread(np.array([])).num == 0 and math.isnan(stats.spread(np.array([])).median)
 
 
-def test_difficulty_classes_and_pairs(small):
+def test_difficulty_classes_and_changes(small):
     table = small.of(UrlState()).table
     everything = np.ones(4, dtype=bool)
     never, always = stats.by_difficulty(table, 1, everything)
@@ -370,7 +370,7 @@ def test_a_choice_by_verdict_is_said_to_prove_nothing(small):
     assert "prove nothing" not in count_html(small.of(UrlState.parse("low=1"))) + count_html(small.of(UrlState()))
 
 
-def test_the_words_follow_the_intervals():
+def test_the_judgement_follows_the_intervals():
     longer, shorter, unclear = estimate([4, 5, 6]), estimate([-4, -5, -6]), estimate([-5, 0, 5, 1])
     assert judgement(longer, estimate([0.4, 0.5, 0.6])) == "longer, more often right"
     assert judgement(shorter, unclear) == "shorter, accuracy: no clear change"
@@ -535,7 +535,7 @@ def test_a_spreadsheet_runs_nothing_and_numbers_stay_numbers(small):
 # -- opening -------------------------------------------------------------------------------------
 
 
-def test_seeds_of_a_comparison_are_pooled_and_its_baseline_comes_first(tmp_path):
+def test_seeds_of_a_study_are_pooled_and_its_baseline_comes_first(tmp_path):
     for rule in ("ba", "grpo"):
         for seed in (0, 1):
             build_run(tmp_path / rule / f"seed-{seed}", steps=2, seed=seed, algorithm=rule, num_problems=3)

@@ -226,7 +226,6 @@ def sampler(tiny_model: Path, builder: PromptBuilder) -> TransformersSampler:
         max_model_len=512,
         batch_size=16,
         dtype=torch.float32,
-        device="cpu",
     )
 
 

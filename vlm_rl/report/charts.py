@@ -36,7 +36,7 @@ _ZOOM: Spec = {
     "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
     "bind": "scales",
 }
-_CONFIG: Spec = {
+CONFIG: Spec = {
     "aria": False,  # the chart's element is labelled; a label per mark would double the page
     "background": None,
     "font": "system-ui, Liberation Sans, Arial, sans-serif",
@@ -231,7 +231,7 @@ def _spec(
     """
     return {
         "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE.partition('.')[0]}.json",
-        "config": _CONFIG,
+        "config": CONFIG,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -391,16 +391,17 @@ def scatter(
     fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
     size = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
     mark = {"type": "point", "filled": True, "opacity": 0.85, "clip": True, "strokeWidth": 1.2, **_cursor(rows)}
-    points = {"y": y, "size": size, "stroke": color, "fill": fill, "tooltip": _TIP}
+    x = _x_axis(x_title, whole=False)  # in each layer: from the top it would override the 0 of the zero line
+    points = {"x": x, "y": y, "size": size, "stroke": color, "fill": fill, "tooltip": _TIP}
     layers: list[Spec] = [{"mark": mark, "encoding": points, "params": [_ZOOM]}]
     if joined:
         line = {"type": "line", "strokeWidth": 1, "opacity": 0.6, "clip": True}
-        layers.insert(0, {"mark": line, "encoding": {"y": y, "order": {"field": "order"}, "color": color}})
+        layers.insert(0, {"mark": line, "encoding": {"x": x, "y": y, "order": {"field": "order"}, "color": color}})
     if zero_line:
         layers.insert(0, _zero_line())
     tip = f"datum.text || ({_value_tip(x_title, number)})"
     legend = [{"name": group.label, "color": group.color, "dot": True} for group in groups]
-    return _spec(rows, layers, {"x": _x_axis(x_title, whole=False)}, tip=tip, height=height, legend=legend)
+    return _spec(rows, layers, {}, tip=tip, height=height, legend=legend)
 
 
 def _point_rows(group: Points) -> list[Spec]:
