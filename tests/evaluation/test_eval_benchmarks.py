@@ -137,7 +137,7 @@ def start(model: Path, data: Path, out: Path, *more: str, ranks: int = 1) -> sub
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
     return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "vlm_rl.cli", *map(str, words)],
+        [sys.executable, *launcher, "-m", "vlm_rl", *map(str, words)],
         env={**kept, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )
