@@ -97,7 +97,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     from vlm_rl.data_prep.options import Options
 
     values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(Options)}
-    options = Options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    options = Options(**values)
     options.check()
     return options
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
-from vlm_rl.data_prep.golds import gold_of, infer_answer_type, number_gold, parse_choices, with_choices
+from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
 from vlm_rl.data_prep.records import (
@@ -38,6 +38,7 @@ from vlm_rl.data_prep.records import (
     pass_rate_of,
     text_of,
 )
+from vlm_rl.data_prep.row_golds import gold_of, number_gold
 from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem

@@ -2,21 +2,24 @@
 
 A reader is given a path and a split. It yields a UsableRow or a DroppedRow for every row, so that
 in = kept + dropped. To add a data set, write a reader and name it in SOURCES.
+A benchmark is added in vlm_rl.evaluation.benchmarks instead: a file, and a line of its registry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vlm_rl.data_prep import training_sources as training
-from vlm_rl.data_prep import vision_benchmarks as vision
+from vlm_rl.data_prep.benchmarks import read_benchmark
 from vlm_rl.data_prep.dapo import read_dapo, read_dapo_processed
 from vlm_rl.data_prep.generic import read_generic
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
-from vlm_rl.data_prep.text_benchmarks import TEXT_BENCHMARKS
 from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 
 Reader = Callable[[Path, str], Iterator[UsableRow | DroppedRow]]
 
@@ -40,6 +43,11 @@ class Source:
         return self.reader(path, split or self.splits[0])
 
 
+def _benchmark(benchmark: Benchmark) -> Source:
+    reader = partial(read_benchmark, benchmark)
+    return Source(reader, benchmark.hub, benchmark.hub_files, benchmark.splits, benchmark.num_rows)
+
+
 _PARQUET = ("*.parquet", "**/*.parquet")
 
 SOURCES: dict[str, Source] = {
@@ -58,31 +66,5 @@ SOURCES: dict[str, Source] = {
         training.read_geometry3k, "hiyouga/geometry3k", _PARQUET, ("train", "validation", "test"), (2101, 300, 601)
     ),
     "generic": Source(read_generic, "", ()),
-    "mathvista": Source(
-        vision.read_mathvista, "AI4Math/MathVista", ("data/*.parquet",), ("testmini", "test"), (1000, 5141)
-    ),
-    "mathvision": Source(
-        vision.read_mathvision, "MathLLMs/MathVision", ("data/*.parquet",), ("testmini", "test"), (304, 3040)
-    ),
-    "mathverse": Source(
-        vision.read_mathverse,
-        "AI4Math/MathVerse",
-        ("*.parquet", "*.json", "images.zip"),
-        ("testmini", "testmini_text_only"),
-        (3940, 788),
-    ),
-    "logicvista": Source(vision.read_logicvista, "lscpku/LogicVista", _PARQUET, ("test",), (448,)),
-    "wemath": Source(vision.read_wemath, "We-Math/We-Math", _PARQUET, ("testmini",), (1740,)),
-    "dynamath": Source(vision.read_dynamath, "DynaMath/DynaMath_Sample", _PARQUET, rows=(5010,)),
-    "math500": Source(TEXT_BENCHMARKS["math500"], "HuggingFaceH4/MATH-500", ("*.jsonl", *_PARQUET), rows=(500,)),
-    "aime24": Source(TEXT_BENCHMARKS["aime24"], "HuggingFaceH4/aime_2024", _PARQUET, rows=(30,)),
-    "aime25": Source(TEXT_BENCHMARKS["aime25"], "math-ai/aime25", ("*.jsonl", *_PARQUET), rows=(30, 15)),
-    "amc23": Source(TEXT_BENCHMARKS["amc23"], "math-ai/amc23", _PARQUET, rows=(40, 83)),
-    "minerva": Source(TEXT_BENCHMARKS["minerva"], "math-ai/minervamath", ("*.jsonl", *_PARQUET), rows=(272,)),
-    "olympiadbench": Source(
-        TEXT_BENCHMARKS["olympiadbench"],
-        "Hothan/OlympiadBench",
-        ("OlympiadBench_Dataset/data/OE_TO_maths_en_COMP*", "**/OE_TO_maths_en_COMP*"),
-        rows=(675, 674, 150),
-    ),
+    **{name: _benchmark(benchmark) for name, benchmark in BENCHMARKS.items()},
 }

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.golds import gold_of, last_box, type_and_choices
 from vlm_rl.data_prep.image_files import ImageStore, image_ref
 from vlm_rl.data_prep.records import (
     Converted,
@@ -22,6 +21,7 @@ from vlm_rl.data_prep.records import (
     pass_rate_of,
     text_of,
 )
+from vlm_rl.data_prep.row_golds import gold_of, last_box, type_and_choices
 from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.types import Problem
 

@@ -54,7 +54,7 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
         p90=quantile(length, 0.9),
         cut=float(cut.mean()) if len(cut) else math.nan,
         tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P]),
-        score=estimate(change, limit=1),
+        score=estimate(change, bounds=(-1, 1)),
         won=int((change > 0).sum()),
         lost=int((change < 0).sum()),
     )
@@ -76,7 +76,7 @@ def direct_comparisons(table: ProblemTable, keep_P: np.ndarray) -> list[DirectCo
     columns = sorted(last.values())
     length, score = table.length_CP[:, keep_P], table.score_CP[:, keep_P]
     return [
-        DirectComparison(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], limit=1))
+        DirectComparison(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], bounds=(-1, 1)))
         for place, b in enumerate(columns)
         for a in columns[:place]
     ]

@@ -1,4 +1,4 @@
-"""How fast an evaluation is, and how much of its time is not generation.
+"""Measure how fast an evaluation is, and how much of its time is not generation.
 
     python perf/eval.py --problems 256 --samples 1 --sampler transformers
     python perf/eval.py --model DIR --data PREPARED --sampler vllm --max-tokens 2048
@@ -6,9 +6,9 @@
 
 Without --model a random tiny policy answers toy pictures: its generation is nearly free, so that the share of
 everything else (prompts and pictures, grading, records, journal, summary) is an upper bound. On a CPU the engine
-and everything else share the cores, and what is done beside the generation slows it. With --engine-ms the policy
-answers everything beforehand, and an engine that only waits so many milliseconds a response gives its answers: as an
-accelerator would, to this side of it. Load time is printed apart. Prints one line of JSON.
+and everything else share the cores, so that work beside the generation slows it. With --engine-ms the policy
+answers everything beforehand; then an engine gives these answers that only waits so many milliseconds a response.
+To this side of it, an accelerator does the same. Load time is printed apart. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         keys: dict[str, Any] = {"builder": builder, "grader": grader, "params": params, "seed": 0, "step": 0}
         evaluate(problems[:2], sampler=timed, **keys)  # the workers start, the engine warms up
         if options.engine_ms is not None:
-            timed.remember([builder.build(one) for one in problems], params, wait_s=options.engine_ms / 1000)
+            timed.remember([builder.build(problem) for problem in problems], params, wait_s=options.engine_ms / 1000)
         loaded = time.perf_counter() - begun
         timed.seconds, timed.tokens, begun = 0.0, 0, time.perf_counter()
         batch = max(1, options.batch_size // options.samples)

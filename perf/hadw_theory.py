@@ -42,38 +42,21 @@ import argparse
 from itertools import pairwise
 from math import comb
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, PercentFormatter
 
 from vlm_rl.advantages import compute_advantages
-from vlm_rl.report.readme_figure import STYLE
+from vlm_rl.report import vega
+from vlm_rl.report.charts import CONFIG, MUTED, PALETTE
+from vlm_rl.report.vega import Spec
 
 CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
 SIZES = (2, 4, 8, 16, 32)
 SIMULATED_P = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 ORDER = 40  # of the quadrature on each piece
 
-_INK, _MUTED, _GRID, _BLUE, _ORANGE = "#1d2430", "#647083", "#e3e7ed", "#3a6fb7", "#d1782b"
 _SHADES = ("#b9cde8", "#8fb0db", "#3a6fb7", "#27508a", "#16315a")  # one per size, the larger the darker
-_STYLE: dict[Any, Any] = {
-    **STYLE,
-    "font.size": 11,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10.5,
-    "ytick.labelsize": 10.5,
-    "text.color": _INK,
-    "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED,
-    "grid.color": _GRID,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "figure.facecolor": "white",
-}
 
 
 class Simulation(NamedTuple):
@@ -141,60 +124,98 @@ def _distance(found: Simulation, exact: float) -> float:
 
 
 def write_picture(out: Path, *, groups: int, seed: int) -> None:
-    """Two panels (PNG, 2200 x 900 pixels): the bias against p, and the two probabilities against G."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(11, 4.5))
-        _bias(figure.add_axes((0.075, 0.14, 0.40, 0.75)), groups=groups, seed=seed)
-        _claims(figure.add_axes((0.58, 0.14, 0.40, 0.75)))
-        figure.savefig(out, format="png", dpi=200, metadata={"Software": None})
+    """Draw two panels: the bias against p, and the two probabilities against G."""
+    panels = [_bias(groups=groups, seed=seed), _claims()]
+    spec = {"concat": panels, "columns": 2, "spacing": 60, "config": CONFIG}
+    spec["resolve"] = {"scale": dict.fromkeys(("color", "fill", "stroke"), "independent")}
+    out.write_bytes(vega.png(vega.in_light_theme(spec)))
 
 
-def _bias(axes: Axes, *, groups: int, seed: int) -> None:
-    _title(axes, "How far a group's baseline is off")
-    grid = np.linspace(1e-4, 1 - 1e-4, 600)
-    for size, color in zip(SIZES, _SHADES, strict=True):
-        axes.plot(grid, mean_baseline(grid, size) - grid, color=color, lw=2, label=f"G = {size}")
-        found = [simulate(p, size, groups=groups, seed=seed) for p in SIMULATED_P]
-        bias = [f.mean - p for f, p in zip(found, SIMULATED_P, strict=True)]
-        axes.plot(SIMULATED_P, bias, "o", color=color, ms=5, mec="white", mew=0.8, zorder=4)
-    axes.plot([], [], "o", color=_MUTED, ms=5, label="simulated")
-    axes.axhline(0, color=_MUTED, lw=0.8)
-    axes.set_xlabel("p, the policy's chance to solve the prompt")
-    axes.set_ylabel("E[p̂ | not all equal] − p")
-    axes.legend(loc="upper right", fontsize=10)
-    axes.text(0.03, -0.375, "hard: baseline too high,\nadvantages too low", color=_MUTED, fontsize=10, va="bottom")
-    axes.set_ylim(-0.53, 0.53)
+def _bias(*, groups: int, seed: int) -> Spec:
+    names = [f"G = {size}" for size in SIZES]
+    curves, points = [], []
+    grid = np.linspace(1e-4, 1 - 1e-4, 300)
+    for size, name in zip(SIZES, names, strict=True):
+        bias = mean_baseline(grid, size) - grid
+        curves += [{"G": name, "p": p, "bias": b} for p, b in zip(grid.tolist(), bias.tolist(), strict=True)]
+        for p in SIMULATED_P:
+            points.append({"G": name, "p": p, "bias": simulate(p, size, groups=groups, seed=seed).mean - p})
+    color = {"field": "G", "type": "nominal", "scale": {"domain": names, "range": list(_SHADES)}}
+    color["legend"] = {"title": None, "symbolOpacity": 1}
+    y = {**_axis("bias", "E[p̂ | not all equal] − p", low=-0.53, high=0.53), "axis": {"format": "+.1f"}}
+    note = {"text": ["hard: baseline too high,", "advantages too low"], "p": 0.03, "bias": -0.34}
+    return {
+        "title": "How far a group's baseline is off (dots: simulated)",
+        "width": 400,
+        "height": 300,
+        "encoding": {"x": _axis("p", "p, the policy's chance to solve the prompt", low=0, high=1), "y": y},
+        "layer": [
+            {"data": {"values": [{"bias": 0}]}, "mark": "rule", "encoding": {"x": None}},
+            {"data": {"values": curves}, "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"color": color}},
+            {
+                "data": {"values": points},
+                "mark": _DOT | {"size": 45, "stroke": "white"},
+                "encoding": {"fill": color | {"legend": None}},
+            },
+            {
+                "data": {"values": [note]},
+                "mark": {"type": "text", "align": "left", "color": MUTED},
+                "encoding": {"text": {"field": "text"}},
+            },
+        ],
+    }
 
 
-def _claims(axes: Axes) -> None:
-    _title(axes, "Hard prompts with too high a baseline")
-    sizes = range(2, 33)
-    for (below, claim), color in zip(CLAIMS.items(), (_BLUE, _ORANGE), strict=True):
-        values = [average_probability(size, below) for size in sizes]
-        axes.plot(sizes, values, color=color, lw=1.2, alpha=0.5)
-        for holds, face in ((True, color), (False, "white")):
-            chosen = [(s, v) for s, v in zip(sizes, values, strict=True) if (v > claim) == holds]
-            label = f"p uniform below {below:g}" if holds else None
-            axes.plot(*zip(*chosen, strict=True), "o", color=color, mfc=face, ms=5.5, mew=1.4, label=label, zorder=4)
-        axes.axhline(claim, color=color, lw=1.2, ls=(0, (4, 3)))
-        axes.text(32.4, claim + 0.008, f"paper: {claim:.0%}", color=color, fontsize=10, ha="right", va="bottom")
-    axes.plot([], [], "o", color=_MUTED, mfc="white", ms=5.5, mew=1.4, label="below the paper's number")
-    axes.axvline(8.5, ymax=0.78, color=_MUTED, lw=0.8)
-    axes.text(8.2, 0.51, "holds", color=_MUTED, fontsize=10, ha="right", va="center")
-    axes.text(8.8, 0.51, "does not hold", color=_MUTED, fontsize=10, va="center")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator([2, 4, 8, 16, 32]))
-    axes.xaxis.set_minor_locator(FixedLocator([]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0.48, 1.03)
-    axes.set_xlabel("G, responses per prompt")
-    axes.set_ylabel("P(p̂ > p | not all equal)")
-    axes.legend(loc="upper right", fontsize=10)
+def _claims() -> Spec:
+    points, claims = [], []
+    for (below, claim), color in zip(CLAIMS.items(), PALETTE, strict=False):
+        name = f"p uniform below {below:g}"
+        claims.append({"name": name, "P": claim, "G": 32, "text": f"paper: {claim:.0%}", "color": color})
+        for size in range(2, 33):
+            value = average_probability(size, below)
+            points.append({"name": name, "G": size, "P": value, "holds": value > claim})
+    color: Spec = {"field": "name", "type": "nominal"}
+    color["scale"] = {"domain": [c["name"] for c in claims], "range": [c["color"] for c in claims]}
+    drawn = color | {"legend": {"title": None, "symbolOpacity": 1}}
+    fill = {"condition": {"test": "!datum.holds", "value": "white"}, **color, "legend": None}
+    x: Spec = {"field": "G", "type": "quantitative", "title": "G, responses per prompt"}
+    x |= {
+        "scale": {"type": "log", "base": 2, "domain": [1.9, 34], "nice": False},
+        "axis": {"values": [2, 4, 8, 16, 32]},
+    }
+    y = {**_axis("P", "P(p̂ > p | not all equal)", low=0.48, high=1.02), "axis": {"format": "%"}}
+    return {
+        "title": "Hard prompts with too high a baseline (hollow: below the paper's number)",
+        "width": 400,
+        "height": 300,
+        "encoding": {"x": x, "y": y},
+        "layer": [
+            {
+                "data": {"values": claims},
+                "mark": {"type": "rule", "strokeDash": [5, 4]},
+                "encoding": {"x": None, "color": drawn},
+            },
+            {
+                "data": {"values": claims},
+                "mark": {"type": "text", "align": "right", "dy": -8},
+                "encoding": {"text": {"field": "text"}, "color": drawn},
+            },
+            {"data": {"values": points}, "mark": {"type": "line", "opacity": 0.5}, "encoding": {"color": drawn}},
+            {
+                "data": {"values": points},
+                "mark": _DOT | {"size": 50},
+                "encoding": {"stroke": color | {"legend": None}, "fill": fill},
+            },
+        ],
+    }
 
 
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", size=13, weight="bold", pad=12)
+_DOT: Spec = {"type": "point", "filled": True, "opacity": 1, "strokeWidth": 1.4}
+
+
+def _axis(field: str, title: str, *, low: float, high: float) -> Spec:
+    scale = {"domain": [low, high], "nice": False}
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale}
 
 
 def main() -> None:

@@ -294,7 +294,7 @@ class Usage:
         """Run the command; an error ends the measurement."""
         command = ["prepare", source, "--source", path, "--out", out, *options]
         start, before, samples = time.perf_counter(), ended_cpu_seconds(), []
-        with psutil.Popen([sys.executable, "-m", "vlm_rl.cli", *map(str, command)], stdout=subprocess.DEVNULL) as run:
+        with psutil.Popen([sys.executable, "-m", "vlm_rl", *map(str, command)], stdout=subprocess.DEVNULL) as run:
             while True:
                 try:
                     code = run.wait(timeout=0.5)

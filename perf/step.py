@@ -3,10 +3,9 @@
     python perf/step.py runs/quickstart
     OMP_NUM_THREADS=1 python perf/step.py
 
-With a run directory, from its metrics.jsonl; without one, from a short run on toy problems that is
-made for it in a temporary folder. The first step, which pays for caches and compilation, is left
-out. A step's seconds are means over all steps, so a save every tenth step counts a tenth; evaluation
-is between the steps and not counted.
+With a run directory it reads metrics.jsonl; without one it first trains for a few steps on toy problems in a
+temporary folder. The first step pays for caches and compilation and is left out. Seconds are means over all steps, so
+a save every tenth step counts a tenth. Evaluation happens between steps and is not counted.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ PHASES = (
     "diagnostics",
     "save",
 )
-AROUND = ("reward", "sync", "diagnostics", "save", "other")  # what a step spends beside the model
+BESIDE_THE_MODEL = ("reward", "sync", "diagnostics", "save", "other")
 TOY_STEPS = 5
 
 
-def shares(records: list[dict[str, float]]) -> dict[str, float]:
-    """Mean seconds of a step by phase; "other" is what no phase holds (advantages, packing, logging)."""
+def seconds_by_phase(records: list[dict[str, float]]) -> dict[str, float]:
+    """Return a step's mean seconds by phase; "other" is the time in no phase (advantages, packing, logging)."""
     seconds = {name: statistics.fmean(r.get(f"timing/{name}", 0.0) for r in records) for name in PHASES}
-    # step_time ends before the save, which the others lie inside of.
+    # All phases but the save are inside step_time.
     inside = sum(value for name, value in seconds.items() if name != "save")
     seconds["other"] = statistics.fmean(r["step_time"] for r in records) - inside
     return seconds
 
 
-def print_shares(run: RunDirectory) -> None:
+def print_phases(run: RunDirectory) -> None:
     records = run.metrics()[1:]
     if not records:
         raise SystemExit(f"{run.path}: fewer than two steps are logged; train longer")
-    seconds = shares(records)
+    seconds = seconds_by_phase(records)
     total = sum(seconds.values())
     tokens = statistics.fmean(r["num_tokens"] for r in records if "num_tokens" in r)
     config = run.config()
@@ -56,14 +55,14 @@ def print_shares(run: RunDirectory) -> None:
         f"{tokens:.0f} generated tokens a step, sampler {rollout.sampler}, ZeRO {config.train.zero_stage}"
     )
     for name, value in seconds.items():
-        print(f"  {name:<13}{value:>9.3f} s{100 * value / total:>7.1f} %")
-    rest = sum(seconds[name] for name in AROUND)
-    print(f"  {'neither generation nor the model':<34}{100 * rest / total:>5.1f} %  ({', '.join(AROUND)})")
-    print(f"  {'a step':<13}{total:>9.3f} s{tokens / total:>10.0f} generated tokens/s")
+        print(f"  {name:<19}{value:>9.3f} s{100 * value / total:>7.1f} %")
+    rest = sum(seconds[name] for name in BESIDE_THE_MODEL)
+    print(f"  {'neither generation nor the model':<34}{100 * rest / total:>5.1f} %  ({', '.join(BESIDE_THE_MODEL)})")
+    print(f"  {'a step':<19}{total:>9.3f} s{tokens / total:>10.0f} generated tokens/s")
 
 
 def toy_run(folder: Path, *, sampler: str) -> RunDirectory:
-    """A short LUSPO run of the quickstart's shape, from a random tiny model."""
+    """Train a few steps of LUSPO in the quickstart's shape, from a random tiny model."""
     from vlm_rl.config import parse_config
     from vlm_rl.data_prep.counting_squares import SQUARES
     from vlm_rl.data_prep.preparation import prepare
@@ -92,10 +91,10 @@ def main() -> None:
     parser.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help="of the toy run")
     options = parser.parse_args()
     if options.run:
-        print_shares(RunDirectory(options.run).open())
+        print_phases(RunDirectory(options.run).open())
         return
     with tempfile.TemporaryDirectory() as name:
-        print_shares(toy_run(Path(name), sampler=options.sampler))
+        print_phases(toy_run(Path(name), sampler=options.sampler))
 
 
 if __name__ == "__main__":

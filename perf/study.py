@@ -4,7 +4,7 @@
     python perf/study.py --out docs/study.png       # and the picture
     python perf/study.py --results runs/study       # the same of a study of one's own (make study)
 
-docs/study/NAME.json is the comparison.json that `vlm-rl compare configs/studies/NAME.yaml` has written.
+docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from vlm_rl.report.readme_figure import STYLE
+from vlm_rl.report import vega
+from vlm_rl.report.charts import MUTED, PALETTE, Interval, forest
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
 STUDIES = {
@@ -46,14 +43,6 @@ INSIDE = {  # curve -> title, first -> last tenth of the steps
     "gradient_mass/negative/longest": "mass, A < 0, longest, %",
 }
 CONTROLS = ("coin", "short")
-ACCENT, MUTED, INK = "#2f6fb7", "#8a8f98", "#44484f"
-GRID = "#e3e7ed"
-_STYLE: Any = {
-    **STYLE,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("grid.color", "axes.edgecolor"), GRID),
-    "figure.facecolor": "white",
-}
 
 Results = Mapping[str, Any]
 
@@ -132,38 +121,25 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def draw(everything: Mapping[str, Results], out: Path) -> None:
-    """Length, one panel per study: differences to the baseline, and the change under the controls."""
-    num_columns = min(2, len(everything))
-    pairs = [list(everything)[start : start + num_columns] for start in range(0, len(everything), num_columns)]
-    heights = [max(len(everything[name]["rules"]) for name in pair) for pair in pairs]
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(9, 1 + 0.32 * sum(heights)), layout="constrained")
-        axes = figure.subplots(len(pairs), num_columns, height_ratios=heights, squeeze=False)
-        for ax in axes.flat[len(everything) :]:
-            ax.set_axis_off()
-        for ax, (name, results) in zip(axes.flat, everything.items(), strict=False):
-            if name in CONTROLS:
-                _intervals(ax, results["final"]["train_length_change"])
-                label = "first to last tenth of the steps: change of length, tokens"
-            else:
-                _intervals(ax, results["difference_to_baseline"]["train_length"])
-                label = f"length at the end, minus {results['baseline']}'s, tokens"
-            ax.set_title(STUDIES[name], loc="left", fontsize=10, fontweight="bold")
-            ax.set_xlabel(label)
-        figure.savefig(out, dpi=150)
+    """Draw length, one panel per study: differences to the baseline, and the change under the controls."""
+    panels = []
+    for name, results in everything.items():
+        if name in CONTROLS:
+            intervals = results["final"]["train_length_change"]
+            title = "first to last tenth of the steps: change of length, tokens"
+        else:
+            intervals = results["difference_to_baseline"]["train_length"]
+            title = f"length at the end, minus {results['baseline']}'s, tokens"
+        rows = [Interval(rule, e["mean"], e["low"], e["high"], _color(e)) for rule, e in intervals.items()]
+        chart = forest(rows, x_title=title)
+        if chart is not None:
+            panels.append(vega.still(chart, width=340, title=STUDIES[name]))
+    out.write_bytes(vega.png(vega.joined(panels, columns=2)))
 
 
-def _intervals(ax: Axes, estimates: Mapping[str, Mapping[str, float]]) -> None:
-    """A dot and its 95 % interval per rule; coloured where it excludes 0."""
-    rules = list(reversed(list(estimates)))
-    for place, one in enumerate(estimates[rule] for rule in rules):
-        settled = one["low"] > 0 or one["high"] < 0
-        ax.plot([one["low"], one["high"]], [place, place], color=ACCENT if settled else MUTED, linewidth=2)
-        ax.plot(one["mean"], place, "o", color=ACCENT if settled else MUTED, markersize=6)
-    ax.set_yticks(range(len(rules)), rules)
-    ax.set_ylim(-0.6, len(estimates) - 0.4)
-    ax.axvline(0, color=INK, linewidth=0.8)
-    ax.grid(visible=False, axis="y")
+def _color(interval: Mapping[str, float]) -> str:
+    """Return blue where the interval excludes 0, else grey."""
+    return PALETTE[0] if interval["low"] > 0 or interval["high"] < 0 else MUTED
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ _asked_for_shared_data: set[str] = set()
 
 
 def shared_data() -> Path:
-    """The folder of real sample data beside the checkout; skips the test where there is none."""
+    """Return the folder of real sample data beside the checkout; skip the test where there is none."""
     _asked_for_shared_data.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the sample data at {SHARED_DATA}")
@@ -35,7 +35,7 @@ def shared_data() -> Path:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where the sample data lies beside the checkout, a test of it that skips is a failure."""
+    """Fail a test that skips for want of the sample data although the data is there."""
     report = yield
     reason = str(call.excinfo.value) if call.excinfo else ""
     about_shared = item.nodeid in _asked_for_shared_data or "sample data" in reason or "shared" in reason
@@ -47,7 +47,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random tiny Qwen2.5-VL folder. Read it, never write into it."""
+    """Return the folder of a random tiny Qwen2.5-VL, to read only."""
     from vlm_rl.data_prep.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
@@ -57,7 +57,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Toys]:
-    """Toy problems, a policy that answers in the right format by guessing, and a starter of runs."""
+    """Yield toy problems, a policy that answers in the right format by guessing, and a runner of commands."""
     from tests.helpers.toy_runs import Runner, make_toys
 
     folder = tmp_path_factory.mktemp("toys")

@@ -70,3 +70,13 @@ def test_a_response_that_is_not_there_changes_nothing_for_the_others(name: str) 
     smaller_G = compute_advantages(name, np.array([[1.0, 0.0, 0.5]]))[0]
     assert advantages_PG[0].tolist() == [smaller_G[0], 0.0, smaller_G[1], smaller_G[2]]
     assert not advantages_PG[1:].any()
+
+
+def test_groups_do_not_mix_and_may_have_two_responses() -> None:
+    rewards_PG = np.array([[1.0, 0.0], [3.0, 1.0], [1.35, 1.35]])
+    assert compute_advantages("leave_one_out", rewards_PG).tolist() == [
+        [1, -1],
+        [2, -2],
+        [0, 0],
+    ]  # A = r - the other reward
+    assert compute_advantages("group_center", rewards_PG).tolist() == [[0.5, -0.5], [1, -1], [0, 0]]

@@ -21,7 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "evaluation": {"data", "grading", "run", "samplers"},
     "report": {"data", "run"},
     "study": {"data", "report", "run"},
-    "data_prep": {"data", "grading", "learner", "report", "run", "toy"},
+    "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"data", "evaluation", "report", "run", "samplers"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }

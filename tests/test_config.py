@@ -141,11 +141,11 @@ def test_an_unknown_key_far_from_all_lists_the_known_ones(minimal: Path) -> None
 
 def sections(model: type[BaseModel], path: str = "") -> list[str]:
     """The dotted path of every section, the top ("") included."""
-    found = [path]
+    paths = [path]
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += sections(field.annotation, f"{path}.{name}" if path else name)
-    return found
+            paths += sections(field.annotation, f"{path}.{name}" if path else name)
+    return paths
 
 
 @pytest.mark.parametrize("section", sections(Config))

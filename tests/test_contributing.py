@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 USE = r"""
 import numpy as np, torch, vlm_rl
 from pathlib import Path
-from vlm_rl.rewards import load_function
+from vlm_rl.rewards import load_reward_function
 from vlm_rl.types import Grade, Problem
 
 row = vlm_rl.ALGORITHMS["dr_gspo"]
@@ -36,7 +36,7 @@ loss.backward()
 # N = 2, L_max = 4: a token of the right answer weighs 1/8 x 0.5, one of the wrong answer 1/8 x -0.5
 assert np.allclose(logp.grad, [-1 / 16, 1 / 16, 1 / 16])
 
-reward = load_function("my_rewards.short_and_right")
+reward = load_reward_function("my_rewards.short_and_right")
 problem = Problem("p", "?", (), "1", "integer")
 right, wrong = Grade("correct", "1", "number", ""), Grade("wrong", "2", "number", "")
 assert [reward(problem, "", *case) for case in ((right, 200), (right, 201), (wrong, 9))] == [1, 0, 0]
@@ -58,7 +58,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(diffs) == 4
     for diff in diffs:
-        run(["git", "apply", "--recount", "-"], copy, diff)
+        run(["git", "apply", "-"], copy, diff)
     return copy
 
 

@@ -37,15 +37,15 @@ def test_all_right_or_all_wrong_groups_get_the_scale_alone() -> None:
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
 def test_the_scale_is_a_plain_factor(scale: float) -> None:
     # exp(+-.375) = 1.454991 and .687289
-    found = difficulty_weights(np.array([[1.0, -1.0]]), [0.125], HALF, scale=scale)
-    np.testing.assert_allclose(found, [[1.454991 * scale, 0.687289 * scale]], rtol=1e-6)
+    phi_PG = difficulty_weights(np.array([[1.0, -1.0]]), [0.125], HALF, scale=scale)
+    np.testing.assert_allclose(phi_PG, [[1.454991 * scale, 0.687289 * scale]], rtol=1e-6)
 
 
 def test_each_group_has_its_own_gap() -> None:
     advantages = np.array([[1.0, -1.0, 0.0], [-2.0, 0.5, 0.5]])
-    found = difficulty_weights(advantages, [0.25, 0.75], HALF, scale=1.0)
+    phi_PG = difficulty_weights(advantages, [0.25, 0.75], HALF, scale=1.0)
     up, down = np.exp(0.25), np.exp(-0.25)  # hard and right, easy and wrong go up
-    np.testing.assert_allclose(found, [[up, down, 1.0], [up, down, down]], rtol=1e-12)
+    np.testing.assert_allclose(phi_PG, [[up, down, 1.0], [up, down, down]], rtol=1e-12)
 
 
 @given(st.integers(1, 7), st.floats(0.01, 0.99))
@@ -53,13 +53,13 @@ def test_weights_are_positive_and_lift_the_rare_outcome(correct: int, ability: f
     """Right on a hard prompt and wrong on an easy one get at least lambda, the others at most."""
     rewards = np.array([[1.0] * correct + [0.0] * (8 - correct)])
     advantages = compute_advantages("group_norm", rewards)
-    found = difficulty_weights(advantages, [correct / 8], Belief(ability=ability), scale=1.3)
-    assert (found > 0).all()
-    assert (np.sign(found * advantages) == np.sign(advantages)).all()
+    phi_PG = difficulty_weights(advantages, [correct / 8], Belief(ability=ability), scale=1.3)
+    assert (phi_PG > 0).all()
+    assert (np.sign(phi_PG * advantages) == np.sign(advantages)).all()
     is_hard = correct / 8 < ability
     lifted, lowered = (rewards == 1, rewards == 0) if is_hard else (rewards == 0, rewards == 1)
-    assert (found[lifted] >= 1.3).all() and (found[lowered] <= 1.3).all()
-    np.testing.assert_allclose(found[lifted][0] * found[lowered][0], 1.3**2, rtol=1e-12)
+    assert (phi_PG[lifted] >= 1.3).all() and (phi_PG[lowered] <= 1.3).all()
+    np.testing.assert_allclose(phi_PG[lifted][0] * phi_PG[lowered][0], 1.3**2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("pass_rate", [0.0, 0.5, 1.0])
@@ -126,13 +126,12 @@ def test_hard_variant_is_a_moving_average() -> None:
 
 
 @pytest.mark.parametrize("variant", ["adaptive", "hard"])
-def test_a_belief_read_back_from_json_goes_on_alike(variant: str) -> None:
+def test_a_belief_restored_from_json_continues_alike(variant: str) -> None:
     accuracies = np.random.default_rng(0).random(24)
     whole, halves = Belief(), Belief()
     for step, accuracy in enumerate(accuracies.tolist()):
         if step == 13:  # past the window: the history matters
-            stored = json.loads(json.dumps(asdict(halves)))
-            halves = Belief(**stored | {key: tuple(stored[key]) for key in ("history", "accuracies")})
+            halves = Belief.restored(json.loads(json.dumps(asdict(halves))))
         whole = update_belief(whole, accuracy, eta=5.0, window=10, variant=variant)
         halves = update_belief(halves, accuracy, eta=5.0, window=10, variant=variant)
     assert halves == whole

@@ -135,16 +135,16 @@ def test_average_probability_by_hand_and_by_a_plain_sum() -> None:
 @pytest.mark.parametrize(("p", "size"), [(0.05, 4), (0.1, 8), (0.3, 8), (0.5, 16), (0.9, 8)])
 def test_simulation_stays_within_five_standard_errors(p: float, size: int) -> None:
     """The exact standard deviation comes from the enumeration; five errors are a chance of 6e-7."""
-    found = theory.simulate(p, size, groups=20_000, seed=3)
+    simulated = theory.simulate(p, size, groups=20_000, seed=3)
     mass = np.array([comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)])
     rates, chance = np.arange(1, size) / size, mass / mass.sum()
     exact = float(chance @ rates)
     spread = float(chance @ (rates - exact) ** 2) ** 0.5
-    assert abs(found.mean - exact) < 5 * spread / found.groups**0.5
-    assert abs(found.groups - 20_000 * mass.sum()) < 5 * (20_000 * mass.sum() * (1 - mass.sum())) ** 0.5 + 1
-    assert found.error == pytest.approx(spread / found.groups**0.5, rel=0.1)
+    assert abs(simulated.mean - exact) < 5 * spread / simulated.groups**0.5
+    assert abs(simulated.groups - 20_000 * mass.sum()) < 5 * (20_000 * mass.sum() * (1 - mass.sum())) ** 0.5 + 1
+    assert simulated.error == pytest.approx(spread / simulated.groups**0.5, rel=0.1)
     # and it would not pass with p itself in place of the baseline, but at p = 1/2
-    assert p == 0.5 or abs(found.mean - p) > 5 * spread / found.groups**0.5
+    assert p == 0.5 or abs(simulated.mean - p) > 5 * spread / simulated.groups**0.5
 
 
 def test_the_script_prints_its_tables_and_writes_the_picture(tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ def repeated(batch: TokenBatch, times: int, *, only: np.ndarray | None = None) -
     return TokenBatch(lengths, batch.advantages, cells(batch.logp), cells(batch.old))
 
 
-def close(found: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
-    for found_row, wanted_row in zip(found, wanted, strict=True):
-        for a, b in zip(found_row, wanted_row, strict=True):
+def close(computed: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
+    for computed_row, wanted_row in zip(computed, wanted, strict=True):
+        for a, b in zip(computed_row, wanted_row, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-14)
 
 
@@ -125,9 +125,9 @@ def test_neither_the_order_of_groups_nor_of_responses_matters(name: str, batch: 
     rng, (groups, responses) = np.random.default_rng(seed), batch.lengths.shape
     order = [[(int(p), int(g)) for g in rng.permutation(responses)] for p in rng.permutation(groups)]
     loss, gradient = run(name, batch)
-    found_loss, found = run(name, rearranged(batch, order))
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close(found, [[gradient[p][g] for p, g in row] for row in order])
+    computed_loss, computed = run(name, rearranged(batch, order))
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    close(computed, [[gradient[p][g] for p, g in row] for row in order])
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -164,10 +164,10 @@ def test_padding_never_matters(name: str, batch: TokenBatch, padding: list[int],
         [[*(v for r in batch.old for v in r), *row.old[0]]],
     )
     weights = np.concatenate([weights_of(name, batch).reshape(1, -1), np.zeros_like(row.advantages)], axis=1)
-    found_loss, (found,) = run(name, padded, weights=weights)
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close([found[:n]], [[v for r in gradient for v in r]])
-    assert not any(values.any() for values in found[n:])
+    computed_loss, (computed,) = run(name, padded, weights=weights)
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    close([computed[:n]], [[v for r in gradient for v in r]])
+    assert not any(values.any() for values in computed[n:])
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -178,9 +178,9 @@ def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, ba
     groups, responses = batch.lengths.shape
     order = [[(p, g) for g in range(responses)] for _ in range(times) for p in range(groups)]
     loss, gradient = run(name, batch)
-    found_loss, found = run(name, rearranged(batch, order))
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
-    close(found, [[values / times for values in row] for row in gradient * times])
+    computed_loss, computed = run(name, rearranged(batch, order))
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    close(computed, [[values / times for values in row] for row in gradient * times])
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, ba
 def test_how_the_loss_scales_with_length(aggregation: str, grows: bool, batch: TokenBatch, times: int) -> None:
     # every response `times` as long: means do not notice, sums over 1/N and 1/(N L_max) grow by that factor
     loss, _ = run("grpo", batch, aggregation=aggregation)
-    found, _ = run("grpo", repeated(batch, times), aggregation=aggregation)
-    assert found == pytest.approx(loss * (times if grows else 1), rel=1e-10, abs=1e-13)
+    computed, _ = run("grpo", repeated(batch, times), aggregation=aggregation)
+    assert computed == pytest.approx(loss * (times if grows else 1), rel=1e-10, abs=1e-13)
 
 
 # --- facts 1 and 2: LUSPO ---------------------------------------------------------------------------
@@ -349,13 +349,13 @@ def test_balanced_is_blind_to_longer_terms_of_one_sign(sign: float, batch: Token
     """All terms of one sign replicated: the same loss, and a gradient shared by the copies."""
     only = np.sign(batch.advantages) == sign
     loss, gradient = run("ba", batch)
-    found_loss, found = run("ba", repeated(batch, times, only=only))
-    assert found_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
+    computed_loss, computed = run("ba", repeated(batch, times, only=only))
+    assert computed_loss == pytest.approx(loss, rel=1e-10, abs=1e-14)
     shared = [
         [np.repeat(v, times) / times if only[p, g] else v for g, v in enumerate(row)]
         for p, row in enumerate(gradient)
     ]
-    close(found, shared)
+    close(computed, shared)
 
 
 @settings(max_examples=60)
@@ -414,9 +414,9 @@ def test_a_degenerate_group_beside_another_counts_and_moves_nothing(name: str, b
         batch.old + idle.old,
     )
     _, alone = run(name, batch)
-    _, found = run(name, both)
-    close([found[0]], [[values / 2 for values in alone[0]]])  # twice the groups, the responses and the tokens
-    assert all((values == 0).all() for values in found[1])
+    _, computed = run(name, both)
+    close([computed[0]], [[values / 2 for values in alone[0]]])  # twice the groups, the responses and the tokens
+    assert all((values == 0).all() for values in computed[1])
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -433,9 +433,9 @@ def test_an_empty_response_counts_as_one_and_adds_nothing(name: str, batch: Toke
     )
     factor = 1.0 if ALGORITHMS[name].aggregation == "token" else size / (size + 1)
     loss, gradient = run(name, batch)
-    found_loss, found = run(name, longer)
-    assert found_loss == pytest.approx(loss * factor, rel=1e-10, abs=1e-14)
-    close([found[0][:-1]], [[values * factor for values in gradient[0]]])
+    computed_loss, computed = run(name, longer)
+    assert computed_loss == pytest.approx(loss * factor, rel=1e-10, abs=1e-14)
+    close([computed[0][:-1]], [[values * factor for values in gradient[0]]])
 
 
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
@@ -481,5 +481,5 @@ def test_the_gradient_of_k3_is_that_of_the_divergence_turned_round(logits: list[
     policy, reference = torch.tensor(logits, dtype=torch.float64).T
     policy = policy.clone().requires_grad_()
     logp, logq = policy.log_softmax(0), reference.log_softmax(0)
-    (found,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, logq)).sum(), policy)
-    np.testing.assert_allclose(found.numpy(), (logp.detach().exp() - logq.exp()).numpy(), atol=1e-12)
+    (computed,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, logq)).sum(), policy)
+    np.testing.assert_allclose(computed.numpy(), (logp.detach().exp() - logq.exp()).numpy(), atol=1e-12)

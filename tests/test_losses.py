@@ -204,8 +204,8 @@ def coefficient_mass(name: str, positive: list[int], negative: list[int], ddof: 
     ],
 )
 def test_coefficient_mass_vectors(name: str, ddof: int, positive: float, negative: float) -> None:
-    found = coefficient_mass(name, [100, 300, 200], [500, 700, 400, 650, 800], ddof)
-    assert found == pytest.approx((positive, negative), abs=2e-6)
+    coefficients = coefficient_mass(name, [100, 300, 200], [500, 700, 400, 650, 800], ddof)
+    assert coefficients == pytest.approx((positive, negative), abs=2e-6)
 
 
 def test_balanced_does_not_care_how_long_the_negatives_are() -> None:

@@ -25,7 +25,7 @@ def changes(toys: Toys) -> dict:
 
 @pytest.fixture(scope="module")
 def whole(toys: Toys, changes: dict) -> tuple[RunDirectory, int]:
-    """The uninterrupted run, and how often it touched its folder."""
+    """Return the uninterrupted run, and the number of its file operations."""
     events = toys.folder / "events.txt"
     config = toys.config("whole", **changes)
     out = str(toys.run("whole").path)
@@ -35,7 +35,7 @@ def whole(toys: Toys, changes: dict) -> tuple[RunDirectory, int]:
 
 
 def finish(toys: Toys, name: str, config: Path) -> None:
-    """Go on until the end, as a user would."""
+    """Train to the end, resuming where a run is there, as a user would."""
     is_there = (toys.run(name).path / "config.yaml").exists()
     result = toys.runner("train", str(config), *(["--resume"] if is_there else []))
     assert result.code == 0, result.output[-3000:]
@@ -84,7 +84,7 @@ def test_killed_at_any_moment_and_resumed(toys: Toys, changes: dict, whole: tupl
 
 @pytest.mark.slow
 def test_killed_again_and_again(toys: Toys, changes: dict, whole: tuple[RunDirectory, int]) -> None:
-    """Also a resume may be killed."""
+    """A resume may be killed too."""
     config = toys.config("often", **changes)
     out, rng = toys.run("often"), random.Random(7)
     for _ in range(4):
@@ -200,9 +200,9 @@ def test_sigterm_saves_and_resumes(toys, changes, whole, phase, number) -> None:
     result = toys.runner("train", str(config), faults=fault)
     assert result.code == EXIT_STOPPED, result.output[-3000:]
     assert f"resume with: vlm-rl train {toys.run(name).path} --resume\n" in result.output
-    found = newest_verified(toys.run(name).path / "checkpoints")
-    assert found is not None
-    assert found[1].step == PHASES[phase, number]
+    newest = newest_verified(toys.run(name).path / "checkpoints")
+    assert newest is not None
+    assert newest[1].step == PHASES[phase, number]
     assert_sound(toys.run(name))
     finish(toys, name, config)
     assert_equal_runs(toys.run(name), whole[0])

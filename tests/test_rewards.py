@@ -214,9 +214,9 @@ def test_groups_scored_beside_the_engine_get_the_same_rewards(
         for index in (2, 0, 3, 1):
             scoring.add(index, groups[index])
         others.set()
-        found = scoring.rewards()
+        rewards = scoring.rewards()
     assert sum(calls) == 8 and len([size for size in calls if size]) == 2
-    assert [found[index] for index in range(4)] == [tuple(score(group)) for group in groups]
+    assert [rewards[index] for index in range(4)] == [tuple(score(group)) for group in groups]
 
 
 def test_a_mistake_in_a_reward_function_comes_out_of_the_thread(grader: Grader) -> None:

@@ -87,10 +87,11 @@ def test_one_value_has_no_interval() -> None:
     assert math.isnan(single.detectable) and math.isnan(estimate([]).mean)
 
 
-def test_a_difference_of_scores_stays_between_minus_one_and_one() -> None:
-    assert (estimate([1.0, 0.0], limit=1).low, estimate([1.0, 0.0], limit=1).high) == (-1, 1)  # .5 +- 6.35
-    assert (estimate([1.0], limit=1).low, estimate([1.0], limit=1).high) == (-1, 1)  # one value: all is possible
-    assert math.isnan(estimate([], limit=1).low)
+def test_an_interval_is_cut_at_what_is_possible() -> None:
+    gain = estimate([1.0, 0.0], bounds=(-1, 1))  # .5 +- 6.35
+    assert (gain.low, gain.high) == (-1, 1)
+    share = estimate([0.1, 0.2, 0.1], bounds=(0, 1))
+    assert share.low == 0 and share.high == estimate([0.1, 0.2, 0.1]).high
 
 
 @pytest.mark.parametrize(("won", "lost", "p"), [(0, 0, 1), (5, 0, 2 / 32), (3, 1, 10 / 16), (4, 4, 1)])

@@ -39,7 +39,7 @@ from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.train import collect, weigh, with_advantages
 
-# shared with other trainers of this kind, so that curves can be laid over each other
+# the names that other trainers of this kind use, so that curves can be compared
 KNOWN_NAMES = {
     *(f"completions/{name}" for name in ("mean_length", "min_length", "max_length", "mean_terminated_length")),
     "completions/clipped_ratio",
@@ -57,8 +57,8 @@ KNOWN_NAMES = {
     "data/skipped",
     "steps/skipped",
 }
-# a mean over no response, or a correlation of constants, has no value
 OWN_REWARD = "tests.helpers.own_reward.short_words"
+# a mean over no response, or a correlation of constants, has no value
 MAY_BE_NAN = {
     "completions/mean_terminated_length",
     *(f"length/{name}" for name in ("correct_mean", "wrong_mean", "positive_mean", "negative_mean", "sign_gap")),
@@ -68,7 +68,7 @@ MAY_BE_NAN = {
 
 @pytest.fixture(scope="module")
 def run(toys: Toys) -> RunDirectory:
-    """GRPO, four steps of two mini-batches, evaluated at 0, 2 and 4."""
+    """Return a GRPO run of four steps with two mini-batches each, evaluated at 0, 2 and 4."""
     return toys.train_run("plain", data={"eval": [str(toys.heldout)]}, eval={"every": 2})
 
 
@@ -166,9 +166,9 @@ def test_the_ledger_closes(run: RunDirectory) -> None:
         assert record["data/drawn"] == record["data/trained"] == 4 * step
         assert record["data/skipped"] == 0
         assert record["epoch"] == pytest.approx(4 * step / 12)
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    ledger = found[1].info["ledger"]
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    ledger = newest[1].info["ledger"]
     assert ledger == {"drawn": 16, "trained": 16, "skipped": {}, "failed": 0}
 
 
@@ -219,7 +219,7 @@ def test_names_of_evaluation_sets_are_checked_first(toys: Toys, folders: list[st
 # -- algorithms ------------------------------------------------------------------------------------
 
 
-def test_dynamic_sampling_goes_on_when_nothing_is_left(toys: Toys) -> None:
+def test_dynamic_sampling_continues_when_nothing_is_left(toys: Toys) -> None:
     """A random model is never right: every group is dropped, the weights stay, the run ends well."""
     config = toys.config(
         "dapo-nothing",
@@ -233,10 +233,10 @@ def test_dynamic_sampling_goes_on_when_nothing_is_left(toys: Toys) -> None:
     run = toys.run("dapo-nothing")
     assert [record["data/skipped"] for record in run.metrics()] == [8.0, 16.0]  # 4 prompts, 2 rounds
     assert run.metrics()[-1]["data/trained"] == 0
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    assert found[1].info["ledger"]["skipped"] == {"all_wrong": 16}
-    assert found[1].info["learner"]["num_updates"] == 0
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    assert newest[1].info["ledger"]["skipped"] == {"all_wrong": 16}
+    assert newest[1].info["learner"]["num_updates"] == 0
 
 
 def test_dynamic_sampling_keeps_mixed_groups_only(toys: Toys) -> None:
@@ -320,8 +320,8 @@ def test_what_is_dropped_or_filtered_counts_no_token(masked: bool, tokens: int) 
     assert weights_PG[0, 2] == pytest.approx(1 / tokens)
 
 
-def test_a_step_without_groups_has_no_weights_of_difficulty() -> None:
-    """Where dynamic sampling keeps nothing, the last step's HA-DW metrics must not be logged again."""
+def test_a_step_without_groups_has_no_hadw_metrics() -> None:
+    """HA-DW's metrics are those of the step: none where dynamic sampling keeps nothing."""
     hadw = {"name": "grpo", "hadw": {"enabled": True}}
     s: Any = SimpleNamespace(
         algorithm=ALGORITHMS["grpo"],
@@ -505,13 +505,13 @@ def test_a_gap_between_sampler_and_learner_stops_the_run(toys: Toys) -> None:
 
 
 def benchmark_set(toys: Toys, name: str) -> Path:
-    """The toy problems as rows of a benchmark."""
+    """Write the toy problems as rows of a benchmark."""
     rows = [replace(p, source="MathVision", meta={"test_only": True}) for p in load_set(toys.train)]
     return write_problems(rows, toys.folder / name, {})
 
 
 def one_message(result: Any) -> str:
-    """The only line that a user's mistake prints."""
+    """Return the only line that a user's mistake prints."""
     assert result.code == 2, result.output[-3000:]
     assert "Traceback" not in result.output
     messages = [line for line in result.output.splitlines() if line.startswith("vlm-rl: ")]
@@ -580,15 +580,15 @@ def test_a_bad_row_is_refused_before_anything_is_written(toys: Toys, row: dict[s
 def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
     train, held = benchmark_set(toys, "benchmark"), benchmark_set(toys, "benchmark-again")
     data = {"train": [str(train)], "allow_test_rows": True}
-    spoiled = toys.config("spoiled", data={**data, "eval": [str(held)]}, eval={"every": 1})
-    assert "CONTAMINATED" in one_message(toys.runner("train", str(spoiled)))
-    assert not toys.run("spoiled").path.exists()
+    contaminated = toys.config("refused-evaluation", data={**data, "eval": [str(held)]}, eval={"every": 1})
+    assert "CONTAMINATED" in one_message(toys.runner("train", str(contaminated)))
+    assert not toys.run("refused-evaluation").path.exists()
 
     run = toys.train_run("contaminated", data=data, train={"steps": 1})
     assert run.contaminated() == ("MathVision",)
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    assert found[1].info["contaminated"] == ["MathVision"]
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    assert newest[1].info["contaminated"] == ["MathVision"]
 
 
 # -- several ranks -----------------------------------------------------------------------------------
@@ -609,7 +609,7 @@ def start_ranks(ranks: int, job: dict[str, Any], timeout: float = 200) -> subpro
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
-    """The same prompts, rewards and (up to the order of sums) gradients as on one rank; stop and go on."""
+    """The same prompts, rewards and (up to the order of sums) gradients as on one rank, also after a resume."""
     changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 4}}
     single = toys.train_run(f"single-{stage}", train={"zero_stage": stage}, **changes)
     config = toys.config(f"double-{stage}", train={"zero_stage": stage}, **changes)

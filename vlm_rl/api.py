@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vlm_rl.data_prep.golds import infer_answer_type
+from vlm_rl.data.golds import infer_answer_type
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader, GradeTask
 from vlm_rl.run.directory import RunDirectory

@@ -212,7 +212,7 @@ def _add_grade(commands: Commands) -> None:
 
 
 def _grade(options: argparse.Namespace) -> None:
-    from vlm_rl.data_prep.golds import infer_answer_type
+    from vlm_rl.data.golds import infer_answer_type
     from vlm_rl.grading.command import grade_file, grade_one
 
     names = ("gold", "response", "answer_type", "choices", "tolerance")

@@ -42,6 +42,8 @@ class ConfigSection(BaseModel):
 
 
 class ModelConfig(ConfigSection):
+    """The policy: which model, and how it uses memory."""
+
     path: str
     """A Hugging Face folder: Qwen2.5-VL, or a text-only causal model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -68,6 +70,8 @@ class ModelConfig(ConfigSection):
 
 
 class DataConfig(ConfigSection):
+    """What is trained and evaluated on, and how a prompt is rendered."""
+
     train: list[str] = Field(min_length=1)
     """Prepared sets (folders written by `vlm-rl prepare`)."""
     eval: list[str] = []
@@ -121,6 +125,8 @@ class AlgorithmConfig(ConfigSection):
 
 
 class RewardConfig(ConfigSection):
+    """The parts of the reward; vlm_rl.rewards has the formula."""
+
     accuracy: NonNegativeFloat = 1.0
     format: NonNegativeFloat = 0.5
     overlong_buffer: NonNegativeInt = 512
@@ -157,6 +163,8 @@ class RewardConfig(ConfigSection):
 
 
 class RolloutConfig(ConfigSection):
+    """How responses are sampled."""
+
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
     prompts_per_step: PositiveInt = 128
     """P: prompts in a rollout batch, over all ranks."""
@@ -187,6 +195,8 @@ class RolloutConfig(ConfigSection):
 
 
 class TrainConfig(ConfigSection):
+    """Optimizer steps, their batches, and DeepSpeed."""
+
     steps: PositiveInt = 100
     """Rollout steps; each takes prompts_per_step / mini_batch_prompts optimizer steps."""
     mini_batch_prompts: PositiveInt = 16
@@ -210,6 +220,8 @@ class TrainConfig(ConfigSection):
 
 
 class EvalConfig(ConfigSection):
+    """Evaluation during training."""
+
     every: NonNegativeInt = 0
     """Rollout steps between evaluations on data.eval; 0 switches them off."""
     samples: PositiveInt = 1
@@ -228,6 +240,8 @@ class EvalConfig(ConfigSection):
 
 
 class CheckpointConfig(ConfigSection):
+    """When checkpoints are written, and which are kept."""
+
     every: PositiveInt = 50
     """Rollout steps between checkpoints; the last step is always saved."""
     keep_last: PositiveInt = 2
@@ -236,6 +250,8 @@ class CheckpointConfig(ConfigSection):
 
 
 class LogConfig(ConfigSection):
+    """What is shown and logged besides metrics.jsonl."""
+
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     samples_every: NonNegativeInt = 10
     """Rollout steps between tables of sample responses in the terminal; 0 prints none."""

@@ -6,7 +6,7 @@ share of problems solved          scores of 0 and 1: Wilson's interval (`score_i
 mean of other scores in [0, 1]    several samples a problem, partial credit: percentile bootstrap over the problems
                                   (`score_interval`), because the samples of a problem are not independent
 paired difference over problems   Student's t over the differences, cut at what a difference can be (`estimate`)
-mean or difference over seeds     Student's t; one value per run (`estimate`)
+mean or difference over seeds     Student's t, one value per run, cut in the same way (`estimate`)
 
 Wins against losses are judged by the exact sign test (`sign_test`). Curves are smoothed by `smooth`.
 """
@@ -80,25 +80,26 @@ class Estimate:
         return self.has_interval and (self.low > 0 or self.high < 0)
 
 
-def estimate(values: Sequence[float] | np.ndarray, *, limit: float = math.inf) -> Estimate:
+def estimate(
+    values: Sequence[float] | np.ndarray, *, bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Estimate:
     """Return mean, 95 % t interval and detectable difference of independent values; NaN among them does not count.
 
-    The detectable difference is (t_.975 + t_.80) std / sqrt(n) with n - 1 degrees of freedom. `limit` is the largest
-    size that a value can have (1 for a difference of scores): the interval is cut there, and one value, which has no
-    interval of its own, gets all that is possible.
+    The detectable difference is (t_.975 + t_.80) std / sqrt(n) with n - 1 degrees of freedom. `bounds` are the least
+    and the largest value there can be, at which the interval is cut: (0, 1) for a share, (-1, 1) for a difference of
+    shares. One value has no interval.
     """
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     num = len(known)
     mean = float(known.mean()) if num else math.nan
     if num < 2:
-        end = limit if num and math.isfinite(limit) else math.nan
-        return Estimate(num, mean, math.nan, -end, end, math.nan)
+        return Estimate(num, mean, math.nan, math.nan, math.nan, math.nan)
     std = float(known.std(ddof=1))
     error = std / math.sqrt(num)
     half = float(stats.t.ppf(0.975, num - 1)) * error
     detectable = half + float(stats.t.ppf(0.8, num - 1)) * error
-    return Estimate(num, mean, std, max(-limit, mean - half), min(limit, mean + half), detectable)
+    return Estimate(num, mean, std, max(bounds[0], mean - half), min(bounds[1], mean + half), detectable)
 
 
 # -- curves and shuffles -------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from vlm_rl.distributed import from_main, share
-from vlm_rl.evaluation.resume import Settings, answer_settings, changed_settings, evaluate_into
+from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.session import Session
@@ -37,7 +37,7 @@ def evaluate_if_due(s: Session) -> None:
     s.stop_if_asked(s.state())
 
 
-def _is_complete(run: RunDirectory, name: str, step: int, settings: Settings) -> bool:
+def _is_complete(run: RunDirectory, name: str, step: int, settings: AnswerSettings) -> bool:
     """Tell whether the run already holds this set's result for these very weights."""
     results = (result for result in run.evals(name) if result.step == step)
     return any(not changed_settings(result.summary, settings) for result in results)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Qwen2Config
 
-from tests.helpers.pictures import noise_png
+from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES

@@ -42,6 +42,18 @@ def load(*paths: str, **settings: object) -> list[Problem]:
     return load_training_sets(DataConfig(train=list(paths), **settings))
 
 
+LIGHT = """
+import sys
+import vlm_rl.data.images, vlm_rl.data.model_folder, vlm_rl.data.order, vlm_rl.data.sets
+print([name for name in ("torch", "transformers", "datasets") if name in sys.modules])
+"""
+
+
+def test_all_but_the_prompt_builder_import_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 # -- order ---------------------------------------------------------------------------------------
 
 
@@ -60,16 +72,16 @@ def test_each_epoch_draws_each_problem_once(num_problems, seed, counts) -> None:
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=10),
     stops=st.sets(st.integers(0, 9), max_size=4),
 )
-def test_a_resumed_order_goes_on_where_it_stopped(num_problems, counts, stops) -> None:
+def test_a_resumed_order_continues_where_it_stopped(num_problems, counts, stops) -> None:
     """Only the cursor survives a stop; stops fall inside an epoch, at its end, or several into one epoch."""
     whole = PromptOrder(num_problems, seed=5)
     expected = [whole.draw(count) for count in counts]
-    order, found = PromptOrder(num_problems, seed=5), []
+    order, drawn = PromptOrder(num_problems, seed=5), []
     for number, count in enumerate(counts):
         if number in stops:
             order = PromptOrder(num_problems, seed=5, cursor=order.cursor)
-        found.append(order.draw(count))
-    assert found == expected
+        drawn.append(order.draw(count))
+    assert drawn == expected
 
 
 def test_epochs_and_seeds_have_their_own_order() -> None:
@@ -143,7 +155,7 @@ print(*digests)
 """
 
 
-def test_pictures_stay_in_the_file(tmp_path) -> None:
+def test_images_stay_in_the_file(tmp_path) -> None:
     """300 MB of pictures: neither loading nor drawing rows in random order holds them all."""
 
     def pixels(index: int) -> bytes:
@@ -157,7 +169,7 @@ def test_pictures_stay_in_the_file(tmp_path) -> None:
     assert digests.split() == [hashlib.sha256(pixels(int(row))).hexdigest() for row in rows.split()]
 
 
-def test_pictures_of_any_row_in_any_order_are_the_files(tmp_path, monkeypatch) -> None:
+def test_images_of_any_row_in_any_order_are_those_of_the_file(tmp_path, monkeypatch) -> None:
     """Rows of none, one and three pictures over several row groups; the two that were read last are kept."""
     counts = [index % 4 if index % 4 != 2 else 0 for index in range(40)]
     written = [
@@ -170,7 +182,7 @@ def test_pictures_of_any_row_in_any_order_are_the_files(tmp_path, monkeypatch) -
         for index, count in enumerate(counts)
     ]
     problems = load_set(write(tmp_path / "set", *written))
-    assert [len(one.images) for one in problems] == counts
+    assert [len(p.images) for p in problems] == counts
     file = ImageColumn(tmp_path / "set" / "data.parquet")
     assert pq.ParquetFile(file.path).num_row_groups == 3
     per_group = sum(100 * count for count in counts[:16])
@@ -179,18 +191,19 @@ def test_pictures_of_any_row_in_any_order_are_the_files(tmp_path, monkeypatch) -
         assert file.row(index) == written[index].images
         assert len(file._kept) <= 2 and file._num_kept_bytes <= 2 * per_group
         assert file._num_kept_bytes == sum(len(b) for rows in file._kept.values() for row in rows for b in row)
-    one = problems[3].images
-    assert (one[0], one[-1], one[1:]) == (written[3].images[0], written[3].images[2], written[3].images[1:])
-    assert one == list(written[3].images) and one != written[7].images and hash(one) == hash(written[3].images)
+    three = problems[3].images
+    assert (three[0], three[-1], three[1:]) == (written[3].images[0], written[3].images[2], written[3].images[1:])
+    assert three == list(written[3].images) and three != written[7].images
+    assert hash(three) == hash(written[3].images)
 
 
-def test_pictures_that_cannot_be_read_any_more_name_the_file(tmp_path) -> None:
+def test_images_that_can_no_longer_be_read_name_the_file(tmp_path) -> None:
     folder = Path(write(tmp_path / "set", problem(0)))
-    (one,) = load_set(folder)
+    (loaded,) = load_set(folder)
     with (folder / "data.parquet").open("r+b") as file:  # in place, as something else might
         file.truncate(8)
     with pytest.raises(UserError, match=r"data\.parquet: the images of row group 0 cannot be read"):
-        list(one.images)
+        list(loaded.images)
 
 
 def test_a_folder_that_is_no_prepared_set(tmp_path) -> None:
@@ -224,7 +237,7 @@ def test_a_bad_row_is_named(tmp_path, changes, words) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", PICTURE[: len(PICTURE) // 2]], ids=["empty", "text", "cut"])
-def test_an_unreadable_picture_in_a_file_that_was_changed(tmp_path, data) -> None:
+def test_an_unreadable_image_in_a_file_that_was_changed(tmp_path, data) -> None:
     folder = Path(write(tmp_path / "set", problem(0), problem(1)))
     rows = pq.read_table(folder / "data.parquet")
     records = rows.to_pylist()

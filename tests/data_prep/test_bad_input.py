@@ -1,7 +1,4 @@
-"""Bad pictures, rows and archives: every one is counted and named, and no good row notices it.
-
-Tests 17, 18 and 23 of the reliability contract, each in lenient and in strict mode.
-"""
+"""Give preparation bad images, rows and archives: each is counted and named, and good rows stay as they are."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.data.test_images import sixteen_bit_grey
-from tests.data_prep.test_prepare import encoded, manifest, noise, table
+from tests.helpers.images import encoded, sixteen_bit_grey, smooth_noise
+from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl.data.images import decode_image, encode_png
 from vlm_rl.data_prep.image_files import ZipMember
 from vlm_rl.data_prep.options import Options
@@ -41,28 +38,30 @@ SET_FILES = Counter(["", "/data.parquet", "/manifest.json", "/dropped.jsonl", "/
 
 @cache
 def bad_pictures() -> dict[str, bytes]:
-    good = encode_png(noise(84, 84))
+    good = encode_png(smooth_noise(84, 84))
     bomb = PngInfo()
     bomb.add_text("Comment", "a" * 10_000_000, zip=True)  # 10 kB that unpack to 10 MB
     return {
         "cut.png": good[: len(good) // 2],
-        "cut.jpg": encoded(noise(400, 400), "JPEG")[:3000],
+        "cut.jpg": encoded(smooth_noise(400, 400), "JPEG")[:3000],
         "empty.png": b"",
         "text.png": b"only text",
-        "gif.png": encoded(noise(84, 84), "GIF"),
-        "animated.webp": encoded(noise(84, 84), "WEBP", save_all=True, append_images=[noise(84, 84, seed=3)]),
+        "gif.png": encoded(smooth_noise(84, 84), "GIF"),
+        "animated.webp": encoded(
+            smooth_noise(84, 84), "WEBP", save_all=True, append_images=[smooth_noise(84, 84, seed=3)]
+        ),
         "one.png": encode_png(Image.new("RGB", (1, 1))),
         "strip.png": encode_png(Image.new("RGB", (1, 5000))),
         "9000.png": encoded(Image.new("1", (9000, 9000)), "PNG"),
         "20000.png": encoded(Image.new("1", (20_000, 20_000)), "PNG"),
-        "comment.png": encoded(noise(84, 84), "PNG", pnginfo=bomb),
+        "comment.png": encoded(smooth_noise(84, 84), "PNG", pnginfo=bomb),
     }
 
 
 @cache
 def odd_pictures() -> dict[str, bytes]:
     """Unusual and sound."""
-    image, turned, huge = noise(84, 112), Image.Exif(), Image.Exif()
+    image, turned, huge = smooth_noise(84, 112), Image.Exif(), Image.Exif()
     turned[274] = 6  # turn by 90 degrees
     huge[0x010E] = "a secret caption" * 200_000  # 3 MB
     clear = image.quantize(16)
@@ -75,13 +74,13 @@ def odd_pictures() -> dict[str, bytes]:
         "huge-exif.png": encoded(image, "PNG", exif=huge),
         "jpeg.png": encoded(image, "JPEG"),  # the content tells the format
         "lossless.webp": encoded(image, "WEBP", lossless=True),
-        "second.jpg": encoded(image, "MPO", save_all=True, append_images=[noise(84, 112, seed=9)]),
+        "second.jpg": encoded(image, "MPO", save_all=True, append_images=[smooth_noise(84, 112, seed=9)]),
     }
 
 
 def mixed_rows() -> tuple[list[dict], list[dict], dict[str, bytes]]:
     """(good rows, the same with bad ones between them, pictures)."""
-    pictures = {f"{n}.{kind}": encoded(noise(90 + n, 80, seed=n), {"jpg": "JPEG"}.get(kind, "PNG"))
+    pictures = {f"{n}.{kind}": encoded(smooth_noise(90 + n, 80, seed=n), {"jpg": "JPEG"}.get(kind, "PNG"))
                 for n in range(26) for kind in (["jpg", "png"][n % 2],)} | odd_pictures()  # fmt: skip
     good = [{"question": f"<image>Good {name}?", "image": [f"images/{name}"], "qid": name} for name in pictures]
     bad: list[dict] = [{"question": f"<image>{name}", "image": [f"images/{name}"]} for name in bad_pictures()]
@@ -127,7 +126,7 @@ def test_odd_pictures_are_upright_rgb_without_what_came_along(tmp_path) -> None:
     pictures = odd_pictures()
     rows = [{"question": f"<image>{name}", "image": [f"images/{name}"]} for name in pictures]
     prepare("virl39k", write_virl(tmp_path / "virl", rows, pictures), tmp_path / "out", Options(strict=True))
-    stored = {name: row["images"][0]["bytes"] for name, row in zip(pictures, table(tmp_path / "out"), strict=True)}
+    stored = {name: row["images"][0]["bytes"] for name, row in zip(pictures, rows_of(tmp_path / "out"), strict=True)}
     for name, data in stored.items():
         image = Image.open(io.BytesIO(data))
         assert image.mode == "RGB" and image.size == {"turned.jpg": (112, 84), "sixteen.png": (84, 84)}.get(
@@ -135,12 +134,12 @@ def test_odd_pictures_are_upright_rgb_without_what_came_along(tmp_path) -> None:
         )
         assert not image.getexif() and b"secret" not in data, name
     pixels = {name: np.asarray(decode_image(data, where=name)).astype(int) for name, data in stored.items()}
-    original = np.asarray(noise(84, 112)).astype(int)
+    original = np.asarray(smooth_noise(84, 112)).astype(int)
     assert np.array_equal(pixels["lossless.webp"], original) and np.array_equal(pixels["huge-exif.png"], original)
     assert (pixels["sixteen.png"] == 200).all()  # 51400 of 65535
     assert np.abs(pixels["turned.jpg"] - np.rot90(original, -1)).mean() < 4
     assert np.abs(pixels["second.jpg"] - original).mean() < 4
-    clear = np.asarray(noise(84, 112).quantize(16)) == 0
+    clear = np.asarray(smooth_noise(84, 112).quantize(16)) == 0
     assert clear.any() and (pixels["palette.png"][clear] == 255).all()
 
 
@@ -155,7 +154,7 @@ def test_strict_names_the_file_the_row_and_the_picture(tmp_path, name) -> None:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-PICTURE = encode_png(noise(84, 84))
+PICTURE = encode_png(smooth_noise(84, 84))
 MAPPING = {"question": "q", "answer": "a", "images": "pics", "id": "uid"}
 FINE = {"q": "Which <image>?", "a": "7", "pics": "a.png"}
 LEAKED = "A farmer walks nine kilometres every single morning before he feeds the eleven grey horses in his barn"
@@ -208,7 +207,7 @@ def test_bad_rows_are_counted_and_good_ones_do_not_notice(tmp_path, held_out) ->
     assert report.dropped == Counter([reason for _, reason, _ in BAD_ROWS] + ["benchmark_overlap"])
     assert report.rows_in == 20 + 15 == report.kept + sum(report.dropped.values())
     # Markers that were missing are put in front, and counted.
-    assert table(tmp_path / "b")[1]["question"] == "<image>\nNo marker" and report.notes["markers_prepended"] == 1
+    assert rows_of(tmp_path / "b")[1]["question"] == "<image>\nNo marker" and report.notes["markers_prepended"] == 1
     lines = [json.loads(line) for line in (tmp_path / "b/dropped.jsonl").read_text().splitlines()]
     assert [line["where"] for line in lines] == [f"rows.jsonl line {n}" for n in range(2, 32, 2)]
     for line, (_, reason, words) in zip(lines, BAD_ROWS, strict=False):
@@ -276,9 +275,9 @@ def test_pictures_are_read_out_of_the_archive(tmp_path, kind, name) -> None:
     folder = write_virl(tmp_path / "virl", [{"question": "<image>", "image": ["images/a.png"]}], {})
     (make_zip if kind == "zip" else make_tar)(folder / f"images.{kind}", {name: PICTURE})
     assert prepare("virl39k", folder, tmp_path / "out").kept == 1
-    assert table(tmp_path / "out")[0]["images"][0]["bytes"] == PICTURE
+    assert rows_of(tmp_path / "out")[0]["images"][0]["bytes"] == PICTURE
     assert not any((folder / "images").iterdir())  # nothing was unpacked
-    assert [entry["name"] for entry in manifest(tmp_path / "out")["files"]] == [
+    assert [entry["name"] for entry in manifest_of(tmp_path / "out")["files"]] == [
         "39Krelease.parquet",
         f"images.{kind}",
     ]
@@ -297,10 +296,10 @@ def test_archives_that_attack_cost_their_rows_only(tmp_path, kind) -> None:
     assert report.dropped == {**outside, "image_unreadable": 1}
     assert files_below(tmp_path) - before == Counter(f"out{file}" for file in SET_FILES)
     for row in rows[1:]:
-        one = write_virl(tmp_path / f"one-{row['question'][7:11].strip('./')}", [{}, row], {})
-        (one / f"images.{kind}").hardlink_to(folder / f"images.{kind}")
+        folder_of_row = write_virl(tmp_path / f"one-{row['question'][7:11].strip('./')}", [{}, row], {})
+        (folder_of_row / f"images.{kind}").hardlink_to(folder / f"images.{kind}")
         with pytest.raises(UserError, match=r"^39Krelease\.parquet row 1: .*\(image_\w+\); fix the row"):
-            prepare("virl39k", one, tmp_path / "strict", Options(strict=True))
+            prepare("virl39k", folder_of_row, tmp_path / "strict", Options(strict=True))
     assert not (tmp_path / "strict").exists()
 
 

@@ -70,7 +70,7 @@ def test_each_cell_is_drawn_in_its_colour():
             assert not inside[:, :2].any() and not inside[:, -2:].any()
 
 
-def test_counts_are_uniform_and_so_is_a_constant_guess():
+def test_counts_are_uniform():
     counts = Counter(problem.count for problem in SQUARES.make_problems(4500, seed=1, split="train"))
     # 500 each are expected; the binomial's standard deviation is sqrt(4500 * 8/81) = 21, so 5 of them:
     assert set(counts) == set(range(9))

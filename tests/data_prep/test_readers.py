@@ -1,4 +1,4 @@
-"""Readers of the public layouts, and the prepared set they end in."""
+"""Read the public layouts, and prepare what was read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,47 +13,29 @@ import pytest
 from PIL import Image
 
 from tests.conftest import shared_data
-from tests.helpers.prepared_sets import write_problems
+from tests.helpers.data_sets import (
+    DAPO_HEAD,
+    DAPO_TAIL,
+    dapo_file,
+    dapo_row,
+    read_problems,
+    write_parquet,
+    write_sample,
+)
+from tests.helpers.images import encoded, plain_png, smooth_noise
+from tests.helpers.prepared_sets import rows_of, write_problems
+from vlm_rl.data.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.dapo import read_dapo
-from vlm_rl.data_prep.golds import infer_answer_type, parse_choices, unwrap_gold
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.prepared_set import to_row
 from vlm_rl.data_prep.records import DroppedRow, RowError, UsableRow, fit_markers
 from vlm_rl.data_prep.smoke_data import write_unusual_formats
-from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 
-
-def png(width: int = 60, height: int = 60, colour: str = "red") -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def read(source: str, path: Path, split: str = "") -> tuple[dict[str, Problem], Counter[str]]:
-    """Problems with the bytes of their pictures, and the dropped rows by reason, those of the pictures included."""
-    problems, dropped = {}, Counter()
-    for item in SOURCES[source].read(path, split):
-        if isinstance(item, DroppedRow):
-            dropped[item.reason] += item.count
-            continue
-        try:
-            images = tuple(ref.read() for ref in item.images)
-        except RowError as error:
-            dropped[error.reason] += 1
-        else:
-            problems[item.problem.id] = replace(item.problem, images=images)
-    return problems, dropped
-
-
-def rows_of(folder: Path) -> list[dict]:
-    return pq.read_table(folder / "data.parquet").to_pylist()
-
-
-# The answer
+# -- the answer ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -159,7 +139,7 @@ def test_markers_that_disagree_are_refused(question, images):
         fit_markers(question, images)
 
 
-# The real samples
+# -- the real samples ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +153,7 @@ def test_markers_that_disagree_are_refused(question, images):
     ],
 )
 def test_real_samples_are_read_whole_and_marked_test_only(source, folder, kept, types):
-    problems, dropped = read(source, shared_data() / folder)
+    problems, dropped = read_problems(source, shared_data() / folder)
     assert len(problems) == kept
     assert Counter(p.answer_type for p in problems.values()) == types
     assert dropped == ({"duplicate": 930} if source == "dapo" else {})
@@ -185,7 +165,7 @@ def test_real_samples_are_read_whole_and_marked_test_only(source, folder, kept, 
 
 
 def test_mathvision_has_one_merged_picture_at_the_first_marker():
-    problems, _ = read("mathvision", shared_data() / "mathvision")
+    problems, _ = read_problems("mathvision", shared_data() / "mathvision")
     ant = problems["mathvision-33"]
     assert ant.question.startswith("When the ant <image> walks from home <image2> along")
     assert "does the ant <image1> get to" in ant.question  # a second mention stays text
@@ -196,7 +176,7 @@ def test_mathvision_has_one_merged_picture_at_the_first_marker():
 
 
 def test_dynamath_variants_and_tolerance():
-    problems, _ = read("dynamath", shared_data() / "dynamath")
+    problems, _ = read_problems("dynamath", shared_data() / "dynamath")
     first = problems["dynamath-1-v10"]
     assert (first.meta["seed"], first.meta["variant"], first.meta["tolerance"]) == ("1", 10, 0.001)
     assert problems["dynamath-5-v1"].choices == ("yes", "no")
@@ -206,45 +186,29 @@ def test_dynamath_variants_and_tolerance():
 
 
 def test_wemath_and_logicvista_golds():
-    problems, _ = read("wemath", shared_data() / "wemath")
+    problems, _ = read_problems("wemath", shared_data() / "wemath")
     first = problems["wemath-2steps_1-2steps_1"]
     assert first.choices == ("300, 400", "400, 300", "3000, 4000", "4000, 3000", "No correct answer")
     assert first.question.endswith("(E) No correct answer")
-    problems, _ = read("logicvista", shared_data() / "logicvista")
+    problems, _ = read_problems("logicvista", shared_data() / "logicvista")
     assert (problems["logicvista-v1_5"].answer, problems["logicvista-v1_5"].answer_type) == ("B, D", "choice")
 
 
-def test_dapos_wrapper_is_removed_exactly():
+@pytest.mark.parametrize("rows", ["made", "real"])
+def test_dapos_wrapper_is_removed_exactly(tmp_path, rows):
     # The validation file holds each problem a second time, bare.
-    table = next((shared_data() / "dapo_math").glob("*.parquet"))
+    if rows == "made":
+        bare_text = "Find the answer to the problem.\n\nRemember me?"
+        row = dapo_row(DAPO_HEAD + bare_text + DAPO_TAIL, "1", 0, raw_problem=bare_text)
+        table = write_parquet(tmp_path / "aime.parquet", [row])
+    else:
+        table = next((shared_data() / "dapo_math").glob("*.parquet"))
     bare = {row["raw_problem"].strip() for row in pq.read_table(table)["extra_info"].to_pylist()}
-    problems, _ = read("dapo", table)
+    problems, _ = read_problems("dapo", table)
     assert {p.question for p in problems.values()} == bare
 
 
-# Rows made in the published schemas
-
-
-def dapo_file(path: Path, rows: list[tuple[str, str]]) -> Path:
-    head = (
-        "Solve the following math problem step by step. The last line of your response should be of the "
-        "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
-    )
-    tail = '\n\nRemember to put your answer on its own line after "Answer:".'
-    table = pa.Table.from_pylist(
-        [
-            {
-                "data_source": "math_dapo",
-                "prompt": [{"content": head + problem + tail, "role": "user"}],
-                "ability": "MATH",
-                "reward_model": {"ground_truth": gold, "style": "rule-lighteval/MATH_v2"},
-                "extra_info": {"index": f"uuid-{index}"},
-            }
-            for index, (problem, gold) in enumerate(rows)
-        ]
-    )
-    pq.write_table(table, path)
-    return path
+# -- rows made in the published schemas ------------------------------------------------------------
 
 
 def test_dapo_keeps_a_problem_once_and_drops_disputed_ones(tmp_path):
@@ -260,7 +224,7 @@ def test_dapo_keeps_a_problem_once_and_drops_disputed_ones(tmp_path):
 
 def test_virl_rows_of_every_kind(tmp_path):
     outside = tmp_path / "secret.png"
-    outside.write_bytes(png())
+    outside.write_bytes(plain_png())
     rows = [
         {"question": "<image>Find it", "image": ["images/a.png"], "PassRate_32BTrained": 0.25},
         {"question": "Find it", "image": ["images/a.png", "images/b.png"], "PassRate_32BTrained": -1.0},
@@ -277,13 +241,13 @@ def test_virl_rows_of_every_kind(tmp_path):
         {"answer": r"\boxed{\left\{1"},
         {"question": None},
     ]
-    folder = write_virl(tmp_path / "virl", rows, {"a.png": png(), "b.png": png(colour="blue")})
+    folder = write_virl(tmp_path / "virl", rows, {"a.png": plain_png(), "b.png": plain_png(colour="blue")})
     (folder / "images" / "link.png").symlink_to(outside)
-    problems, dropped = read("virl39k", folder)
+    problems, dropped = read_problems("virl39k", folder)
     assert list(problems) == [f"Processed-{index}" for index in range(4)]
     first, second, third, fourth = problems.values()
     assert (first.difficulty, second.difficulty) == (0.25, -1.0)
-    assert first.images == (png(),)
+    assert first.images == (plain_png(),)
     assert second.question == "<image><image>\nFind it"
     assert second.meta == {"markers_prepended": True}
     assert third.images == () and third.source == "virl39k/DeepScaleR"
@@ -303,22 +267,22 @@ def test_wrong_types_are_bad_rows_and_missing_columns_an_error(tmp_path):
     table = pq.read_table(folder / "39Krelease.parquet")
     numbers = table.set_column(table.schema.get_field_index("answer"), "answer", pa.array([7]))
     pq.write_table(numbers, folder / "39Krelease.parquet")
-    assert read("virl39k", folder)[1] == {"bad_type": 1}
+    assert read_problems("virl39k", folder)[1] == {"bad_type": 1}
     pq.write_table(table.drop_columns(["qid"]), folder / "39Krelease.parquet")
     with pytest.raises(UserError, match="no column 'qid'"):
-        read("virl39k", folder)
+        read_problems("virl39k", folder)
     (folder / "39Krelease.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
-        read("virl39k", folder)
+        read_problems("virl39k", folder)
 
 
 def test_a_broken_json_line_costs_that_line_only(tmp_path):
     (tmp_path / "images").mkdir()
-    (tmp_path / "images/1.jpg").write_bytes(png())
+    (tmp_path / "images/1.jpg").write_bytes(plain_png())
     good = {"id": "1", "question": "How many?\n<image1>", "options": [], "answer": "2", "image": "images/1.jpg"}
-    lines = [json.dumps(good), '{"id": "2", ', "[1, 2]", json.dumps({**good, "id": 3})]
+    lines = [json.dumps(good), '{"id": "2", ', "[1, 2]", json.dumps({**good, "question": 3})]
     (tmp_path / "test.jsonl").write_text("\n".join(lines))
-    problems, dropped = read("mathvision", tmp_path)
+    problems, dropped = read_problems("mathvision", tmp_path)
     assert list(problems) == ["mathvision-1"]
     assert dropped == {"bad_json": 1, "bad_type": 2}
 
@@ -336,10 +300,10 @@ def test_a_broken_json_line_costs_that_line_only(tmp_path):
 )
 def test_an_empty_folder_is_named_with_what_was_expected(source, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        read(source, tmp_path)
+        read_problems(source, tmp_path)
 
 
-# Preparing
+# -- preparing -------------------------------------------------------------------------------------
 
 
 BAD_ROWS = [
@@ -351,7 +315,7 @@ BAD_ROWS = [
     {"question": "a missing marker", "image": ["images/a.png"]},
     {"answer": ""},
 ]
-BAD_IMAGES = {"a.png": png(), "cut.png": png()[:-30], "text.png": b"only text"}
+BAD_IMAGES = {"a.png": plain_png(), "cut.png": plain_png()[:-30], "text.png": b"only text"}
 
 
 def test_lenient_counts_close(tmp_path):
@@ -367,7 +331,7 @@ def test_lenient_counts_close(tmp_path):
     assert (manifest["rows_in"], manifest["kept"], manifest["dropped"]) == (7, 2, dict(report.dropped))
 
 
-@pytest.mark.parametrize("bad", [1, 2, 3, 4, 6])  # 5, a missing marker, is mended
+@pytest.mark.parametrize("bad", [1, 2, 3, 4, 6])  # 5, a missing marker, is fixed
 def test_strict_stops_with_file_and_row_and_leaves_nothing(bad, tmp_path):
     rows = [BAD_ROWS[0], BAD_ROWS[bad]]
     folder = write_virl(tmp_path / "virl", rows, BAD_IMAGES)
@@ -382,8 +346,8 @@ def test_strict_accepts_a_known_property_of_the_data(tmp_path):
 
 
 def test_unusual_formats_and_several_pictures_in_a_row(tmp_path):
-    sample = sorted((shared_data() / "mathvision/images").glob("*.jpg"))[3]
-    folder = write_unusual_formats(tmp_path / "virl", sample)
+    (tmp_path / "sample.jpg").write_bytes(encoded(smooth_noise(300, 200), "JPEG"))
+    folder = write_unusual_formats(tmp_path / "virl", tmp_path / "sample.jpg")
     report = prepare("virl39k", folder, tmp_path / "out", Options(strict=True, max_pixels=100_352))
     rows = rows_of(tmp_path / "out")
     assert report.kept == 6
@@ -400,9 +364,9 @@ def test_unusual_formats_and_several_pictures_in_a_row(tmp_path):
 def test_prepared_sets_repeat_byte_for_byte_and_open_in_datasets(tmp_path):
     import datasets
 
-    source = shared_data() / "logicvista"
+    write_sample("mathvision", tmp_path / "raw")
     for name in ("a", "b"):
-        prepare("logicvista", source, tmp_path / name, Options(limit=5))
+        prepare("mathvision", tmp_path / "raw", tmp_path / name, Options(limit=5))
     assert (tmp_path / "a/data.parquet").read_bytes() == (tmp_path / "b/data.parquet").read_bytes()
     table = datasets.Dataset.from_parquet(str(tmp_path / "a/data.parquet"), cache_dir=str(tmp_path / "cache"))
     assert isinstance(table, datasets.Dataset)
@@ -426,14 +390,14 @@ def test_golds_that_fail_the_grader_are_dropped_from_training_and_flagged_in_tes
     folder = write_virl(tmp_path / "virl", [{}, {"answer": r"\boxed{2}"}], {})
     report = prepare("virl39k", folder, tmp_path / "train", gold_check=lambda problem: problem.answer != "2")
     assert (report.kept, report.dropped) == (1, {"gold_unverified": 1})
-    source = shared_data() / "dapo_math"
-    report = prepare("dapo", source, tmp_path / "test", gold_check=lambda problem: False)
-    assert (report.kept, report.notes["gold_unverified"]) == (30, 30)
+    count = write_sample("dapo", tmp_path / "raw")
+    report = prepare("dapo", tmp_path / "raw", tmp_path / "test", gold_check=lambda problem: False)
+    assert (report.kept, report.notes["gold_unverified"]) == (count, count)
     assert json.loads(rows_of(tmp_path / "test")[0]["meta"])["gold_unverified"] is True
 
 
 def test_tiny_pictures_of_benchmarks_are_scaled_up_and_of_training_sets_dropped(tmp_path):
-    images = {"small.png": png(10, 20)}
+    images = {"small.png": plain_png(10, 20)}
     rows = [{"question": "<image>", "image": ["images/small.png"]}, {}]
     folder = write_virl(tmp_path / "virl", rows, images)
     assert prepare("virl39k", folder, tmp_path / "a").dropped == {"image_unreadable": 1}
@@ -476,12 +440,12 @@ def test_mistakes_of_the_caller(tmp_path):
 
 def test_write_problems_keeps_every_field(tmp_path):
     problem = Problem(
-        id="p", question="<image> é", images=(png(),), answer="B", answer_type="choice", choices=("x", "y"),
+        id="p", question="<image> é", images=(plain_png(),), answer="B", answer_type="choice", choices=("x", "y"),
         source="s", category="c", difficulty=0.5, meta={"unit": "cm"},
     )  # fmt: skip
     write_problems([problem] * 130, tmp_path / "set", {"source": "made"})
     rows = rows_of(tmp_path / "set")
     assert len(rows) == 130  # more than one row group
     assert rows[129] == to_row(problem)
-    assert rows[0]["images"] == [{"bytes": png(), "path": None}]
+    assert rows[0]["images"] == [{"bytes": plain_png(), "path": None}]
     assert json.loads((tmp_path / "set" / "manifest.json").read_text())["source"] == "made"

@@ -6,18 +6,18 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tests.conftest import shared_data
-from tests.data_prep.test_readers import read
+from tests.helpers.benchmark_rows import REAL_FILES, write_annotations
+from tests.helpers.data_sets import dapo_row, read_problems, write_json_lines, write_parquet
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.golds import last_box, number_gold
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.records import pass_rate_of
+from vlm_rl.data_prep.row_golds import last_box, number_gold
 from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.data_prep.training_sources import clean_virl
 from vlm_rl.data_prep.virl_layout import write_virl
@@ -28,19 +28,8 @@ PICTURE = encode_png(Image.new("RGB", (84, 84), "blue"))
 EMBEDDED = {"bytes": PICTURE, "path": "x.png"}
 
 
-def parquet(file: Path, rows: list[dict]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), file)
-    return file
-
-
-def lines(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 def only(source: str, path: Path, split: str = "") -> Problem:
-    problems, dropped = read(source, path, split)
+    problems, dropped = read_problems(source, path, split)
     assert len(problems) == 1 and not dropped, dropped
     return next(iter(problems.values()))
 
@@ -75,7 +64,7 @@ def test_pass_rates(value, rate) -> None:
 def test_virl_markers_leading_trailing_in_the_middle_and_missing(tmp_path) -> None:
     questions = ["<image>Find x", "Find x <image>", "In <image> find x", "Find x"]
     rows = [{"question": question, "image": ["images/a.png"]} for question in questions]
-    problems, _ = read("virl39k", write_virl(tmp_path / "virl", rows, {"a.png": PICTURE}))
+    problems, _ = read_problems("virl39k", write_virl(tmp_path / "virl", rows, {"a.png": PICTURE}))
     assert [p.question for p in problems.values()] == [*questions[:3], "<image>\nFind x"]
 
 
@@ -98,22 +87,12 @@ def test_virl_row_34209_is_judged_by_its_own_gold(tmp_path) -> None:
 # -- DAPO ------------------------------------------------------------------------------------------
 
 
-def dapo_row(content: object, gold: object, index: object, **extra: object) -> dict:
-    return {
-        "data_source": "math_dapo",
-        "prompt": content if isinstance(content, list) else [{"content": content, "role": "user"}],
-        "ability": "MATH",
-        "reward_model": {"ground_truth": gold, "style": "rule-lighteval/MATH_v2"},
-        "extra_info": {"index": index, **extra},
-    }
-
-
 def test_dapo_folds_copies_over_batches_and_reports_conflicts(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("vlm_rl.data_prep.dapo._BATCH", 7)  # copies lie in different batches
     rows = [dapo_row(f"Problem {n % 5}", str(-n % 5), f"uuid-{n}") for n in range(50)]
     rows.append(dapo_row("Problem 2", "1000", "uuid-50"))
     rows.append(dapo_row("Problem 9", None, "uuid-51"))
-    problems, dropped = read("dapo", parquet(tmp_path / "train.parquet", rows))
+    problems, dropped = read_problems("dapo", write_parquet(tmp_path / "train.parquet", rows))
     assert {p.question: p.answer for p in problems.values()} == {f"Problem {n}": str(-n % 5) for n in (0, 1, 3, 4)}
     assert [*problems] == ["dapo-uuid-0", "dapo-uuid-1", "dapo-uuid-3", "dapo-uuid-4"]
     # 52 rows: 4 kept, 4 x 9 copies and 10 of Problem 2, which disagree, and one without a gold
@@ -123,27 +102,29 @@ def test_dapo_folds_copies_over_batches_and_reports_conflicts(tmp_path, monkeypa
 def test_dapo_prompts_that_are_not_one_message(tmp_path) -> None:
     two = [{"content": "a", "role": "user"}, {"content": "b", "role": "user"}]
     rows = [dapo_row("Fine", "1", "u"), dapo_row(two, "1", "v"), dapo_row([], "1", "w")]
-    problems, dropped = read("dapo", parquet(tmp_path / "train.parquet", rows))
+    problems, dropped = read_problems("dapo", write_parquet(tmp_path / "train.parquet", rows))
     assert list(problems) == ["dapo-u"] and dropped == {"bad_type": 2}
 
 
 def test_dapos_validation_file_has_numbers_for_ids(tmp_path) -> None:
-    problem = only("dapo", parquet(tmp_path / "aime.parquet", [dapo_row("P", "7", 3, raw_problem="P", split="test")]))
+    problem = only(
+        "dapo", write_parquet(tmp_path / "aime.parquet", [dapo_row("P", "7", 3, raw_problem="P", split="test")])
+    )
     assert problem.id == "dapo-3" and problem.test_only
 
 
 def test_a_parquet_file_of_another_layout_is_named(tmp_path) -> None:
-    file = parquet(tmp_path / "x.parquet", [{"prompt": "text", "reward_model": "1", "extra_info": "i"}])
+    file = write_parquet(tmp_path / "x.parquet", [{"prompt": "text", "reward_model": "1", "extra_info": "i"}])
     with pytest.raises(UserError, match=r"x\.parquet"):
-        read("dapo", file)
+        read_problems("dapo", file)
 
 
 def test_dapo_processed(tmp_path) -> None:
     row = {"prompt": "What is 1+1?", "solution": "2", "extra_info": {"index": "uuid"}, "ability": "MATH"}
-    parquet(tmp_path / "en/train-00000-of-00001.parquet", [row])
-    parquet(tmp_path / "all/train-00000-of-00001.parquet", [row, {**row, "extra_info": {"index": "two"}}])
+    write_parquet(tmp_path / "en/train-00000-of-00001.parquet", [row])
+    write_parquet(tmp_path / "all/train-00000-of-00001.parquet", [row, {**row, "extra_info": {"index": "two"}}])
     assert only("dapo_processed", tmp_path, "en").id == "dapo-uuid"
-    assert len(read("dapo_processed", tmp_path)[0]) == 2
+    assert len(read_problems("dapo_processed", tmp_path)[0]) == 2
 
 
 # -- other training sets ---------------------------------------------------------------------------
@@ -151,7 +132,7 @@ def test_dapo_processed(tmp_path) -> None:
 
 def test_polaris(tmp_path) -> None:
     row = {"problem": "How many?", "answer": "12", "difficulty": "3/8"}
-    problem = only("polaris", lines(tmp_path / "polaris-data-53K.jsonl", [row]))
+    problem = only("polaris", write_json_lines(tmp_path / "polaris-data-53K.jsonl", [row]))
     assert (problem.answer, problem.difficulty, problem.test_only) == ("12", 0.375, False)
 
 
@@ -167,7 +148,7 @@ def test_math_as_hendrycks_published_it(tmp_path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({**MATH_ROW, "problem": f"Problem {split} {number}"}))
     (tmp_path / "train/algebra/3.json").write_text("{")
-    problems, dropped = read("math", tmp_path)
+    problems, dropped = read_problems("math", tmp_path)
     assert list(problems) == ["math-algebra/1", "math-algebra/10"] and dropped == {"bad_json": 1}
     first = problems["math-algebra/1"]
     assert (first.answer, first.category, first.meta["level"]) == (r"\frac32", "Algebra", "Level 2")
@@ -176,21 +157,21 @@ def test_math_as_hendrycks_published_it(tmp_path) -> None:
 
 @pytest.mark.parametrize("row", [MATH_ROW, {"problem": "What is $1/2$ of 3?", "answer": r"\frac32"}])
 def test_math_as_parquet(tmp_path, row) -> None:
-    parquet(tmp_path / "data/train-00000-of-00001.parquet", [row])
+    write_parquet(tmp_path / "data/train-00000-of-00001.parquet", [row])
     problem = only("math", tmp_path)
     assert problem.answer == r"\frac32" and problem.id.startswith("math-train-")
 
 
 def test_geometry3k(tmp_path) -> None:
     row = {"images": [EMBEDDED], "problem": "<image>Find x.", "answer": r"2 \sqrt { 221 }"}
-    parquet(tmp_path / "data/train-00000-of-00002.parquet", [row])
-    parquet(tmp_path / "data/train-00001-of-00002.parquet", [{**row, "problem": "<image>Find y."}])
-    parquet(tmp_path / "data/test-00000-of-00001.parquet", [row])
-    problems, _ = read("geometry3k", tmp_path)
+    write_parquet(tmp_path / "data/train-00000-of-00002.parquet", [row])
+    write_parquet(tmp_path / "data/train-00001-of-00002.parquet", [{**row, "problem": "<image>Find y."}])
+    write_parquet(tmp_path / "data/test-00000-of-00001.parquet", [row])
+    problems, _ = read_problems("geometry3k", tmp_path)
     assert [p.images for p in problems.values()] == [(PICTURE,)] * 2
     assert only("geometry3k", tmp_path, "test").test_only
     with pytest.raises(UserError, match="train, validation, test"):
-        read("geometry3k", tmp_path, "dev")
+        read_problems("geometry3k", tmp_path, "dev")
 
 
 def test_geometry3k_newer_files_have_ids(tmp_path) -> None:
@@ -202,7 +183,7 @@ def test_geometry3k_newer_files_have_ids(tmp_path) -> None:
         "choices": ["1"],
         "ground_truth": "A",
     }
-    parquet(tmp_path / "data/train-00000-of-00001.parquet", [row])
+    write_parquet(tmp_path / "data/train-00000-of-00001.parquet", [row])
     assert only("geometry3k", tmp_path).id == "geometry3k-7"
 
 
@@ -238,7 +219,7 @@ VISTA = {
     ],
 )  # fmt: skip
 def test_mathvista_on_the_hub(tmp_path, changes, answer, kind, meta) -> None:
-    parquet(tmp_path / "data/testmini-00000-of-00001-725687bf7a18d64b.parquet", [{**VISTA, **changes}])
+    write_parquet(tmp_path / "data/testmini-00000-of-00001-725687bf7a18d64b.parquet", [{**VISTA, **changes}])
     problem = only("mathvista", tmp_path)
     assert (problem.answer, problem.answer_type) == (answer, kind)
     assert {key: problem.meta.get(key) for key in meta} == meta and problem.test_only
@@ -247,8 +228,8 @@ def test_mathvista_on_the_hub(tmp_path, changes, answer, kind, meta) -> None:
 
 
 def test_mathvista_test_split_has_no_golds(tmp_path) -> None:
-    parquet(tmp_path / "data/test-00000-of-00001.parquet", [{**VISTA, "answer": ""}])
-    assert read("mathvista", tmp_path, "test")[1] == {"answer_missing": 1}
+    write_parquet(tmp_path / "data/test-00000-of-00001.parquet", [{**VISTA, "answer": ""}])
+    assert read_problems("mathvista", tmp_path, "test")[1] == {"answer_missing": 1}
 
 
 def test_mathvista_in_the_authors_layout_with_pictures(tmp_path) -> None:
@@ -259,12 +240,25 @@ def test_mathvista_in_the_authors_layout_with_pictures(tmp_path) -> None:
     assert only("mathvista", tmp_path).images == (PICTURE,)
 
 
-def test_mathvista_real_annotations() -> None:
-    problems, dropped = read("mathvista", shared_data() / "mathvista")
+@pytest.mark.parametrize(
+    ("rows", "kinds"),
+    [
+        ("made", {"choice": 4, "integer": 2, "float": 2, "expression": 1}),
+        ("real", {"choice": 123, "integer": 116, "float": 10, "expression": 1}),
+    ],
+)
+def test_mathvista_annotations_without_images(tmp_path, rows, kinds) -> None:
+    problems, dropped = read_problems("mathvista", sample_folder("mathvista", rows, tmp_path))
     assert not dropped and all(p.meta["annotations_only"] and not p.images for p in problems.values())
-    assert Counter(p.answer_type for p in problems.values()) == {
-        "choice": 123, "integer": 116, "float": 10, "expression": 1,
-    }  # fmt: skip
+    assert Counter(p.answer_type for p in problems.values()) == kinds
+
+
+def sample_folder(benchmark: str, rows: str, tmp_path: Path) -> Path:
+    """Return the folder of the made rows of a benchmark, or of the real ones."""
+    if rows == "real":
+        return shared_data() / benchmark
+    write_annotations(benchmark, tmp_path)
+    return tmp_path
 
 
 # -- MathVision ------------------------------------------------------------------------------------
@@ -282,7 +276,7 @@ def test_mathvision_golds_on_the_hub(tmp_path, answer, gold) -> None:
         "id": "1", "question": "Which?\n<image1>", "options": [], "answer": answer, "solution": None, "level": 2,
         "subject": "arithmetic", "image": "images/1.jpg", "decoded_image": EMBEDDED,
     }  # fmt: skip
-    parquet(tmp_path / "data/test-00000-of-00001-3532b8d3f1b4047a.parquet", [row])
+    write_parquet(tmp_path / "data/test-00000-of-00001-3532b8d3f1b4047a.parquet", [row])
     problem = only("mathvision", tmp_path, "test")
     assert (problem.answer, problem.question, problem.images) == (gold, "Which?\n<image>", (PICTURE,))
 
@@ -302,8 +296,8 @@ def test_mathverse_five_versions(tmp_path) -> None:
         {**VERSE, "sample_index": str(n), "problem_version": version, "question": VERSE["question"] if n < 4 else ""}
         for n, version in enumerate(versions)
     ]
-    parquet(tmp_path / "testmini.parquet", rows)
-    problems, dropped = read("mathverse", tmp_path)
+    write_parquet(tmp_path / "testmini.parquet", rows)
+    problems, dropped = read_problems("mathverse", tmp_path)
     assert not dropped and [p.meta["version"] for p in problems.values()] == versions
     assert problems["mathverse-0"].choices == ("40°", "60°", "120°", "140°")
     blind = problems["mathverse-4"]
@@ -330,9 +324,10 @@ def test_mathverse_messy_golds(tmp_path, changes, answer, kind) -> None:
         assert (problem.answer, problem.answer_type) == (answer, kind)
 
 
-def test_mathverse_text_only_rows_are_whole_without_pictures() -> None:
-    problems, dropped = read("mathverse", shared_data() / "mathverse")
-    assert len(problems) == 99 and not dropped
+@pytest.mark.parametrize(("rows", "count"), [("made", 3), ("real", 99)])
+def test_mathverse_text_only_rows_are_whole_without_images(tmp_path, rows, count) -> None:
+    problems, dropped = read_problems("mathverse", sample_folder("mathverse", rows, tmp_path))
+    assert len(problems) == count and not dropped
     assert not any(p.meta.get("annotations_only") for p in problems.values())
 
 
@@ -342,8 +337,8 @@ def test_mathverse_text_only_rows_are_whole_without_pictures() -> None:
 def test_logicvista_letters_up_to_i_two_letters_and_the_row_without_gold(tmp_path) -> None:
     golds = ["G", "I", "A, C", "3", ""]
     rows = [{"image": EMBEDDED, "question": f"Which {n}?", "answer": gold} for n, gold in enumerate(golds)]
-    parquet(tmp_path / "data/test-00000-of-00001.parquet", rows)
-    problems, dropped = read("logicvista", tmp_path)
+    write_parquet(tmp_path / "data/test-00000-of-00001.parquet", rows)
+    problems, dropped = read_problems("logicvista", tmp_path)
     assert {p.answer: p.answer_type for p in problems.values()} == {
         "G": "choice", "I": "choice", "A, C": "choice", "3": "integer",
     }  # fmt: skip
@@ -364,7 +359,7 @@ def test_wemath_on_the_hub(tmp_path, option, choices) -> None:
         "ID": "2steps_1", "split": "testmini", "knowledge concept": "Angles", "question": "Which?",
         "option": option, "answer": "B", "image_path": EMBEDDED, "key": "2steps_multi", "question number": 1,
     }  # fmt: skip
-    parquet(tmp_path / "data/testmini-00000-of-00001.parquet", [row])
+    write_parquet(tmp_path / "data/testmini-00000-of-00001.parquet", [row])
     problem = only("wemath", tmp_path)
     assert (problem.id, problem.choices, problem.images) == ("wemath-2steps_1-2steps_multi", choices, (PICTURE,))
     assert (problem.meta["problem"], problem.meta["key"]) == ("2steps_1", "2steps_multi")
@@ -380,7 +375,7 @@ def test_wemath_options_that_cannot_be_told_apart(tmp_path) -> None:
         "image_path": "x",
     }
     (tmp_path / "testmini.json").write_text(json.dumps([row]))
-    assert read("wemath", tmp_path)[1] == {"options": 1}
+    assert read_problems("wemath", tmp_path)[1] == {"options": 1}
 
 
 def test_dynamath_on_the_hub(tmp_path) -> None:
@@ -390,8 +385,8 @@ def test_dynamath_on_the_hub(tmp_path) -> None:
         "answer_type": "float", "subject": "algebra", "knowledge_level": "high school",
     }  # fmt: skip
     for variant in (1, 10):
-        parquet(tmp_path / f"data/sample_variant{variant}-00000-of-00001.parquet", [row])
-    problems, _ = read("dynamath", tmp_path)
+        write_parquet(tmp_path / f"data/sample_variant{variant}-00000-of-00001.parquet", [row])
+    problems, _ = read_problems("dynamath", tmp_path)
     assert list(problems) == ["dynamath-12-v1", "dynamath-12-v10"]
     assert problems["dynamath-12-v10"].meta["tolerance"] == 0.001
 
@@ -445,10 +440,10 @@ def test_the_last_box_is_the_answer() -> None:
 def test_text_benchmarks(tmp_path, source, row, expected, kind) -> None:
     name = {"aime24": "train", "olympiadbench": "OE_TO_maths_en_COMP"}.get(source, "test")
     if kind == "parquet":
-        parquet(tmp_path / f"data/{name}-00000-of-00001.parquet", [row])
+        write_parquet(tmp_path / f"data/{name}-00000-of-00001.parquet", [row])
         path = tmp_path
     else:
-        path = lines(tmp_path / "rows.jsonl", [row])
+        path = write_json_lines(tmp_path / "rows.jsonl", [row])
     problem = only(source, path)
     assert (problem.id, problem.answer, problem.category) == expected and problem.test_only
 
@@ -459,7 +454,7 @@ def test_any_of_minervas_alternative_golds_is_right(tmp_path) -> None:
     from vlm_rl.templates import TEMPLATES
 
     rows = [{"problem": "P", "answer": ["0.01\n", "0.02\n", "0.01"], "idx": 4}, {"problem": "Q", "answer": ["3"]}]
-    report = prepare("minerva", lines(tmp_path / "minerva.jsonl", rows), tmp_path / "out")
+    report = prepare("minerva", write_json_lines(tmp_path / "minerva.jsonl", rows), tmp_path / "out")
     first, second = load_set(tmp_path / "out")
     assert (first.answer, first.meta["alternatives"], report.notes["alternatives"]) == ("0.01", ["0.02"], 1)
     assert "alternatives" not in second.meta
@@ -486,8 +481,8 @@ def test_olympiadbench_several_answers_units_tolerance_context_and_pictures(tmp_
          "context": None, "image_1": None},
         {**base, "id": 3, "final_answer": ["1", "2"], "unit": None, "error": None, "context": None, "image_1": None},
     ]  # fmt: skip
-    parquet(tmp_path / "OE_MM_maths_en_COMP.parquet", rows)
-    problems, dropped = read("olympiadbench", tmp_path)
+    write_parquet(tmp_path / "OE_MM_maths_en_COMP.parquet", rows)
+    problems, dropped = read_problems("olympiadbench", tmp_path)
     first, second = problems.values()
     assert (first.answer_type, first.meta["unit"], first.images) == ("list", "cm", (PICTURE,))
     assert first.question == "<image>\nGiven.\n\nP"
@@ -495,14 +490,12 @@ def test_olympiadbench_several_answers_units_tolerance_context_and_pictures(tmp_
     assert dropped == {"bad_type": 1}
 
 
-@pytest.mark.parametrize(
-    ("source", "file", "count"),
-    [("aime24", "aime24", 30), ("amc23", "amc23", 40), ("minerva", "minerva_math", 272),
-     ("olympiadbench", "olympiadbench_100", 100)],
-)  # fmt: skip
-def test_real_text_benchmarks_are_read_whole(source, file, count) -> None:
-    problems, dropped = read(source, shared_data() / "text_math" / f"{file}.jsonl")
-    assert len(problems) == count and not dropped
+@pytest.mark.parametrize("rows", ["made", "real"])
+@pytest.mark.parametrize("source", ["aime24", "amc23", "minerva", "olympiadbench"])
+def test_text_benchmarks_are_read_whole(tmp_path, source, rows) -> None:
+    (path,) = [shared_data() / REAL_FILES[source]] if rows == "real" else write_annotations(source, tmp_path)
+    problems, dropped = read_problems(source, path)
+    assert len(problems) == len(path.read_text().splitlines()) and not dropped
     assert not any("." in p.answer for p in problems.values()) or source not in ("aime24", "amc23")
 
 
@@ -512,11 +505,11 @@ def test_real_text_benchmarks_are_read_whole(source, file, count) -> None:
 @pytest.mark.parametrize("source", [name for name in SOURCES if name != "generic"])
 def test_an_empty_folder_is_a_mistake_that_is_named(tmp_path, source) -> None:
     with pytest.raises(UserError, match=f"^{tmp_path}"):
-        read(source, tmp_path)
+        read_problems(source, tmp_path)
 
 
 def test_several_files_that_fit_are_listed(tmp_path) -> None:
     for name in ("a", "b"):
-        parquet(tmp_path / f"{name}.parquet", [{"x": 1}])
+        write_parquet(tmp_path / f"{name}.parquet", [{"x": 1}])
     with pytest.raises(UserError, match=r"no 39Krelease\.parquet there; there are \['a\.parquet', 'b\.parquet'\]"):
-        read("virl39k", tmp_path)
+        read_problems("virl39k", tmp_path)

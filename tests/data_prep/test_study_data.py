@@ -1,4 +1,4 @@
-"""The study's own preparation, at a small size: sets and starts are made once and kept."""
+"""Make the data of the study at a small size: sets and starts are made once and kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_sets_are_made_once_and_hold_no_problem_in_common(tmp_path: Path, small)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heldout", "train"]
 
 
-def test_a_start_is_a_model_that_opens_and_another_than_its_neighbour(tmp_path: Path, small) -> None:
+def test_each_start_opens_as_a_different_model(tmp_path: Path, small) -> None:
     models = {}
     for name in study.STARTS:
         study.make_start(tmp_path, name)

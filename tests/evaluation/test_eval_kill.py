@@ -21,7 +21,7 @@ NUM_KNOWN = 3  # problems that are answered before the kill
 def command(model: Path, data: Path, out: Path) -> list[str]:
     words = ["eval", "--model", model, "--data", data, "--out", out, "--sampler", "transformers"]
     words += ["--temperature", "1.0", "--samples", "2", "--max-tokens", "6", "--batch-size", "1"]
-    return [sys.executable, "-m", "vlm_rl.cli", *map(str, words)]
+    return [sys.executable, "-m", "vlm_rl", *map(str, words)]
 
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:

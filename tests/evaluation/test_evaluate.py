@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.conftest import shared_data
+from tests.helpers.benchmark_rows import REAL_FILES
 from vlm_rl.cli import main
 from vlm_rl.config import parse_config
 from vlm_rl.data.prompts import PromptBuilder
@@ -25,20 +26,22 @@ from vlm_rl.data_prep.records import UsableRow
 from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.distributed import merge_shares
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.prepared import official_judgements, question_of
-from vlm_rl.evaluation.benchmarks.published_prompts import PUBLISHED_PROMPTS
-from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
-from vlm_rl.evaluation.benchmarks.score_command import read_questions
-from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summarise, with_images
+from vlm_rl.evaluation.benchmarks.benchmark import Response
+from vlm_rl.evaluation.benchmarks.judging import judge
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, published_prompts
+from vlm_rl.evaluation.benchmarks.score_command import read_annotations
+from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summarise
+from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.evaluation.resume import answer_settings, changed_settings
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
-from vlm_rl.run.directory import EVAL_SCHEMA, RunDirectory
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.stats import random_derangement, score_interval
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem, Prompt, Rollout, StopReason
+from vlm_rl.types import Problem, Prompt, Rollout, StopReason, Verdict
 
 
 def png(seed: int, size: tuple[int, int] = (56, 56)) -> bytes:
@@ -73,8 +76,25 @@ def test_derangements_of_three_come_equally_often() -> None:
     assert 240 < drawn.count((1, 2, 0)) < 360  # 300 +- 5 standard deviations of 12.2
 
 
-def record(problem_id: str, verdict: str, length: int, stop: str = "stop", *, box: bool = True) -> dict:
-    return {"problem_id": problem_id, "verdict": verdict, "length": length, "stop_reason": stop, "has_box": box}
+def record(problem_id: str, verdict: Verdict, length: int, stop: str = "stop", *, box: bool = True) -> EvalRecord:
+    return EvalRecord(
+        problem_id=problem_id,
+        sample_index=0,
+        prompt_text="",
+        response="",
+        length=length,
+        stop_reason=stop,
+        extracted=None,
+        gold="",
+        verdict=verdict,
+        path="",
+        reason="",
+        has_box=box,
+        category="",
+        image_sha256=[],
+        image=None,
+        question="",
+    )
 
 
 def test_summary_by_hand() -> None:
@@ -120,12 +140,6 @@ def test_the_shares_of_all_ranks_make_the_whole_again(whole: list[int], ranks: i
 # -- grading ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader(workers=1, timeout=5.0) as grader:
-        yield grader
-
-
 def rollout(problem_id: str, index: int, text: str, stop: StopReason = "stop") -> Rollout:
     return Rollout(problem_id, index, np.zeros(3 + index, np.int32), np.zeros(3 + index, np.float32), text, stop, 7)
 
@@ -141,11 +155,11 @@ def test_responses_are_graded_with_the_prefill_in_front(grader: Grader) -> None:
     records = grade_groups(
         [problem(0), problem(1)], prompts, groups, grader=grader, template=TEMPLATES["think_answer"]
     )
-    assert [[r["verdict"] for r in group] for group in records] == [["correct", "wrong"], ["no_answer", "no_answer"]]
-    assert [[r["has_box"] for r in group] for group in records] == [[True, True], [False, True]]
+    assert [[r.verdict for r in group] for group in records] == [["correct", "wrong"], ["no_answer", "no_answer"]]
+    assert [[r.has_box for r in group] for group in records] == [[True, True], [False, True]]
     first = records[0][0]
-    assert first["response"] == "<think>" + right
-    assert (first["extracted"], first["gold"], first["length"], first["prompt_text"]) == (
+    assert first.response == "<think>" + right
+    assert (first.extracted, first.gold, first.length, first.prompt_text) == (
         "4",
         "4",
         3,
@@ -212,7 +226,6 @@ def sampler(tiny_model: Path, builder: PromptBuilder) -> TransformersSampler:
         max_model_len=512,
         batch_size=16,
         dtype=torch.float32,
-        device="cpu",
     )
 
 
@@ -234,13 +247,12 @@ def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_p
     seen: list[int] = []
     found = run_evaluation(sampler, builder, grader, samples=3, batch_size=4, advance=counting(seen))
     assert seen == [4, 2]
-    keys = [(r["problem_id"], r["sample_index"]) for r in found.records]
+    keys = [(r.problem_id, r.sample_index) for r in found.records]
     assert keys == [(f"p{i}", k) for i in range(6) for k in range(3)]
-    assert all(list(r) == EVAL_SCHEMA.names for r in found.records)
-    assert found.records[0]["image_sha256"] == [hashlib.sha256(png(0)).hexdigest()]
-    assert found.records[0]["image_sizes"] == ["56x56"] and found.records[-1]["image_sizes"] == []
-    assert found.records[0]["image"] == [png(0)] and found.records[-1]["image"] == []
-    assert all(1 <= r["length"] <= 6 for r in found.records)
+    assert found.records[0].image_sha256 == [hashlib.sha256(png(0)).hexdigest()]
+    assert found.records[0].image_sizes == ["56x56"] and found.records[-1].image_sizes == []
+    assert found.records[0].image == [png(0)] and found.records[-1].image == []
+    assert all(1 <= r.length <= 6 for r in found.records)
     numbers = summarise(found.records, seed=0)
     assert {key: found.summary[key] for key in numbers} == numbers
     assert {key: value for key, value in found.summary.items() if key not in numbers} == {
@@ -261,15 +273,15 @@ def test_a_sampled_evaluation_end_to_end(sampler, builder, grader: Grader, tmp_p
     run = RunDirectory(tmp_path / "run").create(parse_config(config))
     run.write_eval("toy-test", 60, found.records, found.summary)
     (stored,) = run.evals()
-    assert stored.rows().to_pylist() == found.records
+    assert stored.rows().to_pylist() == [asdict(r) for r in found.records]
     assert stored.summary == found.summary
 
 
 def test_answers_do_not_depend_on_how_problems_are_batched(sampler, builder, grader: Grader) -> None:
     at_once = run_evaluation(sampler, builder, grader, samples=2)
     one_by_one = run_evaluation(sampler, builder, grader, samples=2, batch_size=1)
-    assert [r["response"] for r in at_once.records] == [r["response"] for r in one_by_one.records]
-    assert len({r["response"] for r in at_once.records}) > 6  # sampled: not all alike
+    assert [r.response for r in at_once.records] == [r.response for r in one_by_one.records]
+    assert len({r.response for r in at_once.records}) > 6  # sampled: not all alike
     greedy = run_evaluation(sampler, builder, grader, samples=1)
     assert greedy.records == run_evaluation(sampler, builder, grader, samples=1).records
 
@@ -312,17 +324,17 @@ def test_controls_show_the_model_other_pixels(sampler, builder, grader: Grader, 
     found = run_evaluation(sampler, builder, grader, samples=1, images=how)
     assert (found.summary["images"], found.summary["left_out"]) == (how, 1)  # the text-only problem
     shown = with_images(PROBLEMS, how, seed=0)
-    assert [r["image"] for r in found.records] == [list(p.images) for p in shown]
-    assert all(r["image"] != list(p.images) for r, p in zip(found.records, PROBLEMS[:5], strict=True))
+    assert [r.image for r in found.records] == [list(p.images) for p in shown]
+    assert all(r.image != list(p.images) for r, p in zip(found.records, PROBLEMS[:5], strict=True))
 
 
 def test_large_sets_do_not_keep_their_images(sampler, builder, grader: Grader, monkeypatch) -> None:
     size = sum(len(data) for p in PROBLEMS for data in p.images)
     monkeypatch.setattr("vlm_rl.evaluation.evaluate._KEPT_IMAGE_BYTES", 2 * size - 1)
-    assert run_evaluation(sampler, builder, grader, samples=1).records[0]["image"] is not None
+    assert run_evaluation(sampler, builder, grader, samples=1).records[0].image is not None
     twice = run_evaluation(sampler, builder, grader, samples=2)  # every image would be stored twice
-    assert {r["image"] for r in twice.records} == {None}
-    assert twice.records[0]["image_sha256"] == [hashlib.sha256(png(0)).hexdigest()]
+    assert {r.image for r in twice.records} == {None}
+    assert twice.records[0].image_sha256 == [hashlib.sha256(png(0)).hexdigest()]
 
 
 def test_nothing_to_evaluate_is_said(sampler, builder, grader: Grader) -> None:
@@ -378,10 +390,10 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     notes: list[str] = []
     found = run_evaluation(
         parrot, builder, grader, samples=1, problems=problems, batch_size=2, mode="official",
-        wording=PUBLISHED_PROMPTS["dynamath"], advance=lambda count, note="": notes.append(note),
+        prompt=published_prompts()["dynamath"], advance=lambda count, note="": notes.append(note),
     )  # fmt: skip
-    assert [r["verdict"] for r in found.records] == ["correct", "correct", "correct", "wrong"]
-    assert {r["path"] for r in found.records} == {"official"} and "free point" in found.records[2]["reason"]
+    assert [r.verdict for r in found.records] == ["correct", "correct", "correct", "wrong"]
+    assert {r.path for r in found.records} == {"official"} and "free point" in found.records[2].reason
     assert (found.summary["mode"], found.summary["rule"], found.summary["headline"]) == (
         *("official", "official"),
         "worst_case",
@@ -393,34 +405,23 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     assert notes == ["accuracy 1.000", "accuracy 0.750"]  # the running score
     assert all("## Question\nHow many?" in text and "'short answer' key" in text for text in parrot.prompts)
     assert ["floating-point number.\n## Answer" in text for text in parrot.prompts] == [True, True, False, False]
-    assert {r["question"] for r in found.records} == {"How many?"}  # the record keeps the question itself
+    assert {r.question for r in found.records} == {"How many?"}  # the record keeps the question itself
     line = score_line("dynamath", found.summary)
     assert line.startswith("dynamath: worst_case 0.500 [") and "] of 2, accuracy 0.750 [" in line
     assert "n 4, box 0.25, truncated 0.00, timeouts 0, errors 0, mean length 3.0" in line
     strict = run_evaluation(parrot, builder, grader, samples=1, problems=problems)
-    assert not any(r["verdict"] == "correct" for r in strict.records)
+    assert not any(r.verdict == "correct" for r in strict.records)
     assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
     with pytest.raises(UserError, match="official needs problems of one known benchmark; these are of no named"):
         run_evaluation(parrot, builder, grader, samples=1, mode="official")
 
 
-def test_mathvistas_gold_is_its_options_text_again() -> None:
-    """Preparation makes it a letter; the published rule compares texts, those of the nearest option too."""
-    one = Problem("mathvista-1", "?", (), "B", "choice", choices=("yes", "no"), source="mathvista")
-    assert (question_of(one).gold, question_of(one).choices) == ("no", ("yes", "no"))
-    none = Problem("mathvista-168", "?", (), "(b)", "text", choices=("a", "b"), source="mathvista")
-    assert (question_of(none).gold, question_of(none).answer_type) == ("(b)", "choice")  # (b) is read as b: never met
-
-
 def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> None:
     """Minerva's lists of golds, as preparation keeps them: any of them is right."""
-    one = Problem(
-        "minerva-1", "?", (), "0.01", "float", source="minerva", category="c", meta={"alternatives": ["0.02"]}
-    )
-    texts = [["The answer is 0.02.", "The answer is 0.03."]]
-    (judged,) = official_judgements([one], texts, grader=grader, template=TEMPLATES["plain"])
-    assert [judgement.verdict for judgement in judged] == ["correct", "wrong"]
-    assert question_of(one).facets == {"type": ("c",)}
+    problem = Problem("minerva-1", "?", (), "0.01", "float", source="minerva", meta={"alternatives": ["0.02"]})
+    answered = [(problem, Response("1", f"The answer is {value}.")) for value in ("0.02", "0.03")]
+    judged = judge(BENCHMARKS["minerva"], answered, mode="official", grader=grader, template=TEMPLATES["plain"])
+    assert [item.judgement.verdict for item in judged] == ["correct", "wrong"]
 
 
 @pytest.mark.parametrize(
@@ -437,46 +438,27 @@ def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> 
 def test_mathvistas_hint_is_its_own(kind, choices, meta, words: str) -> None:
     """As its column `query` has it: options ask for a letter, numbers for as many decimals as the gold has."""
     mine = Problem("mathvista-1", "How many?", (), "x", kind, choices=choices, source="mathvista", meta=meta)
-    hint, question = PUBLISHED_PROMPTS["mathvista"].worded(mine).question.split("\nQuestion: ")
+    hint, question = published_prompts()["mathvista"].applied(mine).question.split("\nQuestion: ")
     assert hint.startswith("Hint: Please answer the question ") and hint.endswith(f"{words} at the end.")
     assert question == "How many?"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mathvision",
-        "mathvista",
-        "logicvista",
-        "wemath",
-        "dynamath",
-        "mathverse",
-        "aime24",
-        "minerva",
-        "olympiadbench",
-    ],
-)
-def test_prepared_problems_are_the_questions_that_score_reads(name: str) -> None:
-    """Gold, precision, options and grouping, from the same files by both ways."""
-    folder = shared_data() / (name if (shared_data() / name).is_dir() else "text_math")
-    patterns = ("trial*/dataset.json", f"{name}*.jsonl", "*.json", "*.jsonl")
-    found = next(files for pattern in patterns if (files := sorted(folder.glob(pattern))))
-    annotated = {q.id: q for q in read_questions(BENCHMARKS[name], found)}
-    rows = [row for row in SOURCES[name].read(folder) if isinstance(row, UsableRow)]
-    assert len(rows) == len(annotated)
-    for row in rows:
-        ours = question_of(row.problem)
-        theirs = annotated[ours.id.removeprefix(f"{name}-")]
-        assert ours.gold.strip("()$ ") == theirs.gold.strip("()$ ")
-        assert ours.facets == {facet: found for facet, found in theirs.facets.items() if found != ("",)}
-        if name in ("mathvista", "wemath"):
-            assert (ours.gold, ours.choices) == (theirs.gold, theirs.choices)
-            assert ours.answer_type == theirs.answer_type
-        if name in ("dynamath", "wemath"):
-            assert (ours.part, ours.problem) == (theirs.part, theirs.problem)
-        assert [ours.meta.get(k) for k in ("precision", "tolerance")] == [
-            theirs.meta.get(k) for k in ("precision", "tolerance")
-        ]
+@pytest.mark.parametrize("name", REAL_FILES)
+def test_preparation_and_scoring_read_the_same_problems(
+    name: str, annotation_files: Callable[[str], list[Path]]
+) -> None:
+    """Whatever way a row comes in: preparation adds only where its images are."""
+    files = annotation_files(name)
+    scored = read_annotations(BENCHMARKS[name], files)
+    folder = files[0] if len(files) == 1 else files[0].parent.parent
+    prepared = [row.problem for row in SOURCES[name].read(folder) if isinstance(row, UsableRow)]
+    assert {problem.id: facts(problem) for problem in prepared} == {problem.id: facts(problem) for problem in scored}
+
+
+def facts(problem: Problem) -> tuple[object, ...]:
+    about_images = ("annotations_only", "image", "markers_prepended")
+    meta = {key: value for key, value in problem.meta.items() if key not in about_images}
+    return problem.answer, problem.answer_type, problem.choices, problem.category, problem.source, meta
 
 
 def test_score_reads_our_records_where_their_prompt_asked_for_the_answer(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
     assert (compared["n"], compared["headline"]["score_strict"]["difference"]) == (41, 0.25)
     assert compared["other_settings"] == ["rule"] and len(compared["by_category"]) == 41
     printed = capsys.readouterr().out
-    assert "score_strict 50.0 -> 75.0: +25.0 points" in printed and "other rule" in printed
+    assert "score_strict 50.0 -> 75.0: +25.0 points" in printed and "different rule" in printed
     assert "41 categories: --json has them" in printed and "c40" not in printed
 
 

@@ -1,8 +1,8 @@
-r"""The official rules against second implementations of them, on thousands of responses to the real annotations.
+r"""The official rules against second implementations of them, on thousands of responses to annotated problems.
 
-Each oracle below is written from the published description alone, step after step, and shares nothing with
-vlm_rl.evaluation.benchmarks but MathVision's values, which tests/evaluation/latex_values.jsonl holds to what
-latex2sympy2 1.9.1 and Python make of the same texts ([text, value rounded to two digits], null where that raises).
+Each oracle below is written from the published description alone, step after step. It shares nothing with
+vlm_rl.evaluation.benchmarks but MathVision's values. tests/evaluation/latex_values.jsonl holds those to what
+latex2sympy2 1.9.1 and Python make of the same texts: [text, value rounded to two digits], null where that raises.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import random
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -18,12 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import shared_data
 from vlm_rl.evaluation.benchmarks import dynamath, mathvision, mathvista, wemath
-from vlm_rl.evaluation.benchmarks.arithmetic import is_beyond, value_of
-from vlm_rl.evaluation.benchmarks.items import Answer, Question
+from vlm_rl.evaluation.benchmarks.benchmark import Response, authors_gold
+from vlm_rl.evaluation.benchmarks.mathvision_values import is_beyond, value_of
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
-from vlm_rl.evaluation.benchmarks.score_command import read_questions
+from vlm_rl.types import Problem
 
 VALUES = [json.loads(line) for line in (Path(__file__).parent / "latex_values.jsonl").open(encoding="utf-8")]
 WORDS = [
@@ -49,8 +49,7 @@ WORDS = [
 TIES = {r"35.1\%5"}  # 1.755, which two orders of multiplication round differently
 
 
-def questions(name: str, pattern: str) -> list[Question]:
-    return read_questions(BENCHMARKS[name], sorted(shared_data().glob(pattern)))
+Annotated = Callable[[str], list[Problem]]
 
 
 # -- MathVision ------------------------------------------------------------------------------------------
@@ -207,22 +206,25 @@ FORMS = (
 )
 
 
-def test_mathvision_decides_as_its_published_rule() -> None:
+def test_mathvision_decides_as_its_published_rule(annotated: Annotated) -> None:
     draw = random.Random(0)
-    rows = questions("mathvision", "mathvision/testmini.jsonl")
-    golds = [text for row in rows for text in (row.gold, *row.choices)] + [text for text, _ in VALUES[:400]] + WORDS
-    rights = 0
+    problems = annotated("mathvision")
+    golds = [text for problem in problems for text in (authors_gold(problem), *problem.choices)]
+    golds += [text for text, _ in VALUES[:400]] + WORDS
+    num_right = 0
     for number in range(3000):
-        row = rows[number % len(rows)]
-        own = [row.gold, *row.choices, draw.choice("ABCDE")]
+        problem = problems[number % len(problems)]
+        gold = authors_gold(problem)
+        own = [gold, *problem.choices, draw.choice("ABCDE")]
         response = draw.choice(FORMS).format(draw.choice([*own, draw.choice(golds)]), draw.choice([*own, *WORDS]))
-        found = oracle_extract(response)
-        assert mathvision.extract(response) == found, response
-        accepted = [row.gold] + ([row.choices[ord(row.gold) - 65]] if row.choices else [])
-        right = any(oracle_equal(gold, found) for gold in accepted)
-        assert (mathvision.judge(row, Answer(row.id, response)).verdict == "correct") is right, (response, accepted)
-        rights += right
-    assert 400 < rights < 2600  # both verdicts are tried
+        extracted = oracle_extract(response)
+        assert mathvision.published_extraction(response) == extracted, response
+        accepted = [gold] + ([problem.choices[ord(gold) - 65]] if problem.choices else [])
+        right = any(oracle_equal(text, extracted) for text in accepted)
+        judged = mathvision.official_rule(problem, Response(problem.id, response))
+        assert (judged.verdict == "correct") is right, (response, accepted)
+        num_right += right
+    assert 400 < num_right < 2600  # both verdicts are tried
 
 
 @given(
@@ -232,7 +234,7 @@ def test_mathvision_decides_as_its_published_rule() -> None:
 )
 @settings(max_examples=200)
 def test_mathvision_extracts_from_any_text_as_its_published_rule(pieces: list[str]) -> None:
-    assert mathvision.extract("".join(pieces)) == oracle_extract("".join(pieces))
+    assert mathvision.published_extraction("".join(pieces)) == oracle_extract("".join(pieces))
 
 
 # -- MathVista -------------------------------------------------------------------------------------------
@@ -245,36 +247,39 @@ def distance(a: str, b: str) -> int:
     return min(distance(a[1:], b) + 1, distance(a, b[1:]) + 1, distance(a[1:], b[1:]) + (a[0] != b[0]))
 
 
-def oracle_mathvista(question: Question, extraction: str) -> bool:
-    if question.choices:
+def oracle_mathvista(problem: Problem, extraction: str) -> bool:
+    gold = authors_gold(problem)
+    if problem.choices:
         text = extraction.strip()
         text = next((letter.upper() for letter in re.findall(r"\(([A-Za-z])\)", text)), text)
-        letters = {chr(65 + place): choice for place, choice in enumerate(question.choices)}
-        near = sorted(range(len(question.choices)), key=lambda i: (distance(text, question.choices[i]), i))
-        return letters.get(text, question.choices[near[0]]) == question.gold
+        letters = {chr(65 + place): choice for place, choice in enumerate(problem.choices)}
+        near = sorted(range(len(problem.choices)), key=lambda i: (distance(text, problem.choices[i]), i))
+        return letters.get(text, problem.choices[near[0]]) == gold
     try:
-        if question.answer_type == "integer":
-            return f"{math.trunc(float(extraction))}" == question.gold
-        if question.answer_type == "float":
-            return str(round(float(extraction), question.meta["precision"])) == question.gold
+        if problem.answer_type == "integer":
+            return f"{math.trunc(float(extraction))}" == gold
+        if problem.answer_type == "float":
+            return str(round(float(extraction), problem.meta["precision"])) == gold
     except (ValueError, OverflowError):
         return False
-    return extraction == question.gold
+    return extraction == gold
 
 
-def test_mathvista_normalises_as_its_published_rule() -> None:
+def test_mathvista_normalises_as_its_published_rule(annotated: Annotated) -> None:
     draw = random.Random(1)
-    rows = questions("mathvista", "mathvista/*.json")
-    rights = 0
+    problems = annotated("mathvista")
+    num_right = 0
     for number in range(3000):
-        row = rows[number % len(rows)]
-        texts = [row.gold, row.gold[:-1], *row.choices, "B", "(b)", "d", "Z", "(Z) x", "A.", *WORDS]
-        texts += [f"{row.gold}{tail}" for tail in ("1", ".4", " cm", "e2")]
+        problem = problems[number % len(problems)]
+        gold = authors_gold(problem)
+        texts = [gold, gold[:-1], *problem.choices, "B", "(b)", "d", "Z", "(Z) x", "A.", *WORDS]
+        texts += [f"{gold}{tail}" for tail in ("1", ".4", " cm", "e2")]
         extraction = draw.choice(texts)[:12]
-        right = mathvista.judge(row, Answer(row.id, "?", extraction=extraction)).verdict == "correct"
-        assert right is oracle_mathvista(row, extraction), (row.gold, row.choices, extraction)
-        rights += right
-    assert 600 < rights < 2400
+        judged = mathvista.official_rule(problem, Response(problem.id, "?", extraction=extraction))
+        right = judged.verdict == "correct"
+        assert right is oracle_mathvista(problem, extraction), (gold, problem.choices, extraction)
+        num_right += right
+    assert 600 < num_right < 2400
 
 
 # -- We-Math, DynaMath -----------------------------------------------------------------------------------
@@ -286,7 +291,7 @@ def test_wemath_reads_the_letter_as_its_published_rule(pieces: list[str]) -> Non
     tail = re.sub("[<>:.]", "", re.split("Answer", response)[-1].strip()).strip()
     letter = tail[:1] if re.match("[A-H]", tail) else None
     for gold in "ABH":
-        judged = wemath.judge(Question("x", gold, "choice"), Answer("x", response))
+        judged = wemath.official_rule(Problem("x", "?", (), gold, "choice"), Response("x", response))
         assert (judged.extracted, judged.verdict == "correct") == (letter, letter == gold)
 
 
@@ -314,9 +319,9 @@ def oracle_dynamath(kind: str, gold: str, response: str) -> bool:
         return False
 
 
-def test_dynamath_decides_as_its_published_rule() -> None:
+def test_dynamath_decides_as_its_published_rule(annotated: Annotated) -> None:
     draw = random.Random(2)
-    rows = questions("dynamath", "dynamath/trial*/dataset.json")
+    problems = annotated("dynamath")
     forms = (
         *(
             '{{"solution": "s", "short answer": "{0}"}}',
@@ -324,20 +329,20 @@ def test_dynamath_decides_as_its_published_rule() -> None:
         ),
         *('{{"short answer": {0}}}', "so\n{0}.", "{0}", '{{"answer": "{0}"}}', '"{0}"', "}}{0}{{", "{{{0}", "{0}\n"),
     )
-    rights = 0
+    num_right = 0
     for number in range(4000):
-        row = rows[number % len(rows)]
-        kind = row.facets["answer_type"][0]
-        texts = [row.gold, f"{row.gold} cm", f"({row.gold})", f"not {row.gold}", f"{row.gold}1", draw.choice(WORDS)]
+        problem = problems[number % len(problems)]
+        gold, (kind,) = authors_gold(problem), BENCHMARKS["dynamath"].facet_values(problem)["answer_type"]
+        texts = [gold, f"{gold} cm", f"({gold})", f"not {gold}", f"{gold}1", draw.choice(WORDS)]
         if kind == "float":
-            texts += [str(float(row.gold) + by) for by in (0.0009, 0.0011, -0.0009)]
+            texts += [str(float(gold) + by) for by in (0.0009, 0.0011, -0.0009)]
         response = draw.choice(forms).format(draw.choice(texts))
-        right = dynamath.judge(row, Answer(row.id, response)).verdict == "correct"
-        assert right is oracle_dynamath(kind, row.gold, response), (kind, row.gold, response)
-        rights += right
-    assert 800 < rights < 3200
+        right = dynamath.official_rule(problem, Response(problem.id, response)).verdict == "correct"
+        assert right is oracle_dynamath(kind, gold, response), (kind, gold, response)
+        num_right += right
+    assert 800 < num_right < 3200
 
 
 @pytest.mark.parametrize("name", ["mathvision", "dynamath", "wemath"])
 def test_a_rule_needs_no_judge_model(name: str) -> None:
-    assert not BENCHMARKS[name].emulated
+    assert not BENCHMARKS[name].needs_judge_model

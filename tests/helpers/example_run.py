@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vlm_rl.config import parse_config
-from vlm_rl.run.directory import EvalRow, RunDirectory
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.run.rollout_row import RolloutRow
 
 COLORS = {"red": (206, 66, 60), "blue": (64, 104, 190), "green": (70, 150, 92), "yellow": (226, 184, 70)}
@@ -162,7 +163,7 @@ def _metrics(rows: list[RolloutRow], step: int, steps: int, rng: np.random.Gener
     return values
 
 
-def _evaluation(step: int, steps: int, num_problems: int, question: str, response: str | None) -> list[EvalRow]:
+def _evaluation(step: int, steps: int, num_problems: int, question: str, response: str | None) -> list[EvalRecord]:
     rows = []
     for index in range(num_problems):
         names = [str(name) for name in np.random.default_rng([7, index]).choice(list(COLORS), 9)]
@@ -170,7 +171,7 @@ def _evaluation(step: int, steps: int, num_problems: int, question: str, respons
         right = answer == names.count("red")
         image = square_image(names)
         rows.append(
-            EvalRow(
+            EvalRecord(
                 problem_id=f"toy-test-{index:04d}",
                 sample_index=0,
                 prompt_text=f"<|im_start|>user\n{question}<|im_end|>",

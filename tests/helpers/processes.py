@@ -1,4 +1,4 @@
-"""What the tests ask of the system about processes (Linux)."""
+"""Questions about processes that tests ask Linux."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    """The process ids of its children; threads and processes may end while they are looked at."""
-    found: list[int] = []
+    """Return the process ids of a process's children. Threads and processes may end meanwhile."""
+    children: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += map(int, listed.read_text().split())
-    return found
+            children += map(int, listed.read_text().split())
+    return children

@@ -1,4 +1,4 @@
-"""Small training runs on toy problems, started from outside, and what two equal runs have in common."""
+"""Small training runs on toy problems, each in its own process, and the comparison of two runs bit for bit."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
 }
-DEADLINE = 240.0  # seconds for one run; it takes a few
+DEADLINE = 240.0  # seconds for a run, which takes a few
 
 
 def clean_environment() -> dict[str, str]:
-    """Without what a process group of this very process may have left."""
+    """Return the environment without what a process group of this process may have set."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return (
         {key: value for key, value in os.environ.items() if key not in ranks}
@@ -44,14 +44,14 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass
 class ExitResult:
-    """How a run ended."""
+    """How a process ended, and what it printed."""
 
     code: int  # exit code, or minus the signal
     output: str
 
 
 class Runner:
-    """The client of train_worker.py. Use as a context manager."""
+    """Starts commands through tests/helpers/train_worker.py. Use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class Runner:
         self.server.wait(timeout=DEADLINE)
 
     def __call__(self, *arguments: str, faults: Mapping[str, Any] | None = None, **job: Any) -> ExitResult:
-        """`vlm-rl ARGUMENTS` in a process of its own."""
+        """Run `vlm-rl ARGUMENTS` in its own process and return how it ended."""
         self.count += 1
         log = self.folder / f"job-{self.count}.log"
         whole = {"arguments": arguments, "faults": faults or {}, "log": str(log), "deadline": DEADLINE, **job}
@@ -92,7 +92,7 @@ class Runner:
 
 @dataclass
 class Toys:
-    """Prepared sets and a policy that answers in the right format, by guessing."""
+    """Prepared sets, and a policy that answers in the right format by guessing."""
 
     folder: Path
     train: Path
@@ -103,7 +103,7 @@ class Toys:
     count: int = field(default=0)
 
     def config(self, name: str, **changes: Any) -> Path:
-        """A YAML file for a run in the folder `name`; changes are given as section={key: value}."""
+        """Write the YAML file of a run in the folder `name`; changes are given as section={key: value}."""
         tree: dict[str, Any] = {
             "seed": 3,
             "out": str(self.folder / "runs" / name),
@@ -130,7 +130,7 @@ class Toys:
         return path
 
     def train_run(self, name: str, **changes: Any) -> RunDirectory:
-        """A run that goes through."""
+        """Train a run, which must succeed, and return its folder."""
         result = self.runner("train", str(self.config(name, **changes)))
         assert result.code == 0, result.output[-3000:]
         return self.run(name)
@@ -168,7 +168,7 @@ def toy_set(out: Path, *, count: int, split: str) -> Path:
 
 
 def metrics_of(run: RunDirectory) -> list[dict[str, float]]:
-    """All but wall-clock times and the attempt; NaN as a word, so that it equals itself."""
+    """Return all metrics but wall-clock times and the attempt; NaN is a word, so that it equals itself."""
     return [
         {
             key: "NaN" if value != value else value
@@ -184,12 +184,12 @@ def rollouts_of(run: RunDirectory) -> list[list[dict[str, Any]]]:
 
 
 def state_of(run: RunDirectory) -> dict[str, Any]:
-    """What the newest checkpoint knows, its optimizer's tensors included; it must verify."""
+    """Return what the newest checkpoint holds, the optimizer's tensors included; it must verify."""
     import torch
 
-    found = newest_verified(run.path / "checkpoints")
-    assert found is not None
-    folder, manifest = found
+    newest = newest_verified(run.path / "checkpoints")
+    assert newest is not None
+    folder, manifest = newest
     shards = sorted(path for path in (folder / "learner").rglob("*.pt"))
     return {
         "info": {key: value for key, value in manifest.info.items() if key != "config_sha256"},
@@ -199,7 +199,7 @@ def state_of(run: RunDirectory) -> dict[str, Any]:
 
 
 def _plain(tree: Any) -> Any:
-    """Tensors as bytes, so that == compares bits; objects of other classes are left out."""
+    """Turn tensors into bytes, so that == compares bits; objects of other classes become their class's name."""
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -213,7 +213,7 @@ def _plain(tree: Any) -> Any:
 
 
 def assert_equal_runs(run: RunDirectory, expected: RunDirectory) -> None:
-    """Bit for bit: metrics, rollouts, weights, optimizer, counters, evaluations."""
+    """Compare bit for bit: metrics, rollouts, weights, optimizer, counters, evaluations."""
     assert metrics_of(run) == metrics_of(expected)
     assert rollouts_of(run) == rollouts_of(expected)
     ours, theirs = state_of(run), state_of(expected)
@@ -225,7 +225,7 @@ def assert_equal_runs(run: RunDirectory, expected: RunDirectory) -> None:
 
 
 def assert_sound(run: RunDirectory) -> None:
-    """Every checkpoint verifies and nothing half-written lies about."""
+    """Check that every checkpoint verifies and no half-written file is left."""
     for _, folder in run.checkpoints():
         verify(folder)
     leftovers = [path for path in run.path.rglob("*") if ".tmp" in path.name]

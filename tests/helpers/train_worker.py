@@ -1,8 +1,8 @@
-"""Starts training runs that are to be killed, stopped or made to fail, each in a process of its own.
+"""Starts training runs that tests kill, stop or make fail, each in its own process.
 
-Importing everything takes longer than training the tiny model, so this program imports once and forks
-for each job: one JSON object per line on stdin, one JSON line with the exit code on stdout (minus the
-signal's number where one ended it). toy_runs.Runner is the other end.
+Importing everything takes longer than training the tiny model, so this program imports once and forks for each job.
+A job is a JSON object on a line of standard input. The answer is a line with the exit code, or minus the number of
+the signal that ended it. toy_runs.Runner is the client.
 
     torchrun --nproc_per_node 2 tests/helpers/train_worker.py '{"arguments": [...], "faults": {...}}'
 
@@ -42,12 +42,12 @@ Job = dict[str, Any]
 
 
 def kill_at_event(folder: str, number: int) -> None:
-    """SIGKILL just before the number-th time that a file or folder below `folder` is touched."""
+    """Kill the process (SIGKILL) just before file operation `number` below `folder`."""
     _count_events(folder, lambda count: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
 
 
 def count_events(folder: str, out: str) -> None:
-    """Write down how many such events a whole run has."""
+    """Write the number of such file operations in a whole run to `out`."""
     _count_events(folder, lambda count: Path(out).write_text(str(count)))
 
 
@@ -67,12 +67,12 @@ def _count_events(folder: str, act: Callable[[int], Any]) -> None:
 
 
 def terminate_in(phase: str, step: int) -> None:
-    """SIGTERM at the beginning of the step-th `phase`."""
+    """Send SIGTERM when the phase begins for the step-th time."""
     _before(phase, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def interrupt_in(phase: str, step: int) -> None:
-    """Ctrl-C, as Python tells the program of it."""
+    """Raise KeyboardInterrupt, as Ctrl-C does, when the phase begins for the step-th time."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -81,6 +81,8 @@ def interrupt_in(phase: str, step: int) -> None:
 
 
 def raise_in(phase: str, step: int, rank: int) -> None:
+    """Raise an error on this rank when the phase begins for the step-th time."""
+
     def fail() -> None:
         if os.environ["RANK"] == str(rank):
             raise RuntimeError("injected fault")
@@ -89,7 +91,7 @@ def raise_in(phase: str, step: int, rank: int) -> None:
 
 
 def _before(phase: str, number: int, act: Callable[[], None]) -> None:
-    """Call `act` at the number-th time that the phase begins."""
+    """Call `act` when the phase begins for the number-th time."""
     times = {"count": 0}
 
     def watched(function: Callable[..., Any], is_it: Callable[..., bool]) -> Callable[..., Any]:
@@ -111,7 +113,7 @@ def _before(phase: str, number: int, act: Callable[[], None]) -> None:
 
 
 def kill_after_answers(number: int) -> None:
-    """SIGKILL once an evaluation, which goes problem by problem here, has kept its number-th problem."""
+    """Answer problem by problem, and kill the process once the journal holds `number` problems."""
     validation.evaluate_into = partial(validation.evaluate_into, batch_size=1)
     add, kept = Journal.add, {"count": 0}
 
@@ -125,7 +127,7 @@ def kill_after_answers(number: int) -> None:
 
 
 def skip_sync(number: int) -> None:
-    """The number-th sync does not reach the sampler."""
+    """Let the number-th sync of weights not reach the sampler."""
 
     def nothing(tensors: Iterator[Any]) -> Iterator[Any]:
         for _ in tensors:
@@ -136,7 +138,7 @@ def skip_sync(number: int) -> None:
 
 
 def drop_tensor(number: int, name: str) -> None:
-    """The number-th sync lacks one tensor."""
+    """Leave a tensor out of the number-th sync of weights."""
     _change_sync(number, lambda tensors: ((key, value) for key, value in tensors if key != name))
 
 
@@ -151,7 +153,7 @@ def _change_sync(number: int, change: Callable[[Iterator[Any]], Iterator[Any]]) 
 
 
 def undecided(index: int) -> None:
-    """The grader cannot judge this response of each group."""
+    """Let the grader fail on this response of each group."""
     grade_many = Grader.grade_many
 
     def judged(self: Grader, tasks: Any) -> list[Grade]:
@@ -163,7 +165,7 @@ def undecided(index: int) -> None:
 
 
 def record_keys(out: str) -> None:
-    """Write down every configuration key that is read while `train` runs; validation does not count."""
+    """Write every configuration key that is read while `train` runs to `out`; validation does not count."""
     read: set[str] = set()
     train, get = loop.train, ConfigSection.__getattribute__
 
@@ -200,7 +202,7 @@ FAULTS: dict[str, Callable[..., None]] = {
 
 
 def run(job: Job) -> int:
-    """One command line with its faults; returns the exit code."""
+    """Run a command line with its faults and return the exit code."""
     for name, arguments in job.get("faults", {}).items():
         FAULTS[name](**arguments)
     try:
@@ -230,7 +232,7 @@ def _warm_start(model: str, train: str, traces: str, out: str) -> int:
 
 
 def fork(job: Job) -> int:
-    """Run the job in a child; returns its exit code, or minus the signal that ended it."""
+    """Run the job in a child process and return its exit code, or minus the signal that ended it."""
     begun = time.monotonic()
     child = os.fork()
     if child == 0:

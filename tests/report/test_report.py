@@ -15,7 +15,7 @@ from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.errors import UserError
 from vlm_rl.report.charts import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
-from vlm_rl.report.html import data_uri, escape, split_response
+from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import control_sentences, write_report
@@ -263,9 +263,10 @@ def test_side_by_side_joins_by_problem_and_counts_samples(tmp_path):
     assert (after.verdict, after.num_correct, after.num_samples) == ("wrong", 1, 2)
 
 
-def test_escape_makes_markup_inert_and_tricks_visible():
-    assert escape('<a href="x">\'&') == "&lt;a href=&quot;x&quot;&gt;&#x27;&amp;"
-    assert escape("a\u202eb\x00\n\tc") == "a\ufffdb\ufffd\n\tc"
+def test_a_template_makes_markup_inert_and_tricks_visible():
+    template = environment("vlm_rl.report").from_string("{{ text }}")
+    assert template.render(text='<a href="x">\'&') == "&lt;a href=&#34;x&#34;&gt;&#39;&amp;"
+    assert template.render(text="a\u202eb\x00\n\tc") == "a\ufffdb\ufffd\n\tc"
 
 
 def test_an_image_that_does_not_open_is_left_out():

@@ -54,8 +54,8 @@ def save(root: Path, step: int, **info: object) -> Path:
 
 
 def newest_step(root: Path) -> int | None:
-    found = newest_verified(root)
-    return found[1].step if found else None
+    verified = newest_verified(root)
+    return verified[1].step if verified else None
 
 
 # -- a save ---------------------------------------------------------------------------------------
@@ -79,6 +79,15 @@ def test_a_save_comes_back_as_it_was_given(tmp_path: Path) -> None:
     assert shard.sha256 == hashlib.sha256(bytes([60]) * 300).hexdigest()
     assert manifest.versions["torch"] == torch.__version__.partition("+")[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000060"]
+
+
+def test_the_code_version_covers_the_whole_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(checkpoint, "__file__", str(tmp_path / "run" / "checkpoint.py"))
+    (tmp_path / "losses.py").write_text("sign = 1")
+    before = checkpoint.code_version()
+    (tmp_path / "losses.py").write_text("sign = -1")
+    assert checkpoint.code_version() != before
 
 
 def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Path) -> None:
@@ -225,15 +234,15 @@ def test_latest_is_not_trusted(tmp_path: Path, latest: bytes | None) -> None:
     assert newest_step(tmp_path) == 20
 
 
-def test_whoever_goes_on_mends_what_a_killed_save_left(tmp_path: Path) -> None:
+def test_a_recovery_cleans_up_after_a_killed_save(tmp_path: Path) -> None:
     """Killed between the last checkpoint and `latest`, with no later save that would clear up."""
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     (tmp_path / "latest").write_text("step-000001\n")
     (tmp_path / ".tmp-latest").write_text("step-0")
     (tmp_path / ".tmp-step-000003-ab").mkdir()
-    found = recover(tmp_path)
-    assert found is not None and found[0] == newest
+    verified = recover(tmp_path)
+    assert verified is not None and verified[0] == newest
     assert (tmp_path / "latest").read_text() == "step-000002\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001", "step-000002"]
     assert recover(tmp_path / "never") is None and not (tmp_path / "never").exists()
@@ -364,10 +373,10 @@ def test_a_kill_at_any_call_of_a_save_or_prune_leaves_the_last_safe_checkpoint(
         died = run_saver(root, kill_at, same_step=same_step, turns=2)
         assert died.returncode == -signal.SIGKILL, (kill_at, died.stderr)
         safe = [tuple(map(int, line.split())) for line in died.stdout.splitlines()]
-        found = newest_verified(root)
+        verified = newest_verified(root)
         if safe:
-            assert found is not None, kill_at
-            assert (found[1].step, found[1].info["turn"]) >= safe[-1], kill_at
+            assert verified is not None, kill_at
+            assert (verified[1].step, verified[1].info["turn"]) >= safe[-1], kill_at
         assert capsys.readouterr().err == "", kill_at
         for path in root.glob("step-*"):
             verify(path)  # nothing half-written or half-deleted goes by a checkpoint's name

@@ -106,7 +106,7 @@ def test_values_that_are_not_finite_stay_valid_json(run):
     assert math.isnan(read["a"]) and math.isnan(read["b"]) and read["c"] == 2.0
 
 
-def test_a_log_cut_at_any_byte_reads_and_goes_on(run):
+def test_a_log_cut_at_any_byte_reads_and_continues(run):
     for step in (1, 2, 3):
         run.append_metrics(step, 1, {"reward": step / 10})
     path = run.path / "metrics.jsonl"

@@ -120,7 +120,7 @@ def test_model_text_cannot_drive_the_terminal():
         ("16", "8", "torchrun ... --shutdown-timeout 1800 -m vlm_rl"),
     ],
 )
-def test_the_command_that_goes_on(monkeypatch, ranks, here, start):
+def test_the_command_that_resumes(monkeypatch, ranks, here, start):
     monkeypatch.setenv("WORLD_SIZE", ranks)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
     assert resume_command("runs/a b") == f"{start} train 'runs/a b' --resume"

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.helpers.pictures import noise_png
+from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import Sampler, SamplingParams

@@ -228,7 +228,7 @@ def test_words_about_what_is_not_there():
     only = study_of(
         numbers("grpo", 0, {"train_accuracy": 1.0}, length__group_cv=[1], length__sign_gap=[1]), num_steps=1
     )
-    assert "does not hold a rule of each" in findings(only)[-1]
+    assert "has no rule of both kinds" in findings(only)[-1]
     assert "have not logged" in findings(study_of(numbers("grpo", 0)))[0]
     assert "have not logged" in findings(StudyResults(("grpo",), (0,), 10, (), ()))[0]
 
@@ -520,7 +520,7 @@ def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
     finally:
         process.kill()
         process.wait()
-    assert process.args[1:] == ["-m", "vlm_rl.cli", "train", str(planned.config_file)]
+    assert process.args[1:] == ["-m", "vlm_rl", "train", str(planned.config_file)]
     assert load_config(planned.config_file) == planned.config and planned.log.is_file()
 
 
@@ -563,7 +563,7 @@ def toy_study(toys: Toys, folder: Path, **changes) -> Path:
 
 def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "vlm_rl.cli", "study", str(path), "--out", str(out), *options],
+        [sys.executable, "-m", "vlm_rl", "study", str(path), "--out", str(out), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

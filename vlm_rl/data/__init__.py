@@ -1,5 +1,6 @@
 """Prepared sets on their way into a model: problems, their images, their prompts.
 
+    golds          the text, type and options of a gold answer
     sets           read a prepared set, and refuse what must not be trained or scored on
     order          the order of prompts, and the ledger that accounts for each of them
     images         hostile bytes in, RGB pixels on the model's grid out
@@ -10,4 +11,4 @@ Images stay on disk until they are used (stored_images); text of a question neve
 (untrusted_text). These two belong to this room alone. Only prompts loads torch.
 """
 
-__all__ = ["images", "model_folder", "order", "prompts", "sets"]
+__all__ = ["golds", "images", "model_folder", "order", "prompts", "sets"]

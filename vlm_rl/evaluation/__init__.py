@@ -1,10 +1,15 @@
-"""Measure a policy on prepared sets, and score answers by each benchmark's own rules.
+"""Measure a policy on prepared sets, and score responses by each benchmark's own rules.
 
-evaluate     sampler, then grader, to one record per response and a summary
-resume       an evaluation that continues where a stopped one was
-paired       two evaluations of the same problems, compared problem by problem
-command, compare, export   `vlm-rl eval`, `vlm-rl eval compare`, `vlm-rl eval export`
-benchmarks   one file per benchmark, and `vlm-rl score`
+    command           `vlm-rl eval`
+    compare           `vlm-rl eval compare`
+    export            `vlm-rl eval export`
+    evaluate          sampler, then grader, to one record per response and a summary
+    image_controls    the same problems with blank or shuffled images
+    resume            an evaluation that continues where a stopped one was
+    paired            two evaluations compared problem by problem
+    benchmarks        one file per benchmark, and `vlm-rl score`
+
+Benchmarks, paired and `vlm-rl score` load no torch.
 """
 
-__all__ = ["benchmarks", "command", "compare", "evaluate", "export", "paired", "resume"]
+__all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "paired", "resume"]

@@ -3,10 +3,9 @@
     vlm-rl eval --model runs/x/checkpoints/step-000060 --data data/mathvision data/dynamath --out runs/x-eval
     vlm-rl report runs/x-eval
 
-The results folder has the layout of a run directory. One folder may take several checkpoints of a run, each under its
-step, and controls (--images blank) under a name of their own. A stopped or killed evaluation goes on where it was
-when the same command is given again (vlm_rl.evaluation.journal): finished sets are kept. Sets that the policy was
-trained on are refused.
+The results folder has the layout of a run directory. It may hold several checkpoints of a run, each under its step,
+and controls (--images blank) under names of their own. After a stop or a kill, the same command resumes where the
+evaluation was and keeps finished sets (vlm_rl.evaluation.journal). Sets that the policy was trained on are refused.
 """
 
 from __future__ import annotations
@@ -26,23 +25,30 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.prepared import benchmark_of
-from vlm_rl.evaluation.benchmarks.published_prompts import PUBLISHED_PROMPTS, PublishedPrompt, eval_template
+from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template, published_prompts, template_names
 from vlm_rl.evaluation.evaluate import score_line
-from vlm_rl.evaluation.resume import Settings, answer_settings, changed_settings, digest, evaluate_into, journal_path
+from vlm_rl.evaluation.resume import (
+    AnswerSettings,
+    answer_settings,
+    changed_settings,
+    digest,
+    evaluate_into,
+    journal_path,
+)
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.checkpoint import MANIFEST, read_manifest
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.templates import Template
 from vlm_rl.types import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """One prepared set to answer."""
+    """A prepared set to answer."""
 
     path: Path
     name: str  # of its folder below eval/
@@ -53,9 +59,9 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the model comes from, as far as its folder says."""
+    """What the model's folder says about its training."""
 
-    step: int  # rollout steps of training; 0 for a model that is no checkpoint of ours
+    step: int  # rollout steps of training; 0 for a model that is not a checkpoint of ours
     contaminated: Sequence[str]  # benchmarks that it was trained on
 
 
@@ -65,7 +71,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     Raises UserError before anything is written for wrong options, model, sets or results folder.
     """
     params = _sampling(options)
-    template, wording = _template(options)
+    template, prompt = _template(options)
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
@@ -73,11 +79,11 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     builder = PromptBuilder(
         options.model,
         template=template,
-        min_pixels=min(one.min_pixels for one in sets),
-        max_pixels=max(one.max_pixels for one in sets),
+        min_pixels=min(eval_set.min_pixels for eval_set in sets),
+        max_pixels=max(eval_set.max_pixels for eval_set in sets),
     )
     builder.check_template()
-    check_patch_size([one.path for one in sets], builder.patch_size)
+    check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
     context = check_context(
         builder.config,
         prompt_tokens=options.max_prompt_tokens,
@@ -96,11 +102,11 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             seed=options.seed,
         )
         with closing(sampler):
-            asked = [_settings(one, options, params, origin, builder=builder, sampler=sampler) for one in sets]
+            asked = [_settings(item, options, params, origin, builder=builder, sampler=sampler) for item in sets]
             left = _unanswered(results, sets, asked, origin)
-            for one, settings in left:
+            for eval_set, settings in left:
                 summary = _answer(
-                    one,
+                    eval_set,
                     settings,
                     options,
                     params,
@@ -108,17 +114,17 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
                     builder=builder,
                     sampler=sampler,
                     grader=grader,
-                    wording=wording,
+                    prompt=prompt,
                 )
-                make_console().print(score_line(one.name, summary))
+                make_console().print(score_line(eval_set.name, summary))
     barrier()
     make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
     return results
 
 
 def _answer(
-    one: EvalSet,
-    settings: Settings,
+    eval_set: EvalSet,
+    settings: AnswerSettings,
     options: argparse.Namespace,
     params: SamplingParams,
     results: RunDirectory,
@@ -126,14 +132,14 @@ def _answer(
     builder: PromptBuilder,
     sampler: Sampler,
     grader: Grader,
-    wording: PublishedPrompt | None,
+    prompt: PublishedPrompt | None,
 ) -> dict[str, Any]:
-    """The summary of one set, answered with a progress bar and written."""
-    with progress(f"evaluating {one.name}", total=len(share(one.problems))) as advance:
+    """Answer one set with a progress bar, write its result and return its summary."""
+    with progress(f"evaluating {eval_set.name}", total=len(share(eval_set.problems))) as advance:
         return evaluate_into(
             results,
-            one.name,
-            one.problems,
+            eval_set.name,
+            eval_set.problems,
             settings=settings,
             step=settings["step"],
             sampler=sampler,
@@ -145,43 +151,41 @@ def _answer(
             batch_size=max(1, options.batch_size // params.responses),
             advance=advance,
             mode=options.mode,
-            wording=wording,
+            prompt=prompt,
         )
 
 
 def _settings(
-    one: EvalSet,
+    eval_set: EvalSet,
     options: argparse.Namespace,
     params: SamplingParams,
     origin: Origin,
     *,
     builder: PromptBuilder,
     sampler: Sampler,
-) -> Settings:
-    """Everything that makes the answers what they are, for the summary and for a resume."""
+) -> AnswerSettings:
+    """Return everything that decides the answers, for the summary and for a resume."""
     return {
         "model": str(options.model),
         "model_files": digest(json.dumps(_file_stamps(options.model)).encode()),
-        "set": str(one.path),
+        "set": str(eval_set.path),
         "images": options.images,
         "mode": options.mode,
-        "template_words": asdict(PUBLISHED_PROMPTS[options.template])
-        if options.template in PUBLISHED_PROMPTS
-        else None,
+        "template_words": asdict(prompt) if (prompt := published_prompts().get(options.template)) else None,
         "max_prompt_tokens": options.max_prompt_tokens,
     } | answer_settings(
-        one.problems, builder=builder, sampler=sampler, params=params, seed=options.seed, step=origin.step
+        eval_set.problems, builder=builder, sampler=sampler, params=params, seed=options.seed, step=origin.step
     )
 
 
 def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of the model's files: enough to notice another model under the same name."""
+    """Return name, size and time of the model's files: enough to notice a different model of the same name."""
     files = (path for path in folder.iterdir() if path.is_file())
     return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
 def read_origin(model: Path) -> Origin:
-    """What a checkpoint's manifest and its run say about its training. Raises UserError for a damaged one."""
+    """Read what a checkpoint's manifest and its run say about its training. Raises UserError for a damaged one."""
     stamped = RunDirectory(model.resolve().parent.parent).contaminated()
     if not (model / MANIFEST).is_file():
         return Origin(step=0, contaminated=stamped)
@@ -190,11 +194,10 @@ def read_origin(model: Path) -> Origin:
 
 
 def _template(options: argparse.Namespace) -> tuple[Template, PublishedPrompt | None]:
-    found = eval_template(options.template)
-    if found is None:
-        names = ", ".join([*TEMPLATES, *PUBLISHED_PROMPTS])
-        raise UserError(f"--template is {options.template!r}; known: {names}")
-    return found
+    named = eval_template(options.template)
+    if named is None:
+        raise UserError(f"--template is {options.template!r}; known: {template_names()}")
+    return named
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:
@@ -232,61 +235,63 @@ def _open_set(path: Path, images: str) -> EvalSet:
 
 
 def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
-    """The sets to answer. Raises UserError for those that cannot be, or may not be by this model."""
+    """Open the sets to answer. Raises UserError for sets that cannot be answered, or not by this model."""
     sets = [_open_set(path, options.images) for path in options.data]
-    names = [one.name for one in sets]
+    names = [eval_set.name for eval_set in sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
-    for one in sets:
-        refuse_contaminated(one.path, one.problems, origin.contaminated)
-        if options.mode == "official" and benchmark_of(one.problems) is None:
-            raise UserError(f"{one.path}: --mode official needs problems of one known benchmark; use --mode strict")
+    for eval_set in sets:
+        refuse_contaminated(eval_set.path, eval_set.problems, origin.contaminated)
+        if options.mode == "official" and benchmark_of(eval_set.problems) is None:
+            raise UserError(
+                f"{eval_set.path}: --mode official needs problems of one known benchmark; use --mode strict"
+            )
     _refuse_existing(options.out, sets, origin)
     return sets
 
 
 def _unanswered(
-    results: RunDirectory, sets: Sequence[EvalSet], asked: Sequence[Settings], origin: Origin
-) -> list[tuple[EvalSet, Settings]]:
-    """The sets without a result: those that a stopped run of the same command has finished are kept, and said.
+    results: RunDirectory, sets: Sequence[EvalSet], asked: Sequence[AnswerSettings], origin: Origin
+) -> list[tuple[EvalSet, AnswerSettings]]:
+    """Return the sets without a result; those that a stopped run of the same command finished are kept and printed.
 
-    Raises UserError where there is a result of other settings.
+    Raises UserError where there is a result of different settings.
     """
     left = []
-    for one, settings in zip(sets, asked, strict=True):
-        found = next((result for result in results.evals(one.name) if result.step == origin.step), None)
-        if found is None:
-            left.append((one, settings))
+    for eval_set, settings in zip(sets, asked, strict=True):
+        result = next((result for result in results.evals(eval_set.name) if result.step == origin.step), None)
+        if result is None:
+            left.append((eval_set, settings))
             continue
-        if changed := changed_settings(found.summary, settings):
+        if changed := changed_settings(result.summary, settings):
             raise UserError(
-                f"{results.path} has a result of {one.name} at step {origin.step} with another {', '.join(changed)}: "
-                "choose another --out, or remove it"
+                f"{results.path} has a result of {eval_set.name} at step {origin.step} with a different "
+                f"{', '.join(changed)}: choose a different --out, or remove that result"
             )
-        make_console().print(f"kept: {score_line(one.name, found.summary)}")
-        journal_path(results, one.name, origin.step).unlink(missing_ok=True)
-    barrier()  # nobody writes before everybody has looked
+        make_console().print(f"kept: {score_line(eval_set.name, result.summary)}")
+        journal_path(results, eval_set.name, origin.step).unlink(missing_ok=True)
+    barrier()  # no rank writes before all have looked
     return left
 
 
 def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None:
-    """The folder may be new, empty, or one of results that lacks one of these: a stopped run leaves such a one."""
+    """Raise UserError for a folder of other things, and for one that has all these results already."""
     if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} exists and is neither an empty folder nor one of results; choose another --out")
-    there = [any(result.step == origin.step for result in RunDirectory(out).evals(one.name)) for one in sets]
+        raise UserError(f"{out} exists and is neither an empty folder nor a results folder; choose a different --out")
+    there = [any(result.step == origin.step for result in RunDirectory(out).evals(item.name)) for item in sets]
     if all(there):
-        names = ", ".join(one.name for one in sets)
+        names = ", ".join(eval_set.name for eval_set in sets)
         raise UserError(
-            f"{out} has a result of {names} at step {origin.step} already: choose another --out, or remove it"
+            f"{out} has a result of {names} at step {origin.step} already: choose a different --out, or remove it"
         )
 
 
 @contextmanager
 def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[RunDirectory]:
-    """The folder for the results, new or that of earlier ones; a new one goes again if none arrives."""
+    """Open the folder for the results; a new one is removed again if it gets neither a result nor answers."""
     results = RunDirectory(options.out)
     is_new = not (options.out / "config.yaml").exists()
-    barrier()  # nobody writes before everybody has looked
+    barrier()  # no rank writes before all have looked
     if rank() == 0 and is_new:
         results.create(_configuration(options))
     try:
@@ -300,12 +305,12 @@ def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[Run
 
 
 def _has_answers(out: Path) -> bool:
-    """Whether a journal there holds a problem behind its first line: the same command goes on from it."""
+    """Say whether a journal there holds a problem after its first line, so that the same command can resume."""
     return any(path.read_bytes().count(b"\n") > 1 for path in (out / "eval").glob(".*.jsonl"))
 
 
 def _configuration(options: argparse.Namespace) -> Config:
-    """The config.yaml of a results folder: the training run's own, where the model is its checkpoint."""
+    """Return the config.yaml of a results folder: that of the run whose checkpoint the model is, if any."""
     run = RunDirectory(options.model.resolve().parent.parent)
     if options.model.resolve().parent.name == "checkpoints" and (run.path / "config.yaml").is_file():
         return run.config().model_copy(update={"out": str(options.out)})

@@ -1,7 +1,7 @@
 """`vlm-rl eval compare A B ...`: what changed between evaluations of the same problems.
 
-A, B, ... are results folders of `vlm-rl eval` (the newest step of each set), single records (a Parquet file) or
-JSON files of `vlm-rl score`. Everything is compared with A.
+A, B, ... are results folders of `vlm-rl eval` (the newest step of each set), its record files (Parquet), or JSON
+files of `vlm-rl score`. Everything is compared with A.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MOST_LINES = 40  # categories that are printed
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SetResult:
     """One evaluation of one set."""
 
     problems: Scores
-    summary: Mapping[str, Any]  # what it says of itself: the benchmark's own scores, and how they came about
+    summary: Mapping[str, Any]  # the benchmark's own scores, and how they came about
 
 
 def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
     return tree
 
 
-def _compared(a: Result, b: Result, *, names: tuple[str, str, str]) -> dict[str, Any]:
-    """The tree of two results on one set, printed as well; `names` of the set and of the two."""
+def _compared(a: SetResult, b: SetResult, *, names: tuple[str, str, str]) -> dict[str, Any]:
+    """Print and return how two results on one set differ; `names`: of the set, of A and of B."""
     benchmark, name_a, name_b = names
     whole = pair(a.problems, b.problems)
     if whole is None:
@@ -79,55 +79,55 @@ def _compared(a: Result, b: Result, *, names: tuple[str, str, str]) -> dict[str,
         "b": name_b,
         **asdict(whole),
         **_changed(a.problems, b.problems),
-        "headline": {name: asdict(found) for name, found in headline.items()},
+        "headline": {name: asdict(change) for name, change in headline.items()},
         "other_settings": other,
         "by_category": {key: asdict(part) for key, part in parts.items()},
     }
 
 
-def _headline_parts(result: Result) -> Scores:
-    """What the benchmark's own number is the mean of, where that is not the questions: We-Math's problems, say."""
+def _headline_parts(result: SetResult) -> Scores:
+    """Return what the benchmark's own number is the mean of, where that is not the questions (We-Math's problems)."""
     parts = result.summary.get("headline_parts", {})
     return {name: ProblemScore(score, None, "") for name, score in parts.items()}
 
 
-def read_results(path: Path) -> dict[str, Result]:
-    """Set -> its result. Raises UserError for what is no result."""
+def read_results(path: Path) -> dict[str, SetResult]:
+    """Return set -> its result. Raises UserError for what is not a result."""
     if path.is_dir():
         newest = {result.benchmark: result for result in sorted(RunDirectory(path).evals(), key=lambda r: r.step)}
         if not newest:
             raise UserError(f"{path}: no results in it; a results folder holds eval/SET/step-*.parquet")
-        return {name: _of_records(found.rows(_COLUMNS), found.summary) for name, found in newest.items()}
+        return {name: _of_records(result.rows(_COLUMNS), result.summary) for name, result in newest.items()}
     try:
         if path.suffix == ".parquet":
             beside = path.with_suffix(".json")
             summary = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
             return {path.parent.name: _of_records(pq.read_table(path, columns=_COLUMNS), summary)}
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return {tree["benchmark"]: Result(problem_scores(tree.pop("rows")), tree)}
+        return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(
-            f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score: {error!r:.160}"
+            f"{path}: is neither records of vlm-rl eval nor a JSON of vlm-rl score: {error!r:.160}"
         ) from None
 
 
-def _of_records(records: pa.Table, summary: Mapping[str, Any]) -> Result:
-    """Under the benchmark's own ids, as `vlm-rl score` has them."""
+def _of_records(records: pa.Table, summary: Mapping[str, Any]) -> SetResult:
+    """Read the records under the benchmark's own ids, which `vlm-rl score` uses."""
     prefix = f"{summary.get('benchmark', '')}-"
-    found = problem_scores(records.to_pylist())
-    return Result({name.removeprefix(prefix): score for name, score in found.items()}, summary)
+    scores = problem_scores(records.to_pylist())
+    return SetResult({name.removeprefix(prefix): score for name, score in scores.items()}, summary)
 
 
 def _changed(a: Scores, b: Scores) -> dict[str, list[str]]:
-    """The problems whose score changed, by direction."""
+    """Return the problems whose score changed, by direction."""
     return {
         "better_on": [name for name in a if name in b and b[name].score > a[name].score],
         "worse_on": [name for name in a if name in b and b[name].score < a[name].score],
     }
 
 
-def _table(loaded: Sequence[Mapping[str, Result]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per result: a paper's row of benchmarks, and their plain mean where it has them all."""
+def _table(loaded: Sequence[Mapping[str, SetResult]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one row per result: its number on each benchmark, and their plain mean where it has them all."""
     benchmarks = list(dict.fromkeys(benchmark for sets in loaded for benchmark in sets))
     rows = []
     for name, sets in zip(names, loaded, strict=True):
@@ -138,8 +138,8 @@ def _table(loaded: Sequence[Mapping[str, Result]], names: Sequence[str]) -> list
     return rows
 
 
-def _cell(result: Result) -> dict[str, Any]:
-    """The number that the benchmark's papers print (We-Math's strict score, DynaMath's worst case), and accuracy."""
+def _cell(result: SetResult) -> dict[str, Any]:
+    """Return the number that the benchmark's papers print (its headline) and the accuracy."""
     scores = [problem.score for problem in result.problems.values()]
     accuracy = {
         "score": sum(scores) / len(scores),
@@ -148,7 +148,7 @@ def _cell(result: Result) -> dict[str, Any]:
     }
     headline = result.summary.get("headline", "accuracy")
     own = result.summary["scores"][headline] if headline != "accuracy" else accuracy
-    if not own["n"]:  # no whole problem of it was answered
+    if not own["n"]:  # no whole problem was answered
         headline, own = "accuracy", accuracy
     return {"headline": headline, **own, "accuracy": accuracy["score"]}
 
@@ -175,7 +175,14 @@ def _cell_text(cell: Mapping[str, Any] | None) -> str:
 def _paired_text(
     names: tuple[str, str, str], scores: Mapping[str, Paired], parts: Mapping[str, Paired], *, other: Sequence[str]
 ) -> str:
-    """`scores`: the accuracy, and the benchmark's own number if that is another; `other`: settings that differ."""
+    """Return a comparison as text.
+
+    Args:
+        names: of the set, of A and of B.
+        scores: the change of the accuracy, and of the benchmark's own number where that is a different one.
+        parts: the change of the accuracy by category.
+        other: settings that differ between A and B.
+    """
     whole = scores["accuracy"]
     lines = [
         f"\n{names[0]}: {names[2]} minus {names[1]}",
@@ -184,7 +191,7 @@ def _paired_text(
         f"  length {_length(whole.length_a)} -> {_length(whole.length_b)} tokens",
     ]
     if other:
-        lines.append(f"  not asked or judged alike: other {', '.join(other)}")
+        lines.append(f"  not asked or judged alike: different {', '.join(other)}")
     if whole.only_a or whole.only_b:
         lines.append(f"  not compared: {whole.only_a} problems only in the first, {whole.only_b} only in the second")
     if len(parts) > _MOST_LINES:

@@ -1,8 +1,7 @@
-"""`vlm-rl eval export`: our per-sample records in the formats of VLMEvalKit and lmms-eval, for others to score.
+"""`vlm-rl eval export`: our records in the formats of VLMEvalKit and lmms-eval, for these to score.
 
-VLMEvalKit reads a table of index, question, answer, prediction (TSV here); the text of the options stays inside
-the question, as the model saw it. lmms-eval writes one JSON object per line
-with doc_id, doc, target, resps and filtered_resps.
+VLMEvalKit reads a table of index, question, answer, prediction (TSV here); the options stay inside the question, as
+the model saw them. lmms-eval writes one JSON object per line with doc_id, doc, target, resps and filtered_resps.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _COLUMNS = ["problem_id", "sample_index", "question", "gold", "response", "extra
 
 
 def export_records(options: argparse.Namespace) -> Path:
-    """Write the records of one Parquet file in the wanted format. Raises UserError if they cannot be read."""
+    """Write the records of one Parquet file in the chosen format. Raises UserError if they cannot be read."""
     try:
         rows = pq.read_table(options.records, columns=_COLUMNS).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{options.records}: no records of vlm-rl eval: {error}") from None
+        raise UserError(f"{options.records}: cannot be read as records of vlm-rl eval: {error}") from None
     if not rows:
         raise UserError(f"{options.records}: holds no records")
     text = FORMATS[options.to](rows)
@@ -42,7 +41,7 @@ def export_records(options: argparse.Namespace) -> Path:
 
 
 def vlmevalkit_table(rows: Sequence[Record]) -> str:
-    """A TSV with a header; a set with several samples has a column `sample` besides."""
+    """Return a TSV with a header; a set with several samples has a column `sample` as well."""
     several = any(row["sample_index"] for row in rows)
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
@@ -54,7 +53,7 @@ def vlmevalkit_table(rows: Sequence[Record]) -> str:
 
 
 def lmms_eval_lines(rows: Sequence[Record]) -> str:
-    """One object per problem; its samples are the inner list of `resps`, as after repeats in that tool."""
+    """Return one object per problem; its samples are the inner list of `resps`, as that tool writes repeats."""
     samples: dict[str, list[Record]] = {}
     for row in rows:
         samples.setdefault(row["problem_id"], []).append(row)

@@ -1,11 +1,11 @@
-"""What an evaluation has answered so far, on disk: a killed one goes on where it was, and regrades nothing.
+"""What an evaluation has answered so far, on disk: a killed one resumes there, and nothing is graded twice.
 
     with Journal.open(path, settings) as journal:
         journal.done["p7"]              # the records of a problem that was answered before
         journal.add([records, ...])     # flushed to the disk before it returns
 
-One JSON line per problem behind a first line with the settings. A last line that was cut by the kill is dropped;
-other settings start afresh, since their answers are others.
+The first line holds the settings; each further line is one problem. A last line that a kill cut off is dropped. A
+journal of different settings is started afresh, since its responses are of no use.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-Record = dict[str, Any]
+from vlm_rl.run.eval_record import EvalRecord
 
 
 class Journal:
-    """Append-only; one per set and rank. Use `open`."""
+    """An append-only file, one per set and rank. Make one with `open`."""
 
-    def __init__(self, path: Path, file: IO[str], done: dict[str, list[Record]]) -> None:
+    def __init__(self, path: Path, file: IO[str], done: dict[str, list[EvalRecord]]) -> None:
         self.path = path
         self.done = done  # problem id -> its records, without images
         self._file = file
 
     @classmethod
     def open(cls, path: Path, settings: Mapping[str, Any]) -> Journal:
-        """The journal at `path` with what it holds for these settings, or a new one."""
+        """Return the journal at `path` with what it holds for these settings, or a new one."""
         head = json.dumps(settings, sort_keys=True)
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # a cut last line has no newline
-        done: dict[str, list[Record]] = {}
+        done: dict[str, list[EvalRecord]] = {}
         if lines and lines[0] == head.encode():
             for line in lines[1:]:
-                records = json.loads(line)
-                done[records[0]["problem_id"]] = records
+                records = [EvalRecord(**fields) for fields in json.loads(line)]
+                done[records[0].problem_id] = records
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.new")  # a kill while this is written leaves the old one in place
         journal = cls(path, fresh.open("w", encoding="utf-8"), {})
@@ -46,17 +47,17 @@ class Journal:
         fresh.replace(path)
         return journal
 
-    def add(self, groups: Sequence[Sequence[Record]]) -> None:
-        """Keep the records of finished problems; on disk when this returns."""
+    def add(self, groups: Sequence[Sequence[EvalRecord]]) -> None:
+        """Keep the records of finished problems; they are on the disk when this returns."""
         for records in groups:
-            kept = [{**record, "image": None} for record in records]
-            self._file.write(json.dumps(kept, ensure_ascii=True) + "\n")
-            self.done[records[0]["problem_id"]] = kept
+            kept = [replace(record, image=None) for record in records]
+            self._file.write(json.dumps([asdict(record) for record in kept], ensure_ascii=True) + "\n")
+            self.done[kept[0].problem_id] = kept
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def remove(self) -> None:
-        """The result is written: nothing is left to go on with."""
+        """Delete the file, once the result is written."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 

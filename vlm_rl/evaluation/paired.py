@@ -1,7 +1,7 @@
-"""Two evaluations of the same problems, compared problem by problem.
+"""Compare two evaluations of the same problems, problem by problem.
 
-The difference of two scores on one set is far better known than either score: the problems are the same, so
-the interval is that of the differences per problem.
+The difference of two scores on one set is known far better than either score. The problems are the same, so the
+interval is that of the differences per problem.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vlm_rl.stats import estimate, sign_test
 
 @dataclass(frozen=True, slots=True)
 class ProblemScore:
-    """What one evaluation says about one problem."""
+    """The result of one evaluation on one problem."""
 
     score: float  # share of its samples that are right
     length: float | None  # mean tokens of a response; None where the file does not say
@@ -27,7 +27,7 @@ class ProblemScore:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """B minus A over the problems that both have; scores in [0, 1]."""
+    """The change from A to B over the problems that both have; scores in [0, 1]."""
 
     n: int
     score_a: float
@@ -44,20 +44,20 @@ class Paired:
 
 
 def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired | None:
-    """The comparison over the problems of both; None if there is no such problem."""
+    """Compare A and B over the problems that both have; None if there is no such problem."""
     both = [name for name in a if name in b]
     if not both:
         return None
     score_a = np.array([a[name].score for name in both])
     score_b = np.array([b[name].score for name in both])
     difference_P = score_b - score_a
-    change = estimate(difference_P, limit=1)
+    change = estimate(difference_P, bounds=(-1, 1))
     return Paired(
         n=len(both),
         score_a=float(score_a.mean()),
         score_b=float(score_b.mean()),
         difference=float(difference_P.mean()),
-        interval=(change.low, change.high),
+        interval=(change.low, change.high) if change.has_interval else (-1.0, 1.0),  # one problem settles nothing
         won=int((difference_P > 0).sum()),
         lost=int((difference_P < 0).sum()),
         p_value=sign_test(int((difference_P > 0).sum()), int((difference_P < 0).sum())),
@@ -69,33 +69,33 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired
 
 
 def by_category(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> dict[str, Paired]:
-    """The comparison within each of A's categories."""
+    """Compare A and B within each of A's categories."""
     members: dict[str, list[str]] = defaultdict(list)
     for name, problem in a.items():
         if name in b:
             members[problem.category].append(name)
-    found = {}
+    changes = {}
     for category, names in sorted(members.items()):
-        compared = pair({name: a[name] for name in names}, {name: b[name] for name in names})
-        assert compared is not None, "a category has at least one problem"
-        found[category] = compared
-    return found
+        change = pair({name: a[name] for name in names}, {name: b[name] for name in names})
+        assert change is not None, "a category has at least one problem"
+        changes[category] = change
+    return changes
 
 
 def problem_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, ProblemScore]:
-    """Records of an evaluation (id or problem_id, verdict, length, category) summed up per problem."""
+    """Return problem -> its score, from records with id or problem_id, verdict, length and category."""
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[str(row["problem_id"] if "problem_id" in row else row["id"])].append(row)
-    found = {}
+    scores = {}
     for name, samples in groups.items():
         lengths = [row["length"] for row in samples if row.get("length") is not None]
-        found[name] = ProblemScore(
+        scores[name] = ProblemScore(
             score=sum(row["verdict"] == "correct" for row in samples) / len(samples),
             length=sum(lengths) / len(lengths) if lengths else None,
             category=samples[0].get("category") or "",
         )
-    return found
+    return scores
 
 
 def _mean_length(problems: Sequence[ProblemScore]) -> float | None:

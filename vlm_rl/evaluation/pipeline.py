@@ -1,9 +1,9 @@
-"""A loop of three stages in which the two lighter ones run beside the heavy one.
+"""Run a loop of three stages, the two lighter ones beside the heavy one.
 
     for graded in overlapped(batches, before=build_prompts, heavy=generate, after=grade):
         ...
 
-It gives what the plain loop gives, in its order: only the waiting is less.
+The results and their order are those of the plain loop; only the waiting is shorter.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def overlapped(
     heavy: Callable[[Ready], Made],
     after: Callable[[Item, Ready, Made], Done],
 ) -> Generator[Done]:
-    """after(item, ready, heavy(ready)) of every item, with ready = before(item).
+    """Yield after(item, ready, heavy(ready)) of every item, with ready = before(item).
 
-    `heavy` runs in the caller's thread; meanwhile `before` of the next item and `after` of the last one run in a
-    thread each. At most three items are in hand at a time. What a stage raises is raised here when the plain loop
-    would have: once everything that was due before it has been given; and nothing is left running.
+    `heavy` runs in the caller's thread. Meanwhile `before` of the next item and `after` of the previous one run in a
+    thread each, so that at most three items are in memory. An error of a stage is raised here after all earlier
+    results have been yielded, as in the plain loop. Nothing is left running.
     """
     with ThreadPoolExecutor(1, "ahead") as ahead, ThreadPoolExecutor(1, "behind") as behind:
         coming = [ahead.submit(before, item) for item in items[:1]]
@@ -39,7 +39,7 @@ def overlapped(
                 ready = coming.pop().result()
                 coming = [ahead.submit(before, following) for following in items[place + 1 : place + 2]]
                 made = heavy(ready)
-            finally:  # an error of this item waits for the one before
-                yield from (one.result() for one in finishing)
+            finally:  # an error of this item waits for the item before
+                yield from (future.result() for future in finishing)
             finishing = [behind.submit(after, item, ready, made)]
-        yield from (one.result() for one in finishing)
+        yield from (future.result() for future in finishing)

@@ -1,6 +1,6 @@
-"""An evaluation into a run directory that goes on where a stopped one was: in training and in `vlm-rl eval`.
+"""Evaluate into a run directory, resuming where a stopped evaluation was: in training and in `vlm-rl eval`.
 
-Until its result is written, finished problems are in a journal beside the results (vlm_rl.evaluation.journal): one
+Until the result is written, finished problems are in a journal beside the results (vlm_rl.evaluation.journal): one
 per set, step and rank, for one set of settings.
 """
 
@@ -24,7 +24,7 @@ from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import vllm_version
 from vlm_rl.types import Problem
 
-Settings = dict[str, Any]  # everything that makes the answers what they are
+AnswerSettings = dict[str, Any]  # everything that decides the answers
 
 _LIBRARIES = ("vlm-rl", "torch", "transformers", "pillow", "math-verify")
 
@@ -37,8 +37,8 @@ def answer_settings(
     params: SamplingParams,
     seed: int,
     step: int,
-) -> Settings:
-    """What makes the answers to these problems what they are, but for the policy itself."""
+) -> AnswerSettings:
+    """Return everything that decides the answers to these problems, except the policy itself."""
     return {
         "data_sha256": data_digest(problems),
         "num_ranks": world_size(),
@@ -58,35 +58,35 @@ def answer_settings(
 
 
 def evaluate_into(
-    run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: Settings, step: int, **how: Any
+    run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: AnswerSettings, step: int, **how: Any
 ) -> dict[str, Any]:
     """Answer the set, write eval/NAME/step-N and return its summary; `how` goes to `evaluate`.
 
-    All ranks call it. What a stopped call with these settings has answered is neither answered nor graded again.
+    All ranks call it. Problems that a stopped call with these settings has answered are not answered or graded again.
     """
     with Journal.open(journal_path(run, name, step), settings) as journal:
         evaluation = evaluate(problems, step=step, journal=journal, **how)
         summary = {**evaluation.summary, **settings}
         if rank() == 0:
             run.write_eval(name, step, evaluation.records, summary)
-        barrier()  # nobody forgets what is not in the result yet
+        barrier()  # no rank deletes its journal before the result is written
         journal.remove()
     return summary
 
 
-def changed_settings(summary: Mapping[str, Any], settings: Settings) -> list[str]:
-    """The settings in which a finished result is another than is asked for now."""
+def changed_settings(summary: Mapping[str, Any], settings: AnswerSettings) -> list[str]:
+    """Return the settings that changed since the finished result."""
     now = json.loads(json.dumps(settings))
     return [key for key, value in now.items() if summary.get(key) != value]
 
 
 def journal_path(run: RunDirectory, name: str, step: int) -> Path:
-    """This rank's."""
+    """Return the place of this rank's journal."""
     return run.path / "eval" / f".{name}-{step:06d}-{rank()}.jsonl"
 
 
 def data_digest(problems: Sequence[Problem]) -> str:
-    """A hash of what is asked and of the golds, images included, whatever the order of the rows."""
+    """Return a hash of the questions, golds and images, whatever the order of the rows."""
     texts = [json.dumps([p.id, p.question, p.answer, p.answer_type, *p.choices]).encode() for p in problems]
     rows = [digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
     return digest(*(row.encode() for row in sorted(rows)))
@@ -98,7 +98,5 @@ def _versions(sampler: Sampler) -> dict[str, str]:
 
 
 def digest(*parts: bytes) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
+    """Return the SHA-256 of the parts, one after the other."""
+    return hashlib.sha256(b"".join(parts)).hexdigest()

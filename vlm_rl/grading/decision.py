@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,11 @@ def refusal(reason: str) -> UndecidedError:
     return UndecidedError("error", "prefilter", f"not evaluated: {reason}")
 
 
-def all_equal(verdicts: Collection[bool | None]) -> bool | None:
+def all_equal(verdicts: Sequence[bool | None]) -> bool | None:
     """Return whether all verdicts are True; None if none is False but some are pending (None)."""
     return False if False in verdicts else None if None in verdicts else True
 
 
-def any_equal(verdicts: Collection[bool | None]) -> bool | None:
+def any_equal(verdicts: Sequence[bool | None]) -> bool | None:
     """Return whether some verdict is True; None if none is but some are pending (None)."""
     return True if True in verdicts else None if None in verdicts else False

@@ -31,14 +31,14 @@ _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype, attn: str = attention.NAME) -> PreTrainedModel:
-    """Return the model of a Hugging Face folder: vision-language, or text-only causal."""
+def load_model(path: str | Path, *, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of a Hugging Face folder, vision-language or text-only, with attention over packed rows."""
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
-    implementation = {"text_config": attn, "vision_config": vision} if is_vision else attn
+    implementation = {"text_config": attention.NAME, "vision_config": vision} if is_vision else attention.NAME
     return auto.from_pretrained(
         path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
     )

@@ -36,7 +36,7 @@ _ZOOM: Spec = {
     "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
     "bind": "scales",
 }
-_CONFIG: Spec = {
+CONFIG: Spec = {
     "aria": False,  # the chart's element is labelled; a label per mark would double the page
     "background": None,
     "font": "system-ui, Liberation Sans, Arial, sans-serif",
@@ -231,7 +231,7 @@ def _spec(
     """
     return {
         "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE.partition('.')[0]}.json",
-        "config": _CONFIG,
+        "config": CONFIG,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -268,11 +268,11 @@ def histogram(
     The lower bar of a bin lies in front, so that each can be pointed at.
     """
     rows: list[Spec] = []
-    for one in bars:
-        for k, share in enumerate(one.shares.tolist()):
+    for group in bars:
+        for k, share in enumerate(group.shares.tolist()):
             if share > 0:
-                row = {"series": visible(one.label), "x": float(edges[k]), "end": float(edges[k + 1]), "y": share}
-                rows.append(row | ({"click": one.click[k]} if one.click is not None else {}))
+                row = {"series": visible(group.label), "x": float(edges[k]), "end": float(edges[k + 1]), "y": share}
+                rows.append(row | ({"click": group.click[k]} if group.click is not None else {}))
     if not rows:
         return None
     rows.sort(key=lambda row: (row["x"], -row["y"]))
@@ -283,7 +283,7 @@ def histogram(
     }
     tip = f"datum.series + '\\n' + datum.x + ' to ' + (datum.end - 1) + ' {x_title}: ' + format(datum.y, '.1%')"
     encoding = {"x": _x_axis(x_title), "color": _color(bars)}
-    legend = [{"name": one.label, "color": one.color, "dot": True} for one in bars]
+    legend = [{"name": group.label, "color": group.color, "dot": True} for group in bars]
     return _spec(rows, [layer], encoding, tip=tip, height=height, legend=legend)
 
 
@@ -441,22 +441,27 @@ def forest(intervals: Sequence[Interval], *, x_title: str, percent: bool = False
     """
     factor = 100 if percent else 1
     rows: list[Spec] = []
-    for one in intervals:
-        if math.isfinite(one.mean):
+    for interval in intervals:
+        if math.isfinite(interval.mean):
             row: Spec = {
-                "series": visible(one.label),
-                "x": factor * one.mean,
-                "hollow": not (one.low > 0 or one.high < 0),
+                "series": visible(interval.label),
+                "x": factor * interval.mean,
+                "hollow": not (interval.low > 0 or interval.high < 0),
             }
             rows.append(
-                row | ({"low": factor * one.low, "high": factor * one.high} if math.isfinite(one.low) else {})
+                row
+                | (
+                    {"low": factor * interval.low, "high": factor * interval.high}
+                    if math.isfinite(interval.low)
+                    else {}
+                )
             )
     if not rows:
         return None
     color = _color(intervals)
     fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
     x = _x_axis(x_title, whole=False, zero=True)
-    y = _row_axis([visible(one.label) for one in intervals])
+    y = _row_axis([visible(interval.label) for interval in intervals])
     span = {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": color}
     dot = {"x": x, "y": y, "stroke": color, "fill": fill, "tooltip": _TIP}
     layers: list[Spec] = [

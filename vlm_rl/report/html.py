@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,11 +69,6 @@ def macros(package: str, name: str) -> Any:
 def visible(text: str) -> str:
     """Replace control characters and invisible or direction-changing ones by U+FFFD."""
     return replace_invisible(text, lambda _: "\ufffd", keep="\t\n\r")
-
-
-def escape(text: str) -> str:
-    """Return text for HTML: markup inert, characters that hide or reorder others made visible."""
-    return html.escape(visible(text), quote=True)
 
 
 def split_response(response: str) -> tuple[str | None, str]:

@@ -60,19 +60,22 @@ def light_colors() -> Mapping[str, str]:
     return {f"var({name})": color for name, color in re.findall(r"(--[\w-]+): (#\w{6})", light)}
 
 
+def in_light_theme(node: Any) -> Any:
+    """Return a specification with the light theme's colours in place of variables; data stays as it is."""
+    if isinstance(node, Mapping):
+        return {key: value if key in _DATA else in_light_theme(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [in_light_theme(value) for value in node]
+    return light_colors().get(node, node) if isinstance(node, str) else node
+
+
 def still(spec: Spec, *, width: int, title: str = "") -> Spec:
     """Return the chart for a picture: `width` pixels wide, in the light theme, its legend inside, no interaction."""
-
-    def themed(node: Any) -> Any:
-        if isinstance(node, Mapping):
-            return {key: value if key in _DATA else themed(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [themed(value) for value in node]
-        return light_colors().get(node, node) if isinstance(node, str) else node
-
-    drawn = themed({key: spec[key] for key in ("$schema", "config", "height", "encoding")})
+    drawn = in_light_theme({key: spec[key] for key in ("$schema", "config", "height", "encoding")})
     layers = [layer for layer in spec["layer"] if "hover" not in (param["name"] for param in layer.get("params", []))]
-    drawn["layer"] = [themed({key: part for key, part in layer.items() if key != "params"}) for layer in layers]
+    drawn["layer"] = [
+        in_light_theme({key: part for key, part in layer.items() if key != "params"}) for layer in layers
+    ]
     drawn |= {"width": width, "data": {"values": spec["datasets"]["rows"]}}
     if spec["usermeta"]["legend"]:
         legend = {"title": None, "symbolOpacity": 1}
@@ -84,7 +87,11 @@ def joined(stills: Sequence[Spec], *, columns: int, spacing: int = 40) -> Spec:
     """Return several stills as one picture, row by row."""
     parts = [{key: part for key, part in chart.items() if key not in ("$schema", "config")} for chart in stills]
     shared = {"$schema": stills[0]["$schema"], "config": stills[0]["config"], "spacing": spacing}
-    return shared | {"concat": parts, "columns": columns, "resolve": {"scale": {"color": "independent"}}}
+    return shared | {
+        "concat": parts,
+        "columns": columns,
+        "resolve": {"scale": dict.fromkeys(("color", "fill", "stroke"), "independent")},
+    }
 
 
 def svg(spec: Spec) -> str:

@@ -244,8 +244,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def code_version() -> str:
-    """Return the package's version and a hash of its sources, which needs no git checkout."""
-    package = Path(__file__).parent
+    """Return the version of vlm_rl and a hash of all its sources, which needs no git checkout."""
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for source in sorted(package.rglob("*.py")):
         digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes())

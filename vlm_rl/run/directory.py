@@ -3,7 +3,7 @@
     config.yaml                          the resolved configuration
     metrics.jsonl                        one object per line: step, attempt, then metrics; only appended to
     rollouts/step-000012.parquet         one row per response (RolloutRow)
-    eval/<benchmark>/step-000060.parquet one row per sample (EVAL_SCHEMA)
+    eval/<benchmark>/step-000060.parquet one row per response (EvalRecord)
     eval/<benchmark>/step-000060.json    its summary, written last
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
     controls.json                        optional: accuracies that show what the learning curve means
@@ -33,52 +33,8 @@ import pyarrow.parquet as pq
 
 from vlm_rl.config import Config, check_benchmark_name, load_config, save_config
 from vlm_rl.errors import UserError
+from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
-
-EVAL_SCHEMA = pa.schema(
-    [
-        ("problem_id", pa.string()),
-        ("sample_index", pa.int32()),
-        ("prompt_text", pa.string()),
-        ("response", pa.string()),
-        ("length", pa.int32()),
-        ("stop_reason", pa.string()),
-        ("extracted", pa.string()),
-        ("gold", pa.string()),
-        ("verdict", pa.string()),
-        ("path", pa.string()),
-        ("reason", pa.string()),
-        ("has_box", pa.bool_()),
-        ("category", pa.string()),
-        ("image_sha256", pa.list_(pa.string())),
-        ("image", pa.list_(pa.binary())),
-        ("question", pa.string()),
-        ("image_sizes", pa.list_(pa.string())),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class EvalRow:
-    """One evaluated sample as it is stored; the fields are EVAL_SCHEMA's columns."""
-
-    problem_id: str
-    sample_index: int
-    prompt_text: str
-    response: str  # prefill included: the text that was graded
-    length: int
-    stop_reason: str
-    extracted: str | None
-    gold: str
-    verdict: str
-    path: str
-    reason: str
-    has_box: bool
-    category: str
-    image_sha256: Sequence[str]
-    image: Sequence[bytes] | None  # encoded images, None where the set is too large to keep them
-    question: str
-    image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +47,7 @@ class EvalResult:
     summary: Mapping[str, Any]
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The per-sample records, EVAL_SCHEMA's columns or the named ones."""
+        """Return the records as a table, with the file's columns (EvalRecord) or the named ones."""
         return pq.read_table(self.path, columns=None if columns is None else list(columns))
 
 
@@ -240,7 +196,7 @@ class RunDirectory:
         self,
         benchmark: str,
         step: int,
-        rows: Sequence[EvalRow] | Sequence[Mapping[str, Any]],
+        rows: Sequence[EvalRecord] | Sequence[Mapping[str, Any]],
         summary: Mapping[str, Any],
     ) -> Path:
         """Write an evaluation: first the records, then the summary, without which it does not count."""

@@ -32,11 +32,7 @@ class Fingerprint:
     counts 0): one changed bit anywhere changes it.
     """
 
-    tensors: int  # how many there were; differs between engines that fuse
     checksum: int  # 0 <= checksum < 2**64
-
-    def agrees(self, other: Fingerprint) -> bool:
-        return self.checksum == other.checksum
 
 
 class FingerprintBuilder:
@@ -69,7 +65,7 @@ class FingerprintBuilder:
 
     def result(self) -> Fingerprint:
         """Return the fingerprint of the tensors added so far."""
-        return Fingerprint(len(self._names), self._checksum % (1 << 64))
+        return Fingerprint(self._checksum % (1 << 64))
 
 
 def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> Fingerprint:
@@ -93,7 +89,7 @@ class StaleWeightsError(RuntimeError):
 def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
     """Raise StaleWeightsError unless the engine holds exactly the weights of `expected`."""
     actual = sampler.fingerprint()
-    if actual.agrees(expected):
+    if actual == expected:
         return
     raise StaleWeightsError(
         f"sampler {sampler.name!r} (policy version {sampler.policy_version}) does not hold the learner's weights: "

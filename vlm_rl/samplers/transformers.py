@@ -39,7 +39,6 @@ class TransformersSampler:
         max_model_len: int,
         batch_size: int,
         dtype: torch.dtype,
-        device: torch.device | str | None = None,
     ) -> None:
         """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler."""
         self.policy_version = 0
@@ -47,7 +46,7 @@ class TransformersSampler:
         self._builder = builder
         self._max_model_len = max_model_len
         self._batch_size = batch_size
-        self._device = default_device() if device is None else torch.device(device)
+        self._device = default_device()
         auto = AutoModelForImageTextToText if builder.is_vision else AutoModelForCausalLM
         model: Any = auto.from_pretrained(
             model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True

@@ -1,4 +1,4 @@
-"""What a study says about the account that the BA paper gives, in sentences that its intervals carry.
+"""What a study says about the explanation of the BA paper, in sentences that its intervals support.
 
 BA (arXiv 2605.04077) says that two quantities govern whether token or sequence aggregation does better:
 how much lengths vary inside a group (length/group_cv), because sequence aggregation weighs down the tokens
@@ -29,7 +29,7 @@ class Movement:
 
 
 def movement(results: StudyResults, name: str) -> Movement | None:
-    """How a metric moved; None where no run has it at both ends."""
+    """Return how a metric moved; None where no run has it at both ends."""
     pairs = {}
     for run in results.runs:
         if name in run.curves:
@@ -38,7 +38,7 @@ def movement(results: StudyResults, name: str) -> Movement | None:
                 pairs.setdefault(run.seed, []).append(ends)
     if not pairs:
         return None
-    seeds = [[sum(end) / len(end) for end in zip(*found, strict=True)] for found in pairs.values()]
+    seeds = [[sum(end) / len(end) for end in zip(*ends, strict=True)] for ends in pairs.values()]
     return Movement(
         early=estimate([early for early, _ in seeds]),
         late=estimate([late for _, late in seeds]),
@@ -48,7 +48,7 @@ def movement(results: StudyResults, name: str) -> Movement | None:
 
 
 def findings(results: StudyResults) -> list[str]:
-    """The sentences; one that says what is missing where the two quantities were not logged."""
+    """Return the sentences; one that says what is missing where the two quantities were not logged."""
     variation, gap = (movement(results, name) for name in ("length/group_cv", "length/sign_gap"))
     if variation is None or gap is None:
         return [
@@ -72,7 +72,7 @@ def _variation_sentence(variation: Movement) -> str:
 
 
 def _gap_sentence(gap: Movement) -> str:
-    early, late = (_longer(one.mean) for one in (gap.early, gap.late))
+    early, late = (_longer(end.mean) for end in (gap.early, gap.late))
     return (
         f"Responses with a positive advantage were on average {early} than those with a negative one at first and "
         f"{late} at the end{_settled(gap.change, lambda v: f'{v:+.1f} tokens')}"
@@ -85,7 +85,7 @@ def _longer(tokens: float) -> str:
 
 def _settled(change: Estimate, show: Callable[[float], str]) -> str:
     if not change.has_interval:
-        return "; with one seed there is no interval, so neither number is more than that seed's."
+        return "; with one seed there is no interval, so the numbers hold for that seed only."
     interval = f"95 % interval over {change.num} seeds {show(change.low)} to {show(change.high)}"
     if change.excludes_zero:
         return f": a change of {show(change.mean)} ({interval})."
@@ -94,7 +94,7 @@ def _settled(change: Estimate, show: Callable[[float], str]) -> str:
 
 def _account_sentence(gap: Movement) -> str:
     account = (
-        "By the BA paper's account (arXiv 2605.04077), variation speaks against sequence aggregation, which weighs "
+        "According to the BA paper (arXiv 2605.04077), variation speaks against sequence aggregation, which weighs "
         "down the tokens of long responses, and a gap against token aggregation, which lets the longer sign weigh "
         "more"
     )
@@ -109,37 +109,37 @@ def _account_sentence(gap: Movement) -> str:
 
 
 def _outcome_sentences(results: StudyResults) -> list[str]:
-    """One sentence per pair of a token and a sequence rule; pairs that differ in nothing else go first."""
+    """Return one sentence per pair of a token and a sequence rule; pairs that differ in nothing else come first."""
     algorithms = {run.rule: run.algorithm for run in results.runs}
     rules = [rule for rule in results.rules if rule in algorithms]
     token, sequence = (
         [rule for rule in rules if algorithms[rule].aggregation == name] for name in ("token", "sequence")
     )
     if not (token and sequence):
-        return ["The study does not hold a rule of each, so it does not test which of the two does better."]
+        return ["The study has no rule of both kinds, so it does not test which of the two does better."]
     measures = [measure for measure in results.measures if "accuracy" in measure]
     if not measures:
         return ["No accuracy was recorded, so the study does not test which of the two does better."]
-    pairs = [(one, other) for one in token for other in sequence]
+    pairs = [(ours, other) for ours in token for other in sequence]
     alike = [p for p in pairs if replace(algorithms[p[0]], aggregation="sequence") == algorithms[p[1]]]
     more = "" if alike else " (which differ in more than the aggregation)"
     return [
-        f"Final {measure_title(measures[0])} of {one} (token) minus {other} (sequence){more}: "
-        f"{_verdict(difference(results, one, other, measures[0]))}"
-        for one, other in (alike or pairs)[:_MAX_PAIRS]
+        f"Final {measure_title(measures[0])} of {ours} (token) minus {other} (sequence){more}: "
+        f"{_verdict(difference(results, ours, other, measures[0]))}"
+        for ours, other in (alike or pairs)[:_MAX_PAIRS]
     ]
 
 
-def _verdict(found: Estimate) -> str:
-    if not found.num:
+def _verdict(change: Estimate) -> str:
+    if not change.num:
         return "no seed has both."
-    mean = f"{100 * found.mean:+.1f} points"
-    if not found.has_interval:
+    mean = f"{100 * change.mean:+.1f} points"
+    if not change.has_interval:
         return f"{mean} with one seed; there is no interval, so nothing follows."
-    interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    if found.excludes_zero:
+    interval = f"95 % interval {100 * change.low:+.1f} to {100 * change.high:+.1f}"
+    if change.excludes_zero:
         return f"{mean} ({interval}); the interval excludes 0."
     return (
-        f"{mean} ({interval}); it includes 0, so {found.num} seeds do not tell them apart. They would detect "
-        f"{100 * found.detectable:.1f} points."
+        f"{mean} ({interval}); it includes 0, so {change.num} seeds do not tell them apart. They would detect "
+        f"{100 * change.detectable:.1f} points."
     )

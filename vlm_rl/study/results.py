@@ -1,8 +1,8 @@
-"""The numbers of a study: curves with the seeds' band, final values, differences in pairs.
+"""The numbers of a study: curves with the seeds' band, final values, paired differences.
 
-Reading is `collect`; everything below it is arithmetic on what it read. Only runs that went to their
-last step count; the others are named in `StudyResults.missing`. A run is one independent value: seeds are
-averaged and compared, never steps, and a difference is taken between runs of the same seed.
+`collect` reads the runs; everything below it is arithmetic. Only runs that reached their last step count; the others
+are named in `StudyResults.missing`. A run is one independent value: seeds are averaged and compared, never steps, and
+a difference is taken between runs of the same seed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepCurve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunNumbers:
-    """What the results knows about one finished run."""
+    """The numbers of one finished run."""
 
     rule: str
     seed: int
@@ -62,7 +62,7 @@ class RunNumbers:
 
 @dataclass(frozen=True, slots=True)
 class MissingRun:
-    """A planned run that has not come to its end."""
+    """A planned run that is not finished."""
 
     rule: str
     seed: int
@@ -84,21 +84,21 @@ class StudyResults:
         return self.rules[0]
 
     def of(self, rule: str) -> list[RunNumbers]:
-        """The rule's finished runs, by the order of the seeds."""
+        """Return the rule's finished runs, in the order of the seeds."""
         return sorted((run for run in self.runs if run.rule == rule), key=lambda run: self.seeds.index(run.seed))
 
     @property
     def measures(self) -> list[str]:
         """The final values that at least one run has, held-out ones first."""
-        found = list(dict.fromkeys(measure for run in self.runs for measure in run.finals))
-        return sorted(found, key=lambda measure: (measure.startswith("train"), "length" in measure))
+        known = list(dict.fromkeys(measure for run in self.runs for measure in run.finals))
+        return sorted(known, key=lambda measure: (measure.startswith("train"), "length" in measure))
 
     @property
     def benchmarks(self) -> list[str]:
         """The evaluated sets, by name."""
         prefix = "heldout_accuracy/"
-        found = dict.fromkeys(name for run in self.runs for name in run.curves if name.startswith(prefix))
-        return [name.removeprefix(prefix) for name in found]
+        names = dict.fromkeys(name for run in self.runs for name in run.curves if name.startswith(prefix))
+        return [name.removeprefix(prefix) for name in names]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,18 +116,18 @@ class SeedBand:
 
 def collect(study: Study, planned: Sequence[Planned]) -> StudyResults:
     """Read every finished run of a study's plan."""
-    reasons = [(one, missing_reason(one)) for one in planned]
+    reasons = [(run, missing_reason(run)) for run in planned]
     return StudyResults(
         rules=tuple(study.rule_names),
         seeds=tuple(study.seeds),
         num_steps=planned[0].config.train.steps,
-        runs=tuple(read_run(one) for one, reason in reasons if not reason),
-        missing=tuple(MissingRun(one.rule, one.seed, reason) for one, reason in reasons if reason),
+        runs=tuple(read_run(run) for run, reason in reasons if not reason),
+        missing=tuple(MissingRun(run.rule, run.seed, reason) for run, reason in reasons if reason),
     )
 
 
 def missing_reason(planned: Planned) -> str:
-    """Why a run's recorded numbers are not all there; empty where they are."""
+    """Return why some numbers of a run are not recorded yet; empty where all are."""
     run, config = RunDirectory(planned.out), planned.config
     if not (planned.out / "config.yaml").is_file():
         return "not started"
@@ -143,9 +143,9 @@ def missing_reason(planned: Planned) -> str:
 
 
 def read_run(planned: Planned) -> RunNumbers:
-    """The numbers of one finished run."""
-    one = RunCurves(RunDirectory(planned.out))
-    curves = {name: curve for name, curve in _curves(one, planned).items() if np.isfinite(curve.values).any()}
+    """Read the numbers of one finished run."""
+    run = RunCurves(RunDirectory(planned.out))
+    curves = {name: curve for name, curve in _curves(run, planned).items() if np.isfinite(curve.values).any()}
     finals = {
         measure: stretch_mean(curves[name], planned.config.train.steps, early=False)
         for measure, name in (("train_accuracy", "accuracy"), ("train_length", "completions/mean_length"))
@@ -157,55 +157,55 @@ def read_run(planned: Planned) -> RunNumbers:
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     algorithm = resolve_algorithm(planned.config.algorithm)
     return RunNumbers(
-        planned.rule, planned.seed, planned.start, algorithm, curves, finals, tuple(one.run.contaminated())
+        planned.rule, planned.seed, planned.start, algorithm, curves, finals, tuple(run.run.contaminated())
     )
 
 
-def _curves(one: RunCurves, planned: Planned) -> dict[str, StepCurve]:
-    curves = {name: StepCurve(*one.metric(name)) for name in _LOGGED}
-    steps, part = one.metric("rewards/accuracy/mean")
+def _curves(run: RunCurves, planned: Planned) -> dict[str, StepCurve]:
+    curves = {name: StepCurve(*run.metric(name)) for name in _LOGGED}
+    steps, part = run.metric("rewards/accuracy/mean")
     weight = planned.config.reward.accuracy
     scaled = part / weight if weight else part * math.nan
-    curves["accuracy"] = _either(StepCurve(steps, scaled), lambda: one.rollouts.accuracy, one)
+    curves["accuracy"] = _either(StepCurve(steps, scaled), lambda: run.rollouts.accuracy, run)
     for name, stored in (
-        ("completions/mean_length", lambda: one.rollouts.mean),
-        ("length/correct_mean", lambda: one.rollouts.mean_correct),
-        ("length/wrong_mean", lambda: one.rollouts.mean_wrong),
+        ("completions/mean_length", lambda: run.rollouts.mean),
+        ("length/correct_mean", lambda: run.rollouts.mean_correct),
+        ("length/wrong_mean", lambda: run.rollouts.mean_wrong),
     ):
-        curves[name] = _either(StepCurve(*one.metric(name)), stored, one)
+        curves[name] = _either(StepCurve(*run.metric(name)), stored, run)
     for sign in ("positive", "negative"):
         for name, tenths in (
             ("shortest", range(1, 1 + NUM_END_DECILES)),
             ("longest", range(11 - NUM_END_DECILES, 11)),
         ):
-            deciles = [one.metric(f"gradient_mass/{sign}/decile_{decile}") for decile in tenths]
+            deciles = [run.metric(f"gradient_mass/{sign}/decile_{decile}") for decile in tenths]
             curves[f"gradient_mass/{sign}/{name}"] = StepCurve(deciles[0][0], np.sum([v for _, v in deciles], axis=0))
-    for benchmark, scores in one.scores.items():
+    for benchmark, scores in run.scores.items():
         at = np.array([score.step for score in scores], dtype=np.float64)
         curves[f"heldout_accuracy/{benchmark}"] = StepCurve(at, np.array([score.accuracy for score in scores]))
         curves[f"heldout_length/{benchmark}"] = StepCurve(at, np.array([score.mean_length for score in scores]))
     return curves
 
 
-def _either(logged: StepCurve, stored: Callable[[], np.ndarray], one: RunCurves) -> StepCurve:
-    """The logged curve, or the one counted from the stored responses where nothing was logged."""
-    return logged if np.isfinite(logged.values).any() else StepCurve(one.rollouts.steps, stored())
+def _either(logged: StepCurve, stored: Callable[[], np.ndarray], run: RunCurves) -> StepCurve:
+    """Return the logged curve, or the one counted from the stored responses where nothing was logged."""
+    return logged if np.isfinite(logged.values).any() else StepCurve(run.rollouts.steps, stored())
 
 
 # -- curves --------------------------------------------------------------------------------------
 
 
 def seed_band(runs: Sequence[RunNumbers], name: str) -> SeedBand | None:
-    """Mean, smallest and largest of the runs' smoothed curves, step by step; None where no run has it.
+    """Return mean, smallest and largest of the runs' smoothed curves, step by step; None where no run has the metric.
 
-    Evaluations are not smoothed: there are few, and each is of many problems.
+    Evaluations are not smoothed: they are few, and each covers many problems.
     """
-    found = [run.curves[name] for run in runs if name in run.curves]
-    if not found:
+    curves = [run.curves[name] for run in runs if name in run.curves]
+    if not curves:
         return None
-    steps = np.unique(np.concatenate([curve.steps for curve in found]))
-    table = np.full((len(found), len(steps)), math.nan)
-    for row, curve in zip(table, found, strict=True):
+    steps = np.unique(np.concatenate([curve.steps for curve in curves]))
+    table = np.full((len(curves), len(steps)), math.nan)
+    for row, curve in zip(table, curves, strict=True):
         values = curve.values if name.startswith("heldout_") else smooth(curve.values)
         row[np.searchsorted(steps, curve.steps)] = values
     known = np.isfinite(table).any(axis=0)
@@ -214,12 +214,12 @@ def seed_band(runs: Sequence[RunNumbers], name: str) -> SeedBand | None:
 
 
 def stretch_width(num_steps: int) -> int:
-    """How many steps the first and the last tenth of a run have; at least one."""
+    """Return how many steps the first and the last tenth of a run have; at least one."""
     return max(1, num_steps // 10)
 
 
 def stretch_mean(curve: StepCurve, num_steps: int, *, early: bool) -> float:
-    """Mean over the first or the last tenth of the run's steps; NaN where none of them has a value."""
+    """Return the mean over the first or the last tenth of the run's steps; NaN where none of them has a value."""
     width = stretch_width(num_steps)
     inside = curve.steps <= width if early else curve.steps > num_steps - width
     values = curve.values[inside & np.isfinite(curve.values)]
@@ -227,12 +227,12 @@ def stretch_mean(curve: StepCurve, num_steps: int, *, early: bool) -> float:
 
 
 def stretch_means(curve: StepCurve, num_steps: int) -> tuple[float, float]:
-    """Means over the first and over the last tenth of the run's steps."""
+    """Return the means over the first and over the last tenth of the run's steps."""
     return stretch_mean(curve, num_steps, early=True), stretch_mean(curve, num_steps, early=False)
 
 
 def curve_ends(curve: StepCurve, name: str, num_steps: int) -> tuple[float, float]:
-    """Where a curve begins and ends: means over a tenth of the steps, but evaluations as they are."""
+    """Return where a curve begins and ends: means over a tenth of the steps, evaluations as they are."""
     if name.startswith("heldout_"):
         return float(curve.values[0]), float(curve.values[-1])
     return stretch_means(curve, num_steps)
@@ -242,7 +242,7 @@ def curve_ends(curve: StepCurve, name: str, num_steps: int) -> tuple[float, floa
 
 
 def measure_title(measure: str) -> str:
-    """What a measure is called on the page."""
+    """Return what a measure is called on the page."""
     kind, _, benchmark = measure.partition("/")
     if kind == "train_length_change":
         return "change of training length"
@@ -251,39 +251,41 @@ def measure_title(measure: str) -> str:
 
 
 def is_share(measure: str) -> bool:
-    """Whether a measure is in [0, 1] and shown in percent; the others are tokens."""
+    """Return whether a measure is in [0, 1] and shown in percent; the others are tokens."""
     return "accuracy" in measure
 
 
 def final_values(results: StudyResults, rule: str, measure: str) -> dict[int, float]:
-    """seed -> final value of the rule's runs that have one."""
+    """Return seed -> final value of the rule's runs that have one."""
     values = {run.seed: run.finals.get(measure, math.nan) for run in results.of(rule)}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
 def final_estimate(results: StudyResults, rule: str, measure: str) -> Estimate:
-    """The rule's mean over its seeds with its 95 % t interval."""
-    return estimate(list(final_values(results, rule, measure).values()))
+    """Return the rule's mean over its seeds with its 95 % t interval."""
+    bounds = (0, 1) if is_share(measure) else (-math.inf, math.inf)
+    return estimate(list(final_values(results, rule, measure).values()), bounds=bounds)
 
 
 def difference(results: StudyResults, rule: str, other: str, measure: str) -> Estimate:
-    """Mean of rule minus other over the seeds that both have finished, with its 95 % t interval."""
+    """Return the mean of rule minus other over the seeds that both have finished, with its 95 % t interval."""
     ours, theirs = (final_values(results, name, measure) for name in (rule, other))
-    return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    bounds = (-1, 1) if is_share(measure) else (-math.inf, math.inf)
+    return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs], bounds=bounds)
 
 
 # -- what is published ---------------------------------------------------------------------------
 
 
 def as_json(results: StudyResults, findings: Sequence[str]) -> dict[str, Any]:
-    """Every number of the page's tables; null where a number does not exist. No paths."""
+    """Return every number of the page's tables, without paths; null where a number does not exist."""
     rules = results.rules
     return {
         "baseline": results.baseline,
         "rules": list(rules),
         "seeds": list(results.seeds),
         "steps": results.num_steps,
-        "missing": [{"rule": one.rule, "seed": one.seed, "reason": one.reason} for one in results.missing],
+        "missing": [{"rule": run.rule, "seed": run.seed, "reason": run.reason} for run in results.missing],
         "runs": [
             {
                 "rule": run.rule,
@@ -315,7 +317,7 @@ def as_json(results: StudyResults, findings: Sequence[str]) -> dict[str, Any]:
 
 
 def as_csv(results: StudyResults) -> str:
-    """The unsmoothed curves of every finished run as rule, seed, step, metric, value; gaps are left out."""
+    """Return the unsmoothed curves of every finished run: rule, seed, step, metric, value; gaps are left out."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rule", "seed", "step", "metric", "value"])
@@ -327,15 +329,15 @@ def as_csv(results: StudyResults) -> str:
     return text.getvalue()
 
 
-def _estimate_json(one: Estimate) -> dict[str, float | int | None]:
+def _estimate_json(estimate: Estimate) -> dict[str, float | int | None]:
     return _plain(
         {
-            "num_seeds": one.num,
-            "mean": one.mean,
-            "std": one.std,
-            "low": one.low,
-            "high": one.high,
-            "detectable": one.detectable,
+            "num_seeds": estimate.num,
+            "mean": estimate.mean,
+            "std": estimate.std,
+            "low": estimate.low,
+            "high": estimate.high,
+            "detectable": estimate.detectable,
         }
     )
 

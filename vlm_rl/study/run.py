@@ -223,7 +223,7 @@ class StudyRunner:
         write_atomically(planned.config_file, lambda place: save_config(planned_here.config, place))
         with planned.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "vlm_rl.cli", "train", str(planned.config_file), *resume],
+                [sys.executable, "-m", "vlm_rl", "train", str(planned.config_file), *resume],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -21,7 +21,8 @@ import torch
 from vlm_rl.config import Config, TrainConfig, parse_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
-from vlm_rl.evaluation.evaluate import ImageMode, evaluate
+from vlm_rl.evaluation.evaluate import evaluate
+from vlm_rl.evaluation.image_controls import ImageMode
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.sft import Example, warm_start
 from vlm_rl.report.run_report import write_report

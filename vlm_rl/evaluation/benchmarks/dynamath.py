@@ -1,8 +1,8 @@
 """DynaMath (DynaMath/DynaMath_Sample, Apache-2.0): ten variants of each seed problem.
 
-Average accuracy; worst case: a seed counts only if all of its variants are right; reasoning robustness: worst
-case over average. The published rule reads the JSON reply's "short answer": a float within 0.001, a letter
-among the first three characters, a text that contains the gold (so "not 5" is 5: marked as a free point).
+Scores: average accuracy; worst case (a seed counts only if all of its variants are right); reasoning robustness
+(worst case over average). The published rule reads the JSON reply's "short answer": a float within 0.001, a letter
+among the first three characters, a text that contains the gold (so "not 5" is 5, which is marked as a free point).
 """
 
 from __future__ import annotations
@@ -10,63 +10,87 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.fields import options_in, required, text_field
-from vlm_rl.evaluation.benchmarks.items import Answer, Judgement, Question
-from vlm_rl.types import AnswerType
+from vlm_rl.data.golds import parse_choices
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    JudgedResponse,
+    Judgement,
+    PublishedPrompt,
+    RawRow,
+    Response,
+    authors_gold,
+)
+from vlm_rl.evaluation.benchmarks.metrics import accuracy_by_problem, with_interval
+from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, gold_text, id_text, problem_of, text, unwrapped
+from vlm_rl.types import AnswerType, Problem
 
 _TYPES: dict[str, AnswerType] = {"float": "float", "multiple choice": "choice", "text": "text"}
 TOLERANCE = 0.001
 
 
-def read_question(row: Mapping[str, Any], where: str) -> Question:
-    kind = str(required(row, "answer_type", where))
-    if kind not in _TYPES:
-        raise UserError(f"{where}: answer_type is {kind!r}; known: {', '.join(_TYPES)}")
-    seed = text_field(row, "id" if row.get("key") in (None, "") and "id" in row else "key", where)
-    variant = text_field(row, "trial", where)
-    return Question(
-        id=f"{seed}-v{variant}",
-        gold=str(row["ground_truth"] if row.get("ground_truth") is not None else required(row, "answer", where)),
-        answer_type=_TYPES[kind],
-        choices=options_in(str(row.get("question", ""))) if kind == "multiple choice" else (),
-        meta={"tolerance": TOLERANCE} if kind == "float" else {},
-        facets={
-            "subject": (str(row.get("subject", "")),),
-            "level": (str(row.get("level") or row.get("knowledge_level") or ""),),
-            "answer_type": (kind,),
+def read_row(row: RawRow) -> Problem:
+    """Return the problem of a row of a trial's dataset.json or of a split of the hub's table.
+
+    The row has its variant's number in "trial", which its file or folder is named by.
+    """
+    published_type = str(row.get("answer_type"))
+    if published_type not in _TYPES:
+        raise UnusableRowError("bad_type", f"answer_type is {published_type!r}; known: {', '.join(_TYPES)}")
+    kind, question, gold = _TYPES[published_type], text(row, "question"), gold_text(row, "ground_truth", "answer")
+    seed, variant = id_text(row, "key", "_key", "id"), id_text(row, "trial")
+    return problem_of(
+        "dynamath",
+        f"{seed}-v{variant}",
+        question,
+        gold=gold,
+        answer=unwrapped(gold),
+        answer_type=kind,
+        choices=parse_choices(question) if kind == "choice" else (),
+        category=row.get("subject"),
+        meta={
+            "seed": seed,
+            "variant": int(variant) if variant.isdecimal() else variant,
+            "level": row.get("level") or row.get("knowledge_level"),
+            "tolerance": TOLERANCE if kind == "float" else None,
         },
-        problem=seed,
-        part=variant,
     )
 
 
-def judge(question: Question, answer: Answer) -> Judgement:
-    if answer.published is not None and not answer.text and answer.extraction is None:
-        verdict = "correct" if answer.published else "wrong"
+def facets(problem: Problem) -> dict[str, Any]:
+    published_type = next(name for name, kind in _TYPES.items() if kind == problem.answer_type)
+    return {
+        "subject": problem.category,
+        "level": problem.meta.get("level", ""),
+        "answer_type": published_type,
+    }
+
+
+def official_rule(problem: Problem, response: Response) -> Judgement:
+    """Compare the short answer with the gold; where a file holds only a verdict, take that."""
+    if response.published is not None and not response.text and response.extraction is None:
+        verdict = "correct" if response.published else "wrong"
         return Judgement(verdict, None, "the file holds this verdict, and no answer", "published verdict")
-    short = answer.extraction if answer.extraction is not None else short_answer(answer.text)
-    if question.answer_type == "float":
-        value, gold = _number(short), _number(question.gold)
-        right = value is not None and gold is not None and abs(value - gold) <= TOLERANCE
-        return Judgement(
-            "correct" if right else "wrong", short, f"{value} against {question.gold}, within {TOLERANCE}"
-        )
-    if question.answer_type == "choice":
-        right = short == question.gold if len(short) == 1 else question.gold in short[:3]
-        return Judgement("correct" if right else "wrong", short, f"{short[:3]!r} holds {question.gold}: {right}")
-    right = question.gold in short
-    note = "free point" if right and short.strip() != question.gold.strip() else ""
-    return Judgement(
-        "correct" if right else "wrong", short, f"the text contains {question.gold!r:.60}: {right}", note
-    )
+    short = response.extraction if response.extraction is not None else short_answer(response.text)
+    gold, note = authors_gold(problem), ""
+    if problem.answer_type == "float":
+        value, gold_value = _number(short), _number(gold)
+        right = value is not None and gold_value is not None and abs(value - gold_value) <= TOLERANCE
+        reason = f"{value} against {gold}, within {TOLERANCE}"
+    elif problem.answer_type == "choice":
+        right = short == gold if len(short) == 1 else gold in short[:3]
+        reason = f"{short[:3]!r} holds {gold}: {right}"
+    else:
+        right = gold in short
+        note = "free point" if right and short.strip() != gold.strip() else ""
+        reason = f"the text contains {gold!r:.60}: {right}"
+    return Judgement("correct" if right else "wrong", short, reason, note)
 
 
 def short_answer(response: str) -> str:
-    """The "short answer" of the JSON reply; without one, the last line less its last character, as published."""
+    """Return the JSON reply's "short answer"; without JSON, the last line less its last character, as published."""
     start, end = response.find("{"), response.rfind("}")
     body = response[start : end + 1].replace("\\", "") if 0 <= start < end else response
     try:
@@ -77,7 +101,7 @@ def short_answer(response: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """The published reading: the first word, "2π" as two times pi."""
+    """Read a number as published: the first word, "2π" as two times pi."""
     word = text if text.isdigit() else text.split(" ")[0]
     head, pi, _ = word.partition("π")
     try:
@@ -86,9 +110,64 @@ def _number(text: str) -> float | None:
         return None
 
 
-def worst_case(scores: Iterable[tuple[Question, float]]) -> dict[str, float]:
-    """Seed -> the lowest score among its variants."""
+def scores(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
+    """Return the average, the worst case, and the reasoning robustness, which is their quotient."""
+    average = with_interval(accuracy_by_problem(judged).values())
+    values: dict[str, Any] = {"average": average, "worst_case": with_interval(worst_cases(judged).values())}
+    variants: dict[str, set[str]] = defaultdict(set)
+    for item in judged:
+        variants[str(item.problem.meta["seed"])].add(str(item.problem.meta["variant"]))
+    values["num_variants"] = sorted({len(numbers) for numbers in variants.values()})
+    share = values["worst_case"]["score"]
+    values["reasoning_robustness"] = share / average["score"] if average["score"] else None
+    return values
+
+
+def worst_cases(judged: Sequence[JudgedResponse]) -> dict[str, float]:
+    """Return seed -> 1 if every sample of each of its variants is right, else 0."""
+    accuracy = accuracy_by_problem(judged)
+    seeds = {item.problem.id: str(item.problem.meta["seed"]) for item in judged}
     by_seed: dict[str, list[float]] = defaultdict(list)
-    for question, score in scores:
-        by_seed[question.problem].append(score)
-    return {seed: min(found) for seed, found in by_seed.items()}
+    for problem_id, seed in seeds.items():
+        by_seed[seed].append(float(accuracy[problem_id] == 1))
+    return {seed: min(verdicts) for seed, verdicts in by_seed.items()}
+
+
+_INSTRUCTION = """
+## Answer Instruction Please provide an answer to the question outlined above. Your response should adhere \
+to the following JSON format, which includes two keys: 'solution' and 'short answer'. The 'solution' key can contain \
+detailed steps needed to solve the question, and the 'short answer' key should provide a concise response. \
+If the problem is a multiple choice problem, just provide the corresponing choice option, \
+such as 'A', 'B', 'C', or 'D'. If the answer is a numerical value, format it as a three-digit floating-point number.
+
+Example of expected JSON response format:
+
+{
+    "solution": "[Detailed step-by-step explanation]",
+    "short answer": "[Concise Answer]"
+}"""
+
+BENCHMARK = Benchmark(
+    name="dynamath",
+    license="Apache-2.0",
+    hub="DynaMath/DynaMath_Sample",
+    tables=("trial*/dataset.json", "**/sample_variant*.parquet"),
+    has_trials=True,
+    num_rows=(5010,),
+    read_row=read_row,
+    facets=facets,
+    official_rule=official_rule,
+    needs_judge_model=False,
+    scores=scores,
+    headline="worst_case",
+    headline_parts=worst_cases,
+    response_ids=("{ID}-v{key}", *(f"{{{name}}}-v{{trial}}" for name in ("_key", "id", "ID", "key", "question_id"))),
+    has_short_answers=True,
+    prompt=PublishedPrompt(
+        "dynamath",
+        "DynaMath/DynaMath, its script for open models, Apache-2.0",
+        before="## Question\n",
+        after=_INSTRUCTION,
+        after_by_kind={"float": "Please answer in a floating-point number."},
+    ),
+)

@@ -1,27 +1,35 @@
-r"""MathVision (MathLLMs/MathVision, MIT): by subject and level; its published rule without its evaluation of text.
+r"""MathVision (MathLLMs/MathVision, MIT): by subject and level; its published rule without running text as code.
 
-The authors' evaluate.py takes a letter or a number from the usual closing phrases, else what follows "the
-answer is", else the last \boxed{}; strips LaTeX dressing; and accepts the gold letter or its option's value
-if the texts, or the values rounded to two digits, are equal. There the text becomes code; here it is parsed
-(vlm_rl.evaluation.benchmarks.arithmetic). Rows on which the two may part are marked.
+The authors' evaluate.py takes a letter or a number from the usual closing phrases, else what follows "the answer is",
+else the last \boxed{}. It strips LaTeX formatting and accepts the gold letter or its option's value if the texts, or
+the values rounded to two digits, are equal. There the text becomes code; here it is parsed
+(vlm_rl.evaluation.benchmarks.mathvision_values). Responses that the two may judge differently are marked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from vlm_rl.evaluation.benchmarks.arithmetic import is_beyond, value_of
-from vlm_rl.evaluation.benchmarks.fields import required, text_field, texts_field, type_of_gold
-from vlm_rl.evaluation.benchmarks.items import Answer, Judgement, Question
+from vlm_rl.data.golds import infer_answer_type, with_choices
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    Judgement,
+    PublishedPrompt,
+    RawRow,
+    Response,
+    authors_gold,
+)
+from vlm_rl.evaluation.benchmarks.mathvision_values import is_beyond, value_of
+from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text, texts, unwrapped
+from vlm_rl.types import IMAGE_MARKER, Problem
 
 _LETTERS = "ABCDE"
 _PHRASES = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
 _TEXT_LIMIT = 200_000
 
 # What is taken out of an extracted answer, in this order.
-_DRESSING: tuple[tuple[str, str], ...] = (
+_REMOVED: tuple[tuple[str, str], ...] = (
     *((" ", ""), ("\\,", ""), ("∞", "\\infty"), ("+\\infty", "\\infty"), ("\\\\", "\\"), ("\n", "")),
     *(("\\text", ""), ("\\mbox", ""), ("bmatrix", "pmatrix"), ("\\left", ""), ("\\right", "")),
     *(("^{\\circ}", ""), ("^\\circ", ""), ("{m}^3", ""), ("m^3", ""), ("{units}", ""), ("units", "")),
@@ -33,42 +41,67 @@ _BRACED_LETTERS = tuple((form.format(letter), letter) for form in ("({})", "{{{}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 
-def read_question(row: Mapping[str, Any], where: str) -> Question:
-    options = texts_field(row, "options", where)
-    gold = str(required(row, "answer", where)).strip() if options else str(required(row, "answer", where))
-    return Question(
-        id=text_field(row, "id", where),
+_NUMBERED_IMAGE = re.compile(r"<image\d+>")
+
+
+def read_row(row: RawRow) -> Problem:
+    """Return the problem of a row of test.jsonl, testmini.jsonl or the hub's table.
+
+    There is one merged image per problem even where the text names several: the first `<imageN>` becomes the image,
+    the others stay text.
+    """
+    options = texts(row, "options")
+    gold = gold_text(row, "answer")
+    gold = gold.strip() if options else gold
+    question = _NUMBERED_IMAGE.sub(IMAGE_MARKER, text(row, "question"), count=1)
+    if question and options:
+        are_drawn = list(options) == list("ABCDE"[: len(options)])
+        question = f"{question}\nChoices: {', '.join(options)}" if are_drawn else with_choices(question, options)
+    answer = unwrapped(gold)
+    return problem_of(
+        "mathvision",
+        id_text(row, "id"),
+        question,
         gold=gold,
-        answer_type="choice" if options else type_of_gold(gold),
+        answer=answer,
+        answer_type="choice" if options else infer_answer_type(answer),
         choices=options,
-        facets={"subject": (str(row.get("subject", "")),), "level": (str(row.get("level", "")),)},
+        category=row.get("subject"),
+        meta={"level": row.get("level")},
     )
 
 
-def judge(question: Question, answer: Answer) -> Judgement:
-    """The published rule: the gold letter, or the value of its option."""
-    found = extract(answer.text[:_TEXT_LIMIT])
-    golds = [question.gold]
-    place = ord(question.gold[0]) - ord("A") if question.choices and question.gold else -1
-    if 0 <= place < len(question.choices):
-        golds.append(question.choices[place])
+def facets(problem: Problem) -> dict[str, Any]:
+    return {"subject": problem.category, "level": problem.meta.get("level", "")}
+
+
+def official_rule(problem: Problem, response: Response) -> Judgement:
+    """Compare the extracted answer with the gold letter, and with the value of its option."""
+    extracted = published_extraction(response.text[:_TEXT_LIMIT])
+    gold = authors_gold(problem)
+    golds = [gold]
+    place = ord(gold[0]) - ord("A") if problem.choices and gold else -1
+    if 0 <= place < len(problem.choices):
+        golds.append(problem.choices[place])
     for gold in golds:
-        if is_equal(gold, found):
-            return Judgement("correct", found, f"{found[:60]!r} equals {gold[:60]!r}", _doubt(golds, found))
-    return Judgement("wrong", found, f"{found[:60]!r} equals none of {golds!r:.120}", _doubt(golds, found))
+        if is_equal(gold, extracted):
+            reason = f"{extracted[:60]!r} equals {gold[:60]!r}"
+            return Judgement("correct", extracted, reason, _doubt(golds, extracted))
+    reason = f"{extracted[:60]!r} equals none of {golds!r:.120}"
+    return Judgement("wrong", extracted, reason, _doubt(golds, extracted))
 
 
-def _doubt(golds: list[str], found: str) -> str:
-    """Why the authors' symbolic reader may see another value than ours; "" in the plain cases."""
-    if any(found.strip().lower() == gold.strip().lower() for gold in golds):
+def _doubt(golds: list[str], extracted: str) -> str:
+    """Say why the authors' symbolic reader may see a different value than ours; "" in the plain cases."""
+    if any(extracted.strip().lower() == gold.strip().lower() for gold in golds):
         return ""
-    odd = [text for text in (found, *golds) if is_beyond(text)]
-    has_digit = re.search(r"\d", found) is not None
+    odd = [text for text in (extracted, *golds) if is_beyond(text)]
+    has_digit = re.search(r"\d", extracted) is not None
     return f"may differ: the value of {odd[0]!r:.60} depends on the reader" if odd and has_digit else ""
 
 
-def extract(response: str) -> str:
-    """The answer that the published rule takes out of a response; lower case, without spaces."""
+def published_extraction(response: str) -> str:
+    """Return the answer that the published rule takes out of a response: lower case, without spaces."""
     text = _phrase(response.strip())
     text = _bare(text.lower().replace("{}", ""))
     for old, new in _BRACED_LETTERS:
@@ -77,7 +110,7 @@ def extract(response: str) -> str:
 
 
 def _phrase(text: str) -> str:
-    """The part of a response that holds its answer: a closing letter, a number, a phrase or the last box."""
+    """Return the part of a response that holds its answer: a closing letter, a number, a phrase or the last box."""
     for letter in _LETTERS:
         starts = (f"{letter}\n", f"({letter})\n", f"({letter}) {letter}\n")
         if text.endswith((f" {letter}.", f" ({letter}).")) or text.startswith(starts):
@@ -96,7 +129,7 @@ def _phrase(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """The inside of the box (or everything), its last side of an equation, without dressing and units."""
+    """Return the last side of the equation in the box (or in everything), without formatting and units."""
     start, end = text.find("oxed{"), text.rfind("}")
     if start >= 0 and start + 5 <= end:
         text = text[start + 5 : end]
@@ -104,7 +137,7 @@ def _bare(text: str) -> str:
     if close != -1 and (opening == -1 or close < opening):
         text = text.split("}")[0]
     text = text.split("=")[-1].split("\\approx")[-1]
-    for old, new in _DRESSING:
+    for old, new in _REMOVED:
         text = text.replace(old, new)
     text = text.split("\\text{ ")[0]
     for old, new in _PERCENT:
@@ -124,7 +157,7 @@ def _bare(text: str) -> str:
 
 
 def _braced_roots(text: str) -> str:
-    r"""\sqrt3 as \sqrt{3}: the first character behind each root, whatever it is."""
+    r"""Write \sqrt3 as \sqrt{3}: the first character after each root, whatever it is."""
     first, *parts = text.split("\\sqrt")
     return first + "".join(
         rf"\sqrt{part}" if not part or part[0] == "{" else rf"\sqrt{{{part[0]}}}{part[1:]}" for part in parts
@@ -132,36 +165,35 @@ def _braced_roots(text: str) -> str:
 
 
 def _braced_fractions(text: str) -> str:
-    r"""\frac12 as \frac{1}{2}; the text as it is if a fraction has less than two characters behind it."""
-    first, *parts = text.split("\\frac")
-    found = first
+    r"""Write \frac12 as \frac{1}{2}. A text in which fewer than two characters follow a \frac stays as it is."""
+    braced, *parts = text.split("\\frac")
     for part in parts:
         if part.startswith("{"):
-            found += rf"\frac{part}"
+            braced += rf"\frac{part}"
         elif len(part) < 2:
             return text
         else:
             bottom = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
-            found += rf"\frac{{{part[0]}}}{bottom}"
-    return found
+            braced += rf"\frac{{{part[0]}}}{bottom}"
+    return braced
 
 
-def is_equal(gold: str, found: str) -> bool:
-    """Equal as lower-case texts, as tuples of rounded values, or as values rounded to two digits."""
-    gold, found = gold.lower(), found.lower()
-    if not gold.replace(" ", "") or not found.replace(" ", ""):
+def is_equal(gold: str, extracted: str) -> bool:
+    """Compare as lower-case texts, as tuples of rounded values, and as values rounded to two digits."""
+    gold, extracted = gold.lower(), extracted.lower()
+    if not gold.replace(" ", "") or not extracted.replace(" ", ""):
         return False
-    if gold.strip() == found.strip():
+    if gold.strip() == extracted.strip():
         return True
-    gold, found = _evaluated_tuple(gold), _evaluated_tuple(found)
-    if gold == found:
+    gold, extracted = _evaluated_tuple(gold), _evaluated_tuple(extracted)
+    if gold == extracted:
         return True
-    values = value_of(gold), value_of(found)
+    values = value_of(gold), value_of(extracted)
     return values[0] is not None and values[1] is not None and round(values[0], 2) == round(values[1], 2)
 
 
 def _evaluated_tuple(text: str) -> str:
-    """`(2*3,1/2)` as `(6,0.5)`, `(6/2,1)` as `(3.0,1)`; the text itself if it is no tuple or a part has no value."""
+    """Write `(2*3,1/2)` as `(6,0.5)` and `(6/2,1)` as `(3.0,1)`; other texts, or parts without a value, stay."""
     parts = text[1:-1].split(",")
     if len(parts) < 2 or (text[0], text[-1]) not in (("(", ")"), ("[", "]")):
         return text
@@ -183,3 +215,25 @@ def _is_float(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+BENCHMARK = Benchmark(
+    name="mathvision",
+    license="MIT",
+    hub="MathLLMs/MathVision",
+    hub_files=("data/*.parquet",),
+    tables=("{split}.jsonl", "data/{split}.jsonl", "**/{split}-*.parquet", "*.jsonl"),
+    splits=("testmini", "test"),
+    num_rows=(304, 3040),
+    read_row=read_row,
+    facets=facets,
+    official_rule=official_rule,
+    needs_judge_model=False,
+    response_ids=("id", "_key"),
+    prompt=PublishedPrompt(
+        "mathvision",
+        "mathllm/MATH-V, MIT",
+        before='Please solve the problem step by step and put your answer in one "\\boxed{}". If it is a multiple '
+        'choice question, only one letter is allowed in the "\\boxed{}".\n',
+    ),
+)

@@ -1,108 +1,164 @@
-"""MathVista (AI4Math/MathVista, CC BY-SA 4.0): by task, skill, source, question and answer type.
+"""MathVista (AI4Math/MathVista, CC BY-SA 4.0): by task, skill, source, question and answer type, and more.
 
-The published rule: a judge model extracts; the extraction is normalised (a letter becomes its option, other
-text the option with the smallest edit distance, numbers are truncated or rounded to the stated precision)
-and must equal the gold's text. An empty extraction thus gets the shortest option, right or not: such rows
-are marked as free points and counted.
+The published rule: a judge model extracts. The extraction is normalised (a letter becomes its option, any other
+text the option with the smallest edit distance; numbers are truncated or rounded to the stated decimals) and must
+equal the gold's text. An empty extraction thus gets the shortest option, right or not: a free point, which is
+marked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.extraction import final_answer, final_letters
-from vlm_rl.evaluation.benchmarks.fields import object_field, required, text_field, texts_field
-from vlm_rl.evaluation.benchmarks.items import Answer, Judgement, Question
-from vlm_rl.types import AnswerType
+from vlm_rl.data.golds import LETTERS, with_choices
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    Judgement,
+    PublishedPrompt,
+    RawRow,
+    Response,
+    authors_gold,
+)
+from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.raw_rows import (
+    UnusableRowError,
+    first_of,
+    gold_text,
+    id_text,
+    mapping,
+    problem_of,
+    text,
+    texts,
+    unwrapped,
+)
+from vlm_rl.types import AnswerType, Problem
 
-_FACETS = ("question_type", "answer_type", "language", "source", "category", "task", "context", "grade", "skills")
-_TYPES: dict[str, AnswerType] = {"text": "text", "integer": "integer", "float": "float", "list": "list"}
+_REPORTED_BY = ("language", "source", "category", "context", "grade")
+# A list is a sequence, whose order counts, which the grader calls an expression.
+_TYPES: dict[str, AnswerType] = {"text": "text", "integer": "integer", "float": "float", "list": "expression"}
 _LETTER = re.compile(r"\(([a-zA-Z])\)")
 _QUOTED = re.compile(r'The answer is "(.*)"\.')
-_MAX_EDIT = 2_000  # characters of an extraction whose edit distance is worked out
+_MAX_EDIT = 2_000  # characters of an extraction whose edit distance is computed
 
 
-def read_question(row: Mapping[str, Any], where: str) -> Question:
-    kind, choices = str(required(row, "answer_type", where)), texts_field(row, "choices", where)
-    if kind not in _TYPES:
-        raise UserError(f"{where}: answer_type is {kind!r}; known: {', '.join(_TYPES)}")
-    is_choice = required(row, "question_type", where) == "multi_choice"
-    if is_choice and not choices:
-        raise UserError(f"{where}: question_type is multi_choice, and there are no choices")
-    flat = {**row, **object_field(row, "metadata", where)}
-    return Question(
-        id=text_field(row, "pid", where),
-        gold=str(required(row, "answer", where)),
-        answer_type="choice" if is_choice else _TYPES[kind],
-        choices=choices if is_choice else (),
+def read_row(row: RawRow) -> Problem:
+    """Return the problem of a row of testmini.json or of the hub's table.
+
+    The gold of a multiple choice is the option's text; the grader compares its letter. Of options that occur twice
+    (pids 587, 740, 781) the first one's letter is taken; a gold that is no option (168, 849) stays text.
+    """
+    gold, choices = gold_text(row, "answer"), texts(row, "choices")
+    published_type, question_type = str(first_of(row, "answer_type")), first_of(row, "question_type")
+    if published_type not in _TYPES:
+        raise UnusableRowError("bad_type", f"answer_type is {published_type!r}; known: {', '.join(_TYPES)}")
+    if question_type is None:
+        raise UnusableRowError("bad_type", f"no question_type; the row has {sorted(row)[:12]}")
+    if question_type == "multi_choice" and not choices:
+        raise UnusableRowError("options", "question_type is multi_choice, and there are no choices")
+    choices = choices if question_type == "multi_choice" else ()
+    answer, kind = unwrapped(gold), _TYPES[published_type]
+    options = [choice.strip() for choice in choices]
+    if choices:
+        answer, kind = (LETTERS[options.index(answer)], "choice") if answer in options else (answer, "text")
+    question, unit, decimals = text(row, "question"), row.get("unit") or None, _decimals(row)
+    about = mapping(row, "metadata")
+    asked = question + (f" (Unit: {unit})" if unit else "")
+    return problem_of(
+        "mathvista",
+        id_text(row, "pid", "_key"),
+        (with_choices(asked, choices) if choices else asked) if question else "",
+        gold=gold,
+        answer=answer,
+        answer_type=kind,
+        choices=choices,
+        category=about.get("task"),
         meta={
-            **_precision(row, where),
-            **({"unit": row["unit"]} if row.get("unit") else {}),
+            "unit": unit,
+            "skills": about.get("skills"),
+            "answer_type": published_type,
+            "reported_by": {name: about[name] for name in _REPORTED_BY if about.get(name)},
+            "precision": decimals if kind == "float" else None,
         },
-        facets={name: _values(flat.get(name)) for name in _FACETS if flat.get(name) is not None},
     )
 
 
-def _precision(row: Mapping[str, Any], where: str) -> dict[str, int]:
-    """The decimals of a float gold, which one of the two publications stores as 1.0; {} where none is stated."""
-    stated = row.get("precision")
-    if stated in (None, ""):
-        return {}
+def _decimals(row: RawRow) -> int | None:
+    """Return the decimals of a float gold, which one of the two publications stores as 1.0; None where not stated."""
+    stated = first_of(row, "precision")
     try:
-        return {"precision": int(float(stated))}
+        return None if stated is None else int(float(stated))
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where}: precision must be a whole number, not {stated!r:.40}") from None
+        raise UnusableRowError("bad_type", f"precision must be a whole number, not {stated!r:.40}") from None
 
 
-def judge(question: Question, answer: Answer) -> Judgement:
-    """The published normaliser on the shipped extraction, or on one made by rules where none is shipped."""
-    shipped = answer.extraction is not None
-    extraction = answer.extraction if answer.extraction is not None else extract(question, answer.text)
-    normal = normalise(question, extraction)
-    right = normal == question.gold
+def facets(problem: Problem) -> dict[str, Any]:
+    reported = problem.meta.get("reported_by", {})
+    values = {
+        "question_type": "multi_choice" if problem.choices else "free_form",
+        "answer_type": problem.meta.get("answer_type"),
+        **{name: reported.get(name) for name in ("language", "source", "category")},
+        "task": problem.category or None,
+        **{name: reported.get(name) for name in ("context", "grade")},
+        "skills": problem.meta.get("skills"),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def option_gold(problem: Problem) -> str:
+    """Return the authors' gold: the option's text, which older prepared sets hold as its letter alone."""
+    if "gold" not in problem.meta and problem.answer_type == "choice":
+        return problem.choices[LETTERS.index(problem.answer)]
+    return authors_gold(problem)
+
+
+def official_rule(problem: Problem, response: Response) -> Judgement:
+    """Normalise the shipped extraction, or one made by rules where none is shipped, and compare with the gold."""
+    shipped = response.extraction is not None
+    extraction = extraction_by_rules(problem, response.text) if response.extraction is None else response.extraction
+    normal = normalised(problem, extraction)
+    right = normal == option_gold(problem)
     how = "shipped extraction" if shipped else "extraction by rules"
-    empty = question.answer_type == "choice" and not extraction.strip()
-    note = "free point" if right and empty else ""
+    note = "free point" if right and problem.choices and not extraction.strip() else ""
     return Judgement(
         "correct" if right else "wrong", extraction, f"{how} {extraction!r:.60} is read as {normal!r:.60}", note
     )
 
 
-def extract(question: Question, response: str) -> str:
-    """The extraction script's own shortcuts, then rules where it would ask a judge model."""
-    text = response.strip()
-    if not text or text in question.choices:
-        return text
-    if question.answer_type in ("integer", "float"):
+def extraction_by_rules(problem: Problem, response: str) -> str:
+    """Return what the authors' script extracts without a model, else what our rules find where it would ask one."""
+    answer_type = problem.answer_type
+    response = response.strip()
+    if not response or response in problem.choices:
+        return response
+    if not problem.choices and answer_type in ("integer", "float"):
         try:
-            number = float(text)
-            return text if question.answer_type == "integer" and text.isdigit() else str(number)
+            number = float(response)
+            return response if answer_type == "integer" and response.isdigit() else str(number)
         except ValueError:
             pass
-    if quoted := _QUOTED.search(text):
+    if quoted := _QUOTED.search(response):
         return quoted[1]
-    if question.answer_type == "choice":
-        letters = final_letters(text)
-        return letters[0] if len(letters) == 1 else final_answer(text)
-    answer = final_answer(text)
-    if question.answer_type in ("integer", "float"):
+    if problem.choices:
+        letters = final_letters(response)
+        return letters[0] if len(letters) == 1 else final_answer(response)
+    answer = final_answer(response)
+    if answer_type in ("integer", "float"):
         numbers = re.findall(r"[-−]?\d+(?:\.\d+)?", answer.replace(",", ""))
         return numbers[-1].replace("−", "-") if numbers else ""
     return answer
 
 
-def normalise(question: Question, extraction: str) -> str | None:
-    """The published normaliser; None where it gives up, which is no gold."""
-    if question.answer_type == "choice":
-        return _as_choice(question.choices, extraction.strip())
+def normalised(problem: Problem, extraction: str) -> str | None:
+    """Return what the published normaliser makes of an extraction; None where it gives up."""
+    if problem.choices:
+        return _as_choice(problem.choices, extraction.strip())
     try:
-        if question.answer_type == "integer":
+        if problem.answer_type == "integer":
             return str(int(float(extraction)))
-        if question.answer_type == "float":
-            return str(round(float(extraction), question.meta.get("precision")))
+        if problem.answer_type == "float":
+            return str(round(float(extraction), problem.meta.get("precision")))
     except (ValueError, OverflowError):
         return None
     return extraction
@@ -119,7 +175,7 @@ def _as_choice(choices: Sequence[str], extraction: str) -> str:
 
 
 def edit_distance(a: str, b: str) -> int:
-    """Levenshtein's: the fewest insertions, deletions and replacements that turn `a` into `b`."""
+    """Return Levenshtein's distance: the fewest insertions, deletions and replacements that turn `a` into `b`."""
     previous = list(range(len(b) + 1))
     for i, left in enumerate(a, start=1):
         current = [i]
@@ -129,5 +185,36 @@ def edit_distance(a: str, b: str) -> int:
     return previous[-1]
 
 
-def _values(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+_HINT = "Hint: Please answer the question "
+_VALUE = "provide the final value, e.g., {}, at the end.\nQuestion: "
+
+BENCHMARK = Benchmark(
+    name="mathvista",
+    license="CC BY-SA 4.0",
+    hub="AI4Math/MathVista",
+    hub_files=("data/*.parquet",),
+    tables=("{split}.json", "data/{split}.json", "**/{split}-*.parquet", "{split}*.json"),
+    splits=("testmini", "test"),
+    num_rows=(1000, 5141),
+    read_row=read_row,
+    facets=facets,
+    official_rule=official_rule,
+    needs_judge_model=True,
+    response_ids=("pid", "_key", "id"),
+    carries_annotations=True,
+    prompt=PublishedPrompt(
+        "mathvista",
+        "AI4Math/MathVista, column query, CC BY-SA 4.0",
+        before=f"{_HINT}and {_VALUE.format('1, 2, 3')}",
+        by_kind={
+            "choice": f"{_HINT}and provide the correct option letter, e.g., A, B, C, D, at the end.\nQuestion: ",
+            "integer": f"{_HINT}requiring an integer answer and {_VALUE.format('1, 2, 3')}",
+            "float 1": f"{_HINT}requiring a floating-point number with one decimal place and "
+            + _VALUE.format("1.2, 1.3, 1.4"),
+            "float 2": f"{_HINT}requiring a floating-point number with two decimal places and "
+            + _VALUE.format("1.23, 1.34, 1.45"),
+            "list": f"{_HINT}requiring a Python list as an answer and provide the final list, e.g., [1, 2, 3], "
+            "[1.2, 1.3, 1.4], at the end.\nQuestion: ",
+        },
+    ),
+)

@@ -1,27 +1,26 @@
-"""Scores as the benchmarks define them: pure functions of judged rows."""
+"""Scores that benchmarks share: pure functions of judged responses."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from vlm_rl.evaluation.benchmarks import dynamath, wemath
-from vlm_rl.evaluation.benchmarks.items import Question, Row
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, JudgedResponse
 from vlm_rl.stats import score_interval
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """The unbiased estimate that one of k draws is right: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021)."""
+    """Return the unbiased estimate that one of k draws is right: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021)."""
     assert 0 <= num_right <= num_samples and 1 <= k <= num_samples
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
 def with_interval(scores: Iterable[float], *, seed: int = 0) -> dict[str, Any]:
-    """{score, n, interval}: the mean of independent scores in [0, 1] with its 95 % interval; None over nothing."""
+    """Return {score, n, interval}: the mean of independent scores in [0, 1] with its 95 % interval; None for none."""
     scores_P = np.array(list(scores), dtype=np.float64)
     if not len(scores_P):
         return {"score": None, "n": 0, "interval": None}
@@ -32,115 +31,64 @@ def with_interval(scores: Iterable[float], *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def by_question(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """A question's id -> its samples."""
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row.question.id].append(row)
-    return dict(found)
+def by_problem(judged: Sequence[JudgedResponse]) -> dict[str, list[JudgedResponse]]:
+    """Return a problem's id -> its samples."""
+    samples: dict[str, list[JudgedResponse]] = defaultdict(list)
+    for item in judged:
+        samples[item.problem.id].append(item)
+    return dict(samples)
 
 
-def accuracies(rows: Sequence[Row]) -> dict[str, float]:
-    """avg@k of each question: the share of its samples that are right."""
-    return {name: sum(row.right for row in samples) / len(samples) for name, samples in by_question(rows).items()}
-
-
-def facet_tables(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """facet -> value -> {score, n, interval}; a question with several values (skills) counts in each."""
-    scores = accuracies(rows)
-    questions = {row.question.id: row.question for row in rows}
-    tables: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, question in questions.items():
-        for facet, values in question.facets.items():
-            for value in values:
-                tables[facet][value].append(scores[name])
+def accuracy_by_problem(judged: Sequence[JudgedResponse]) -> dict[str, float]:
+    """Return avg@k of each problem: the share of its samples that are right."""
     return {
-        facet: {value: with_interval(found) for value, found in sorted(table.items())}
+        name: sum(item.correct for item in samples) / len(samples) for name, samples in by_problem(judged).items()
+    }
+
+
+def accuracy_and_pass(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
+    """Return the accuracy and, where every problem has several samples, pass@1, 2, 4, ... and k."""
+    scores: dict[str, Any] = {"accuracy": with_interval(accuracy_by_problem(judged).values())}
+    groups = by_problem(judged)
+    k = min(map(len, groups.values()), default=0)
+    if k > 1:
+        counts = [(len(samples), sum(item.correct for item in samples)) for samples in groups.values()]
+        for size in sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k}):
+            scores[f"pass@{size}"] = with_interval(pass_at_k(n, right, size) for n, right in counts)
+    return scores
+
+
+def facet_tables(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return facet -> value -> {score, n, interval}; a problem with several values (skills) counts in each."""
+    accuracy = accuracy_by_problem(judged)
+    problems = {item.problem.id: item.problem for item in judged}
+    tables: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name, problem in problems.items():
+        for facet, values in benchmark.facet_values(problem).items():
+            for value in filter(None, values):
+                tables[facet][value].append(accuracy[name])
+    return {
+        facet: {value: with_interval(scores) for value, scores in sorted(table.items())}
         for facet, table in tables.items()
     }
 
 
-def health(rows: Sequence[Row]) -> dict[str, Any]:
-    """What it takes to believe a score: counts, box coverage, truncated share (None: unknown), failed gradings."""
-    stops = [row.answer.stop_reason for row in rows if row.answer.stop_reason is not None]
-    verdicts = [row.judgement.verdict for row in rows]
-    samples = [len(found) for found in by_question(rows).values()]
+def health(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
+    """Return what it takes to believe a score: counts, shares (None: unknown), and failed gradings."""
+    stops = [item.response.stop_reason for item in judged if item.response.stop_reason is not None]
+    verdicts = [item.judgement.verdict for item in judged]
+    samples = [len(group) for group in by_problem(judged).values()]
     return {
         "n": len(samples),
-        "num_responses": len(rows),
+        "num_responses": len(judged),
         "k": max(samples, default=0),
         "k_min": min(samples, default=0),
-        "box_share": sum(row.has_box for row in rows) / len(rows) if rows else None,
+        "box_share": sum(item.has_box for item in judged) / len(judged) if judged else None,
         "truncated_share": sum(stop == "length" for stop in stops) / len(stops) if stops else None,
-        "empty_share": sum(not row.answer.text.strip() for row in rows) / len(rows) if rows else None,
+        "empty_share": sum(not item.response.text.strip() for item in judged) / len(judged) if judged else None,
         "no_answer": verdicts.count("no_answer"),
         "timeouts": verdicts.count("timeout"),
         "errors": verdicts.count("error"),
-        "published_verdicts": sum(row.judgement.note == "published verdict" for row in rows),
-        "free_points": sum(row.judgement.note == "free point" for row in rows),
+        "published_verdicts": sum(item.judgement.note == "published verdict" for item in judged),
+        "free_points": sum(item.judgement.note == "free point" for item in judged),
     }
-
-
-def _plain(rows: Sequence[Row]) -> dict[str, Any]:
-    found: dict[str, Any] = {"accuracy": with_interval(accuracies(rows).values())}
-    groups = by_question(rows)
-    k = min(map(len, groups.values()), default=0)
-    if k > 1:
-        rights = [(len(group), sum(row.right for row in group)) for group in groups.values()]
-        for size in sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k}):
-            found[f"pass@{size}"] = with_interval(pass_at_k(n, c, size) for n, c in rights)
-    return found
-
-
-def _wemath(rows: Sequence[Row]) -> dict[str, Any]:
-    rights = _first_samples(rows)
-    found: dict[str, Any] = {}
-    for how in ("strict", "loose"):
-        cases = wemath.four_cases(rights, loose=how == "loose")
-        found[f"score_{how}"] = with_interval(wemath.score_of(cases).values())
-        found[f"rates_{how}"] = wemath.rates(cases)
-        found[f"cases_{how}"] = {case: list(cases.values()).count(case) for case in ("IK", "IG", "CM", "RM")}
-    problems = {question.problem for question, _ in rights}
-    steps: dict[int, list[float]] = {1: [], 2: [], 3: []}
-    for question, right in rights:
-        steps[int(question.problem[:1] or 1) if question.part == "multi" else 1].append(float(right))
-    found |= {f"S{number}": with_interval(scores) for number, scores in steps.items()}
-    return found | {"incomplete_problems": len(problems) - len(cases), **_plain(rows)}
-
-
-def _dynamath(rows: Sequence[Row]) -> dict[str, Any]:
-    average = with_interval(accuracies(rows).values())
-    found: dict[str, Any] = {"average": average, "worst_case": with_interval(_worst_cases(rows).values())}
-    variants: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        variants[row.question.problem].add(row.question.part)
-    found["num_variants"] = sorted({len(parts) for parts in variants.values()})
-    share = found["worst_case"]["score"]
-    found["reasoning_robustness"] = share / average["score"] if average["score"] else None
-    return found
-
-
-def _worst_cases(rows: Sequence[Row]) -> dict[str, float]:
-    """Seed -> 1 if every sample of each of its variants is right."""
-    scores = accuracies(rows)
-    questions = {row.question.id: row.question for row in rows}
-    return dynamath.worst_case((question, float(scores[name] == 1)) for name, question in questions.items())
-
-
-def _first_samples(rows: Sequence[Row]) -> list[tuple[Question, bool]]:
-    return [(samples[0].question, samples[0].right) for samples in by_question(rows).values()]
-
-
-_METRICS: Mapping[str, Callable[[Sequence[Row]], dict[str, Any]]] = {"wemath": _wemath, "dynamath": _dynamath}
-
-
-def scores(benchmark: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Every score that the benchmark reports, by name."""
-    return _METRICS.get(benchmark, _plain)(rows)
-
-
-def headline_parts(benchmark: str, rows: Sequence[Row]) -> dict[str, float]:
-    """What the headline is the mean of, where that is not the questions: We-Math's problems, DynaMath's seeds."""
-    if benchmark == "wemath":
-        return wemath.score_of(wemath.four_cases(_first_samples(rows), loose=False))
-    return _worst_cases(rows) if benchmark == "dynamath" else {}

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.items import Answer, Question
-from vlm_rl.evaluation.benchmarks.published_prompts import PUBLISHED_PROMPTS, eval_template
-from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark
-from vlm_rl.evaluation.benchmarks.responses import answers_in
-from vlm_rl.evaluation.benchmarks.score import judge_all, matched, row_record, summarise_rows
-from vlm_rl.evaluation.benchmarks.tables import read_rows, with_trial
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Response
+from vlm_rl.evaluation.benchmarks.judging import judge, matched, response_record, summary_of
+from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template, template_names
+from vlm_rl.evaluation.benchmarks.saved_files import read_rows, with_trial
+from vlm_rl.evaluation.benchmarks.saved_responses import responses_in
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import write_atomically
-from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.templates import Template
+from vlm_rl.types import Problem
 
 
 def score_files(options: argparse.Namespace) -> dict[str, Any]:
@@ -30,33 +31,25 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
     benchmark = _benchmark(options.benchmark)
     template = _template(options)
     annotations = options.annotations or options.responses
-    if options.annotations is None and not benchmark.carries:
+    if options.annotations is None and not benchmark.carries_annotations:
         raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
     try:
-        questions = read_questions(benchmark, _files(annotations))
+        problems = read_annotations(benchmark, _files(annotations))
     except UserError as error:
         hint = "" if options.annotations else ". Responses without the annotations' fields need --annotations"
         raise UserError(f"{error}{hint}") from None
-    answers = read_answers(benchmark, _files(options.responses))
-    answers, left_out = matched(benchmark, questions, answers)
-    if options.mode == "strict" and all(not answer.text and answer.published is not None for answer in answers):
+    answered, left_out = matched(benchmark, problems, read_responses(benchmark, _files(options.responses)))
+    if options.mode == "strict" and all(not answer.text and answer.published is not None for _, answer in answered):
         raise UserError(
             f"{options.responses[0]}: holds verdicts and no answers: only --mode official can sum them up"
         )
     with Grader() as grader:
-        rows = judge_all(
-            benchmark,
-            questions,
-            answers,
-            mode=options.mode,
-            grader=grader,
-            template=template,
-        )
-    summary = summarise_rows(
+        judged = judge(benchmark, answered, mode=options.mode, grader=grader, template=template)
+    summary = summary_of(
         benchmark,
-        rows,
+        judged,
         mode=options.mode,
-        num_questions=len(questions),
+        num_problems=len(problems),
         template=template.name,
         left_out=left_out,
     )
@@ -65,37 +58,40 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
         "responses": [path.name for path in _files(options.responses)],
     }
     if options.json:
-        tree = json.dumps(summary | {"rows": [row_record(row) for row in rows]}, ensure_ascii=False, indent=1)
-        # A response cut inside a character may hold half of a pair: the JSON keeps it as an escape.
+        rows = [response_record(benchmark, item) for item in judged]
+        tree = json.dumps(summary | {"rows": rows}, ensure_ascii=False, indent=1)
+        # A response cut inside a character may hold half of a surrogate pair: the JSON keeps it as an escape.
         escape = "backslashreplace"
         write_atomically(options.json, lambda path: path.write_text(tree, encoding="utf-8", errors=escape))
     return summary
 
 
-def read_questions(benchmark: Benchmark, paths: Sequence[Path]) -> list[Question]:
-    """The annotated questions; a row without a gold that is known to lack one is left out."""
-    found: dict[str, Question] = {}
+def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Problem]:
+    """Return the annotated problems; a row that is known to be published without a gold is left out."""
+    problems: dict[str, Problem] = {}
     for place, path in enumerate(paths, start=1):
         for where, row in read_rows(path):
-            row = {"key": row.get("_key"), "pid": row.get("_key"), **with_trial(row, path, place)}
-            question = benchmark.read(row, where)
-            if question is not None and question.id in found and found[question.id] != question:
-                raise UserError(f"{where}: a second, different question {question.id!r}")
-            if question is not None:
-                found[question.id] = question
-    return list(found.values())
+            try:
+                problem = benchmark.read_row(with_trial(row, path, place))
+            except UnusableRowError as error:
+                if error.known:
+                    continue
+                raise UserError(f"{where}: {error}") from None
+            if problems.setdefault(problem.id, problem) != problem:
+                raise UserError(f"{where}: a second, different question {benchmark.own_id(problem)!r}")
+    return list(problems.values())
 
 
-def read_answers(benchmark: Benchmark, paths: Sequence[Path]) -> list[Answer]:
-    found: list[Answer] = []
+def read_responses(benchmark: Benchmark, paths: Sequence[Path]) -> list[Response]:
+    responses: list[Response] = []
     for place, path in enumerate(paths, start=1):
         rows = [(where, with_trial(row, path, place)) for where, row in read_rows(path)]
-        found += answers_in(rows, ids=benchmark.ids, prefix=f"{benchmark.name}-", are_short=benchmark.short)
-    return found
+        responses += responses_in(benchmark, rows)
+    return responses
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The scores with what it takes to believe them, then one table per facet."""
+    """Return the scores with what it takes to believe them, then one table per facet, as text."""
     truncated = "unknown" if summary["truncated_share"] is None else f"{summary['truncated_share']:.1%}"
     lines = [
         f"{summary['benchmark']}, {summary['mode']} mode (rule: {summary['rule']})",
@@ -123,7 +119,7 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 def _oddities(summary: dict[str, Any]) -> list[str]:
-    """What the files hold beyond one response per question; nothing for most."""
+    """Return lines on what the files hold beyond one response per question; none for most."""
     lines = []
     if summary["k_min"] != summary["k"]:
         lines.append(
@@ -160,26 +156,27 @@ def _benchmark(name: str) -> Benchmark:
 
 
 def _template(options: argparse.Namespace) -> Template:
-    """The named one; else that of our own records, which stands beside them; else plain: the final box anywhere.
+    """Return the named template, else that of our own records, else plain: the final box anywhere.
 
-    Thus `eval` and `score` agree on the same records, and a foreign response is not asked for tags it never heard of.
+    Our records' template is in the summary beside them. So `eval` and `score` agree on the same records, and
+    responses from elsewhere are not expected to hold tags that nobody asked for.
     """
     name = options.template
     if name is None:
         beside = options.responses[0].with_suffix(".json")
         is_ours = options.responses[0].suffix == ".parquet" and beside.is_file()
         name = json.loads(beside.read_text(encoding="utf-8")).get("template") if is_ours else None
-    found = eval_template(name or "plain")
-    if found is None:
-        raise UserError(f"--template is {name!r}; known: {', '.join([*TEMPLATES, *PUBLISHED_PROMPTS])}")
-    return found[0]
+    named = eval_template(name or "plain")
+    if named is None:
+        raise UserError(f"--template is {name!r}; known: {template_names()}")
+    return named[0]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are; a folder stands for the dataset.json of each of its trials."""
-    found: list[Path] = []
+    """Return the files; a folder means the dataset.json of each of its trials."""
+    files: list[Path] = []
     for path in paths:
-        found += sorted(path.glob("trial*/*.json")) if path.is_dir() else [path]
-        if path.is_dir() and not found:
+        files += sorted(path.glob("trial*/*.json")) if path.is_dir() else [path]
+        if path.is_dir() and not files:
             raise UserError(f"{path}: a folder without trial1/*.json; name the files")
-    return found
+    return files

@@ -1,64 +1,138 @@
-"""Text benchmarks: AIME, AMC, MATH-500 (by level and subject), Minerva and OlympiadBench.
+r"""What the text benchmarks share: their rows differ in column names and in the form of the gold.
 
-Their golds come in the shapes that their publishers chose: a number stored as 27.0 or "073", the last box of
-a solution, a list of alternatives (Minerva), a list of one string that holds several answers (OlympiadBench).
+A gold is a text, a number (AMC's 27.0 is "27"), the last box of a solution (Minerva), a list of alternatives (Minerva
+in POLARIS' files), or a list of one text that may hold several answers (OlympiadBench).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.extraction import final_answer
-from vlm_rl.evaluation.benchmarks.fields import number_text, type_of_gold, unwrapped
-from vlm_rl.evaluation.benchmarks.items import Answer, Question
+from vlm_rl.data.golds import infer_answer_type, plain_number
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, RawRow, Response
+from vlm_rl.evaluation.benchmarks.final_answers import final_answer
+from vlm_rl.evaluation.benchmarks.raw_rows import (
+    UnusableRowError,
+    first_of,
+    problem_of,
+    shown_columns,
+    text,
+    unwrapped,
+)
 from vlm_rl.templates import boxes
+from vlm_rl.types import AnswerType, Problem
 
-_IDS = ("unique_id", "id", "ID", "idx", "problem_id")
-_GOLDS = ("answer", "final_answer", "Answer", "ground_truth")
+_IDS = ("unique_id", "id", "ID", "idx", "problem_idx", "url", "problem_id", "_number")
+_GOLDS = ("answer", "Answer", "final_answer", "ground_truth")
 
 
-def read_question(row: Mapping[str, Any], where: str) -> Question:
-    golds = _golds(row, where)
-    names = {"level": "level", "subject": "subject", "type": "type", "subfield": "subfield", "kind": "answer_type"}
-    question = Question(
-        id=str(next((row[key] for key in _IDS if row.get(key) not in (None, "")), row.get("_number", ""))),
-        gold=golds[0],
-        answer_type=type_of_gold(golds[0]),
-        facets={facet: (str(row[key]),) for facet, key in names.items() if row.get(key) not in (None, "")},
-        other_golds=tuple(golds[1:]),
+def text_benchmark(
+    name: str, *, hub: str, tables: tuple[str, ...], category: str = "category", **more: Any
+) -> Benchmark:
+    """Return a benchmark whose problems are answered in free form and compared by the grader.
+
+    Args:
+        category: the facet that the problems' category is.
+        more: further fields of Benchmark.
+    """
+
+    def read_row(row: RawRow) -> Problem:
+        return read_text_row(name, row)
+
+    def facets(problem: Problem) -> Mapping[str, Any]:
+        values = {"level": problem.meta.get("level"), category: problem.category, "kind": problem.meta.get("kind")}
+        return {facet: value for facet, value in values.items() if value not in (None, "")}
+
+    return Benchmark(
+        name=name,
+        hub=hub,
+        tables=tables,
+        images=images,
+        read_row=read_row,
+        facets=facets,
+        official_rule=official_rule,
+        needs_judge_model=True,
+        response_ids=("unique_id", "id", "ID", "idx", "problem_idx", "url", "_key", "_number"),
+        **more,
     )
-    if row.get("is_multiple_answer"):
-        question = replace(question, answer_type="list")
-    tolerance, unit = _number(row.get("error")), row.get("unit")
-    if tolerance is not None:
-        question = replace(question, answer_type="float")
-    meta = {**({} if tolerance is None else {"tolerance": tolerance}), **({"unit": str(unit)} if unit else {})}
-    return replace(question, meta=meta)
 
 
-def _number(text: Any) -> float | None:
-    """A row's tolerance; a list of them belongs to several answers, and is none of ours."""
+def read_text_row(benchmark: str, row: RawRow) -> Problem:
+    """Return the problem of a row; its meta has the alternatives of the gold, a tolerance and a unit, if any."""
+    golds = _golds(row)
+    answer_type: AnswerType = "list" if row.get("is_multiple_answer") else infer_answer_type(golds[0])
+    tolerance = _tolerance(row.get("error"))
+    question, context = text(row, "problem", "question", "Problem"), row.get("context")
+    return problem_of(
+        benchmark,
+        str(first_of(row, *_IDS)),
+        f"{context}\n\n{question}" if context and question else question,
+        gold=golds[0],
+        answer=golds[0],
+        answer_type=answer_type if tolerance is None else "float",
+        category=first_of(row, "subject", "type", "subfield"),
+        meta={
+            "level": row.get("level"),
+            "alternatives": golds[1:] or None,
+            "kind": row.get("answer_type"),
+            "unit": str(row["unit"]) if row.get("unit") else None,
+            "tolerance": tolerance,
+        },
+    )
+
+
+def _golds(row: RawRow) -> list[str]:
+    """Return the gold and its alternatives. Raises UnusableRowError without one."""
+    column = next((name for name in _GOLDS if row.get(name) not in (None, "")), None)
+    if column is None:
+        return [_last_box(row)]
+    value = row[column]
+    if column == "final_answer" and not (isinstance(value, list) and len(value) == 1):
+        raise UnusableRowError("bad_type", f"final_answer must be a list of one text, not {value!r:.60}")
+    golds = [_gold(item, column) for item in (value if isinstance(value, list) else [value])]
+    if not golds:
+        raise UnusableRowError("answer_missing", f"the list in {column} is empty")
+    return list(dict.fromkeys(golds))
+
+
+def _gold(value: Any, column: str) -> str:
+    if isinstance(value, str):
+        gold = plain_number(unwrapped(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        gold = plain_number(value)
+    else:
+        shown = f"{type(value).__name__} {value!r:.40}"
+        raise UnusableRowError("bad_type", f"{column} must be text or a number, not {shown}")
+    if not gold:
+        raise UnusableRowError("answer_missing", f"{column} is empty: {value!r:.40}")
+    return gold
+
+
+def _last_box(row: RawRow) -> str:
+    solution = row.get("solution")
+    solution = str(solution[-1] if isinstance(solution, list) and solution else solution or "")
+    contents = boxes(solution.replace(r"\fbox", r"\boxed"))
+    if not contents:
+        columns = shown_columns(row)
+        raise UnusableRowError("answer_missing", f"no gold in {', '.join(_GOLDS)}, no box in a solution: {columns}")
+    return unwrapped(contents[-1])
+
+
+def _tolerance(stated: Any) -> float | None:
+    """Return the tolerance of a row if it is one number; a list of them belongs to several answers."""
     try:
-        return float(text) if text else None
+        return float(stated) if stated else None
     except (TypeError, ValueError):
         return None
 
 
-def judge(_question: Question, answer: Answer) -> str:
-    """The final answer wherever it stands; the grader compares it."""
-    return final_answer(answer.text)
+def images(row: RawRow) -> Sequence[Any]:
+    """Return the images image_1 ... image_9 that a row of OlympiadBench's multimodal files has."""
+    return [row[name] for number in range(1, 10) if row.get(name := f"image_{number}")]
 
 
-def _golds(row: Mapping[str, Any], where: str) -> list[str]:
-    value = next((row[key] for key in _GOLDS if row.get(key) not in (None, "")), None)
-    if value is None and row.get("solution"):
-        solution = row["solution"][-1] if isinstance(row["solution"], list) else row["solution"]
-        value = (boxes(str(solution)) or [None])[-1]
-    values = value if isinstance(value, list) else [value]
-    found = [unwrapped(number_text(gold)) for gold in values if gold is not None]
-    if not found:
-        raise UserError(f"{where}: no gold: none of {', '.join(_GOLDS)}, and no box in a solution")
-    return [gold for gold in found if gold] or found
+def official_rule(_: Problem, response: Response) -> str:
+    """Return the final answer, wherever it is, for the grader to compare."""
+    return final_answer(response.text)

@@ -1,9 +1,9 @@
 """We-Math (We-Math/We-Math, CC BY-NC 4.0): problems of two or three steps, and how they are mastered.
 
-A problem's steps and its whole ("multi") are separate rows. Four cases, over the problems: complete mastery
-(CM), inadequate generalisation (IG: all steps right, the whole wrong), insufficient knowledge (IK: the whole
-and some step wrong), rote memorisation (RM: the whole right without its steps; strict: any step wrong, loose:
-all steps wrong). Score = CM + IG / 2 over the problems. The published extraction is a rule, no judge model.
+A problem's steps and its whole ("multi") are separate rows. A problem is one of four cases: complete mastery (CM),
+inadequate generalisation (IG: all steps right, the whole wrong), insufficient knowledge (IK: the whole and some step
+wrong), rote memorisation (RM: the whole right without its steps; strict: any step wrong, loose: all steps wrong).
+The score is CM + IG / 2 over the problems. The published extraction is a rule, without a judge model.
 """
 
 from __future__ import annotations
@@ -13,65 +13,90 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from vlm_rl.evaluation.benchmarks.fields import options_in, required, text_field
-from vlm_rl.evaluation.benchmarks.items import Answer, Judgement, Question
+from vlm_rl.data.golds import parse_choices, with_choices
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    JudgedResponse,
+    Judgement,
+    PublishedPrompt,
+    RawRow,
+    Response,
+    one_image,
+)
+from vlm_rl.evaluation.benchmarks.metrics import accuracy_and_pass, by_problem, with_interval
+from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text, unwrapped
+from vlm_rl.types import Problem
 
 Case = Literal["CM", "IG", "IK", "RM"]
 _WORTH: dict[Case, float] = {"CM": 1.0, "IG": 0.5, "IK": 0.0, "RM": 0.0}
-_DROPPED = re.compile("[<>:.]")
+_REMOVED = re.compile("[<>:.]")
 
 
-def read_question(row: Mapping[str, Any], where: str) -> Question:
-    problem, key = text_field(row, "ID", where), text_field(row, "key", where)
-    return Question(
-        id=f"{problem}-{key}",
-        gold=str(required(row, "answer", where)).strip(),
+def read_row(row: RawRow) -> Problem:
+    """Return the problem of a row of testmini.json or of the hub's table: one step of a problem, or its whole."""
+    problem, key = id_text(row, "ID"), id_text(row, "key", "_key")
+    question, choices = text(row, "question"), parse_choices(text(row, "option"))
+    answer = unwrapped(gold_text(row, "answer"))
+    return problem_of(
+        "wemath",
+        f"{problem}-{key}",
+        with_choices(question, choices) if question else "",
+        gold=answer,
+        answer=answer,
         answer_type="choice",
-        choices=options_in(str(row.get("option") or "")),
-        facets={"step": (key,), "concept": (str(row.get("knowledge concept", "")),)},
-        problem=problem,
-        part=key.rpartition("_")[2],
+        choices=choices,
+        category=row.get("knowledge concept"),
+        meta={"problem": problem, "key": key},
     )
 
 
-def judge(question: Question, answer: Answer) -> Judgement:
-    """The published rule: the first character after the last "Answer", punctuation removed."""
-    tail = _DROPPED.sub("", answer.text.split("Answer")[-1].strip()).strip()
+def facets(problem: Problem) -> dict[str, Any]:
+    return {"step": problem.meta["key"], "concept": problem.category}
+
+
+def official_rule(problem: Problem, response: Response) -> Judgement:
+    """Take the first character after the last "Answer", punctuation removed."""
+    tail = _REMOVED.sub("", response.text.split("Answer")[-1].strip()).strip()
     letter = tail[0] if tail and tail[0] in "ABCDEFGH" else None
     if letter is None:
         return Judgement("no_answer", None, "no letter A to H follows the last 'Answer'")
-    return Judgement("correct" if letter == question.gold else "wrong", letter, f"{letter} for {question.gold}")
+    return Judgement("correct" if letter == problem.answer else "wrong", letter, f"{letter} for {problem.answer}")
 
 
 def case_of(steps: Sequence[bool], whole: bool, *, loose: bool) -> Case:
-    """Which of the four a problem is."""
+    """Return which of the four cases a problem is."""
     if not whole:
         return "IG" if all(steps) else "IK"
     mastered = any(steps) if loose else all(steps)
     return "CM" if mastered else "RM"
 
 
-def four_cases(rights: Iterable[tuple[Question, bool]], *, loose: bool) -> dict[str, Case]:
-    """Problem -> its case; problems of which a step or the whole has no answer are left out."""
+def four_cases(verdicts: Iterable[tuple[Problem, bool]], *, loose: bool) -> dict[str, Case]:
+    """Return problem -> its case; a problem of which a step or the whole has no response is left out."""
     parts: dict[str, dict[str, bool]] = defaultdict(dict)
-    for question, right in rights:
-        parts[question.problem][question.part] = right
+    for row, correct in verdicts:
+        parts[str(row.meta["problem"])][_part(row)] = correct
     cases = {}
-    for problem, found in parts.items():
-        steps = [found[name] for name in sorted(found) if name != "multi"]
-        if "multi" in found and len(steps) == _num_steps(problem):
-            cases[problem] = case_of(steps, found["multi"], loose=loose)
+    for problem, verdict_of in parts.items():
+        steps = [verdict_of[name] for name in sorted(verdict_of) if name != "multi"]
+        if "multi" in verdict_of and len(steps) == (3 if problem.startswith("3") else 2):
+            cases[problem] = case_of(steps, verdict_of["multi"], loose=loose)
     return cases
 
 
-def score_of(cases: Mapping[str, Case]) -> dict[str, float]:
-    """Problem -> its worth: their mean is the published score."""
+def _part(row: Problem) -> str:
+    """Return "1", "2", "3" or "multi"."""
+    return str(row.meta["key"]).rpartition("_")[2]
+
+
+def case_scores(cases: Mapping[str, Case]) -> dict[str, float]:
+    """Return problem -> its worth; their mean is the published score."""
     return {problem: _WORTH[case] for problem, case in cases.items()}
 
 
 def rates(cases: Mapping[str, Case]) -> dict[str, float | None]:
-    """Shares of the problems; RM as published: of the problems whose whole is right."""
-    count = {case: sum(found == case for found in cases.values()) for case in _WORTH}
+    """Return the share of each case; RM, as published, over the problems whose whole is right."""
+    count = {case: sum(other == case for other in cases.values()) for case in _WORTH}
     whole_right = count["CM"] + count["RM"]
     shares: dict[str, float | None] = {
         case: count[case] / len(cases) if cases else None for case in ("IK", "IG", "CM")
@@ -79,5 +104,58 @@ def rates(cases: Mapping[str, Case]) -> dict[str, float | None]:
     return shares | {"RM": count["RM"] / whole_right if whole_right else None}
 
 
-def _num_steps(problem: str) -> int:
-    return 3 if problem.startswith("3") else 2
+def scores(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
+    """Return scores, rates and cases, strict and loose, the accuracy of steps and wholes, and the plain one."""
+    verdicts = _first_samples(judged)
+    values: dict[str, Any] = {}
+    cases: dict[str, Case] = {}
+    for how in ("strict", "loose"):
+        cases = four_cases(verdicts, loose=how == "loose")
+        values[f"score_{how}"] = with_interval(case_scores(cases).values())
+        values[f"rates_{how}"] = rates(cases)
+        values[f"cases_{how}"] = {case: list(cases.values()).count(case) for case in ("IK", "IG", "CM", "RM")}
+    # S1: the single steps; S2 and S3: the wholes of problems of two and of three steps.
+    by_steps: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    for row, correct in verdicts:
+        by_steps[int(str(row.meta["problem"])[:1] or 1) if _part(row) == "multi" else 1].append(float(correct))
+    values |= {f"S{number}": with_interval(numbers) for number, numbers in by_steps.items()}
+    num_problems = len({row.meta["problem"] for row, _ in verdicts})
+    return values | {"incomplete_problems": num_problems - len(cases), **accuracy_and_pass(judged)}
+
+
+def headline_parts(judged: Sequence[JudgedResponse]) -> dict[str, float]:
+    """Return problem -> its worth by the strict cases."""
+    return case_scores(four_cases(_first_samples(judged), loose=False))
+
+
+def _first_samples(judged: Sequence[JudgedResponse]) -> list[tuple[Problem, bool]]:
+    return [(samples[0].problem, samples[0].correct) for samples in by_problem(judged).values()]
+
+
+BENCHMARK = Benchmark(
+    name="wemath",
+    license="CC BY-NC 4.0",
+    hub="We-Math/We-Math",
+    tables=("{split}.json", "data/{split}.json", "**/{split}-*.parquet"),
+    splits=("testmini",),
+    num_rows=(1740,),
+    images=one_image("image_path", "image"),
+    needs_options=True,
+    read_row=read_row,
+    facets=facets,
+    official_rule=official_rule,
+    needs_judge_model=False,
+    scores=scores,
+    headline="score_strict",
+    headline_parts=headline_parts,
+    response_ids=("{ID}-{key}", "_key", "id"),
+    carries_annotations=True,
+    prompt=PublishedPrompt(
+        "wemath",
+        "We-Math/We-Math, its paper's table of prompts, CC BY-NC 4.0",
+        before="Now, we require you to solve a multiple-choice math question. Please briefly describe your thought "
+        "process and provide the final answer(option).\nQuestion: ",
+        after="\nRegarding the format, please answer following the template below, and be sure to include two <> "
+        "symbols:\n<Thought process>: <<your thought process>> <Answer>: <<your option>>",
+    ),
+)

@@ -1,10 +1,10 @@
-r"""The value that MathVision's published rule sees in a text, without running the text as code.
+r"""Compute the value that MathVision's published rule sees in a text, without running the text as code.
 
-That rule turns LaTeX into a symbolic expression (latex2sympy2 1.9), writes it down, and lets Python evaluate what was
-written. `value_of` gives the same number by a parser of a dozen rules: `value_of(r"3\sqrt{2}")` is 4.24...,
+That rule turns LaTeX into a symbolic expression (latex2sympy2 1.9), prints it, and lets Python evaluate the printed
+text. `value_of` gives the same number by a parser of a dozen rules: `value_of(r"3\sqrt{2}")` is 4.24...,
 `value_of("6/2")` is 3.0, `value_of("2:30")` is 2/30. What has no value there has none here: a variable, a word, a
-list, a lone %, an absolute value, \ln. Also its oddities are kept, because published scores hold them: `7\frac{1}{2}`
-is a product, and `3)` is 3. tests/evaluation/latex_values.jsonl holds what that library gave for 300 texts.
+list, a lone %, an absolute value, \ln. Its oddities are kept, because published scores contain them: `7\frac{1}{2}`
+is a product, and `3)` is 3. tests/evaluation/latex_values.jsonl holds what that library gave for over 1000 texts.
 
 Model text is hostile: length, depth and the size of powers are bounded, and nothing is run.
 """
@@ -43,8 +43,8 @@ _WORDS = {
     *_OVER,
     *_CLOSES,
 }
-_IGNORED_REST = re.compile(r"'|[)\]}_.][ !'-~]*")  # the published reader stops there and keeps the value so far
-_ODD_QUOTIENT = re.compile(r"(?:/|\}\{)-?\d*\.\d*[1-9]")  # it writes -4/2.5 down as -4/5/2
+_IGNORED_REST = re.compile(r"'|[)\]}_.][ !'-~]*")  # the published reader stops there, and keeps the value so far
+_ODD_QUOTIENT = re.compile(r"(?:/|\}\{)-?\d*\.\d*[1-9]")  # it prints -4/2.5 as -4/5/2
 
 
 class _NoValueError(Exception):
@@ -52,7 +52,7 @@ class _NoValueError(Exception):
 
 
 def value_of(text: str) -> Value | None:
-    """The value of `text`, whole where Python's would be; None if it has none."""
+    """Return the value of a text, an int where Python's would be one; None if it has none."""
     if len(text) > _MAX_TEXT or text.count(r"\left") != text.count(r"\right"):
         return None
     tokens = [token for token in _TOKEN.findall(text) if token not in _SKIPPED and token.strip()]
@@ -68,7 +68,7 @@ def value_of(text: str) -> Value | None:
 
 
 def is_beyond(text: str) -> bool:
-    """Whether the published reader may see another value: by a decimal, relations, rare commands, long texts."""
+    """Say whether the published reader may see a different value: decimals, relations, rare commands, long texts."""
     if not re.search(r"\d", text):
         return False
     if value_of(text) is not None:
@@ -78,7 +78,7 @@ def is_beyond(text: str) -> bool:
 
 
 class _Parser:
-    """Recursive descent over the tokens; each method returns the value of what it consumed."""
+    """A recursive descent over the tokens; each method returns the value of what it consumed."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -177,11 +177,11 @@ class _Parser:
         return self._atom()
 
     def _argument(self) -> Value:
-        r"""Of a function: \sin(2)\cdot 3 is 3 \sin 2, and without round brackets \sin 2\cdot 3 is \sin 6."""
+        r"""Read a function's argument: \sin(2)\cdot 3 is 3 \sin 2, but without brackets \sin 2\cdot 3 is \sin 6."""
         return self._atom() if self._peek() == "(" else self._product()
 
     def _exponent(self, mark: str = "") -> Value:
-        """A braced group or one token, behind `mark`; no sign and no round bracket stands there."""
+        """Read a braced group or one token, after `mark`; a sign or a round bracket has no value there."""
         if mark:
             self._take(mark)
         if self._peek() in ("(", "["):
@@ -201,7 +201,7 @@ def _is_number(token: str) -> bool:
 
 
 def _number(token: str) -> Value:
-    """A decimal that is whole counts as a whole number: 3.0 is 3."""
+    """Read a number; a decimal that is whole counts as a whole number: 3.0 is 3."""
     text = token.replace(",", "")
     if "." not in text:
         return int(text)
@@ -219,7 +219,7 @@ def _raised(base: Value, power: Value) -> Value:
 
 
 def _exp(power: Value) -> Value:
-    """The published reader writes exp(1) as E, which has no value there."""
+    """Return e to a power; the published reader prints exp(1) as E, which has no value there."""
     if power == 1:
         raise _NoValueError
     return 1 if power == 0 else math.exp(power)

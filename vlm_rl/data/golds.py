@@ -1,13 +1,13 @@
-r"""What a gold answer is: its text without wrapping, its type, and the options it chooses among."""
+r"""Read a gold answer: its text without wrapping, its type, and the options it chooses among.
+
+Preparation and the benchmarks' readers share these functions, so that both see one answer in one gold.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from vlm_rl.data_prep.records import RowError
 from vlm_rl.templates import boxes
 from vlm_rl.types import AnswerType
 
@@ -28,65 +28,34 @@ _LABELS = (
 )
 
 
-def gold_of(answer: Any) -> str:
-    """The unwrapped gold of a row. Raises RowError if it is missing, no text, or broken."""
-    if answer is None or (isinstance(answer, str) and not answer.strip()):
-        raise RowError("answer_missing", "the answer is missing")
-    if not isinstance(answer, str):
-        raise RowError("bad_type", f"the answer must be text, not {type(answer).__name__} {answer!r:.40}")
-    gold = unwrap_gold(answer)
-    if gold is None:
-        raise RowError("gold_broken", f"the answer's boxes or braces do not close: {answer!r:.80}")
-    if not gold:
-        raise RowError("answer_missing", f"the answer is empty: {answer!r:.40}")
-    return gold
-
-
-def number_gold(answer: Any) -> str:
-    """A gold that some files hold as a number: 27.0 is "27", 73 is "73", "073" is "73"."""
-    if isinstance(answer, bool) or not isinstance(answer, int | float):
-        text = gold_of(answer)
-        return str(int(text)) if re.fullmatch(r"-?0*\d+", text) else text
-    if not math.isfinite(answer):
-        raise RowError("answer_missing", f"the answer is {answer}")
-    return str(int(answer)) if answer == int(answer) else repr(answer)
-
-
-def type_and_choices(gold: str, question: str) -> tuple[AnswerType, tuple[str, ...]]:
-    """The gold's type, and the options that the question itself lists where it is a choice."""
-    kind = infer_answer_type(gold)
-    return kind, parse_choices(question) if kind == "choice" else ()
-
-
-def last_box(solution: str) -> str:
-    r"""The last `\boxed{}` of a solution with its contents. Raises RowError without one."""
-    found = boxes(solution.replace(r"\fbox", r"\boxed"))
-    if not found:
-        raise RowError("answer_missing", f"the solution has no closed box: ...{solution[-60:]!r}")
-    return found[-1]
-
-
 def unwrap_gold(answer: str) -> str | None:
-    r"""The gold inside one `\boxed{}` and inside dollar signs; None if its braces or boxes are broken.
+    r"""Return the gold inside one `\boxed{}` and inside dollar signs; None where its braces or boxes do not close.
 
     A form feed followed by "rac" is a `\frac` whose backslash was read as an escape.
     """
     text = answer.replace("\x0crac", r"\frac").strip()
-    found = boxes(text)
-    if found is None or len(found) > 1:
+    contents = boxes(text)
+    if contents is None or len(contents) > 1:
         return None
-    if found:
-        text = found[0].strip()
+    if contents:
+        text = contents[0].strip()
     while len(text) > 2 and text[0] == "$" == text[-1] and "$" not in text[1:-1]:
         text = text[1:-1].strip()
     return text
 
 
-def infer_answer_type(answer: str) -> AnswerType:
-    """The type of an unwrapped gold, from its form alone.
+def plain_number(value: float | str) -> str:
+    """Return a number as people write it: 27.0 is "27", "073" is "73". A text that is no whole number stays."""
+    if isinstance(value, str):
+        return str(int(value)) if re.fullmatch(r"-?0*\d+", value) else value
+    return str(int(value)) if value == int(value) else repr(value)
 
-    One letter A to J is a choice; mathematics between commas, "or" or "and", without brackets, is a list; words
-    and times of day are text; everything else that is no plain number is an expression (units and percentages too).
+
+def infer_answer_type(answer: str) -> AnswerType:
+    """Return the type of an unwrapped gold, from its form alone.
+
+    One letter A to J is a choice. Mathematics between commas, "or" or "and", without brackets, is a list. Words and
+    times of day are text. Everything else that is not a plain number is an expression, units and percentages too.
     """
     text = answer.strip()
     if _LETTER.fullmatch(text):
@@ -105,7 +74,7 @@ def infer_answer_type(answer: str) -> AnswerType:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas that no bracket encloses; one part where there is no such comma."""
+    """Split a text at the commas that no bracket encloses; one part where there is no such comma."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(text):
         if char in "([{":
@@ -119,7 +88,7 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_choices(question: str) -> tuple[str, ...]:
-    """The options written into a question, A first; () unless at least two follow one another in order.
+    """Return the options written into a question, A first; () unless at least two follow in order.
 
     An option ends where the next begins; the last one ends with its line.
     """
@@ -127,20 +96,20 @@ def parse_choices(question: str) -> tuple[str, ...]:
     for label in _LABELS:
         marks = list(label.finditer(question))
         for first in (index for index, mark in enumerate(marks) if mark[1] == "A"):
-            found = _options_from(question, marks[first:])
-            if len(found) >= max(2, len(best)):
-                best = found
+            options = _options_from(question, marks[first:])
+            if len(options) >= max(2, len(best)):
+                best = options
     return best
 
 
 def with_choices(question: str, choices: Sequence[str]) -> str:
-    """The question followed by its options, one a line."""
+    """Return the question followed by its options, one a line."""
     lines = [f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
     return "\n".join([question, "Choices:", *lines])
 
 
 def _options_from(question: str, marks: Sequence[re.Match[str]]) -> tuple[str, ...]:
-    """The options of the run A, B, C, ... that starts with the first mark; () if one of them is empty."""
+    """Return the options A, B, C, ... from the first mark on; () if one of them is empty."""
     run = []
     for mark in marks:
         if len(run) == len(LETTERS) or mark[1] != LETTERS[len(run)]:
@@ -157,7 +126,7 @@ def _line_end(text: str, start: int) -> int:
 
 
 def _is_words(text: str) -> bool:
-    """Whether this is language rather than mathematics: it starts with a letter and has a real word."""
+    """Say whether this is language, not mathematics: it starts with a letter and has a real word."""
     if not text[:1].isalpha() or re.search(r"[\\^_=+*{}<>|]", text):
         return False
     return any(word.lower() not in _FUNCTIONS for word in _WORD.findall(text))

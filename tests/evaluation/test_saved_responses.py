@@ -12,11 +12,12 @@ import pytest
 from vlm_rl.cli import main
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks import dynamath
-from vlm_rl.evaluation.benchmarks.extraction import final_letters
-from vlm_rl.evaluation.benchmarks.items import Answer, Question
+from vlm_rl.evaluation.benchmarks.benchmark import Response
+from vlm_rl.evaluation.benchmarks.final_answers import final_letters
+from vlm_rl.evaluation.benchmarks.judging import matched
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
-from vlm_rl.evaluation.benchmarks.score import matched
-from vlm_rl.evaluation.benchmarks.score_command import read_answers, read_questions
+from vlm_rl.evaluation.benchmarks.score_command import read_annotations, read_responses
+from vlm_rl.types import Problem
 
 
 def write(path: Path, content: Any) -> Path:
@@ -25,8 +26,8 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def answers_of(benchmark: str, *paths: Path) -> list[Answer]:
-    return read_answers(BENCHMARKS[benchmark], paths)
+def responses_of(benchmark: str, *paths: Path) -> list[Response]:
+    return read_responses(BENCHMARKS[benchmark], paths)
 
 
 VISTA = {"question": "?", "answer": "3", "question_type": "free_form", "answer_type": "integer", "choices": None}
@@ -35,27 +36,27 @@ VISTA = {"question": "?", "answer": "3", "question_type": "free_form", "answer_t
 def test_a_gold_is_never_taken_for_a_response(tmp_path: Path) -> None:
     """A row of annotations without a response (its call failed) has an empty answer, not the gold in `answer`."""
     rows = {"1": {**VISTA, "response": "4"}, "2": {**VISTA, "error": "429"}}
-    assert [answer.text for answer in answers_of("mathvista", write(tmp_path / "r.json", rows))] == ["4", ""]
+    assert [answer.text for answer in responses_of("mathvista", write(tmp_path / "r.json", rows))] == ["4", ""]
     for benchmark in ("mathvista", "logicvista", "dynamath", "wemath"):
         annotations = write(tmp_path / "a.json", {"1": {**VISTA, "ID": "2steps_1", "key": "2steps_1"}})
         with pytest.raises(UserError, match=r"no response: .* an 'answer' beside the question is taken for the gold"):
-            answers_of(benchmark, annotations)
-    found = answers_of("logicvista", write(tmp_path / "b.json", {"v1_0": {"answer": "B", "reasoning": "none"}}))
+            responses_of(benchmark, annotations)
+    found = responses_of("logicvista", write(tmp_path / "b.json", {"v1_0": {"answer": "B", "reasoning": "none"}}))
     assert [answer.text for answer in found] == ["B"]
 
 
 def test_a_table_that_cuts_an_answer_at_a_comma_is_refused(tmp_path: Path) -> None:
     cut = write(tmp_path / "r.csv", "id,response\n1,A\n2,so 3, thus B\n")
     with pytest.raises(UserError, match="row 1 has more cells than the header: quote"):
-        answers_of("mathvision", cut)
+        responses_of("mathvision", cut)
     whole = write(tmp_path / "r.csv", 'id,response\n1,A\n2,"so ""3"", thus\nB"\n')
-    assert [answer.text for answer in answers_of("mathvision", whole)] == ["A", 'so "3", thus\nB']
+    assert [answer.text for answer in responses_of("mathvision", whole)] == ["A", 'so "3", thus\nB']
 
 
 def test_nothing_is_an_empty_answer_however_it_is_written(tmp_path: Path) -> None:
     lines = ['"response": null', '"response": ""', '"response": NaN', '"response": []', '"error": "cut"']
     text = "\n".join(f'{{"id": {number}, {line}}}' for number, line in enumerate(lines))
-    found = answers_of("mathvision", write(tmp_path / "r.jsonl", text + '\n{"id": 9, "response": 7}'))
+    found = responses_of("mathvision", write(tmp_path / "r.jsonl", text + '\n{"id": 9, "response": 7}'))
     assert [(answer.id, answer.text) for answer in found] == [*((str(i), "") for i in range(5)), ("9", "7")]
 
 
@@ -65,19 +66,21 @@ GOLDS = {"1": {"1": "2.5", "2": "B"}, "3": {"1": "4", "2": "C"}}  # trial -> see
 
 
 @pytest.fixture
-def trials(tmp_path: Path) -> list[Question]:
+def trials(tmp_path: Path) -> list[Problem]:
     kinds = {"1": "float", "2": "multiple choice"}
     for trial, golds in GOLDS.items():
         rows = {seed: {"question": "?", "answer": gold, "answer_type": kinds[seed]} for seed, gold in golds.items()}
         write(tmp_path / f"trial{trial}" / "dataset.json", rows)
-    return read_questions(BENCHMARKS["dynamath"], sorted(tmp_path.glob("trial*/dataset.json")))
+    return read_annotations(BENCHMARKS["dynamath"], sorted(tmp_path.glob("trial*/dataset.json")))
 
 
 def test_golds_of_dynamath_are_read_from_its_other_form(tmp_path: Path) -> None:
     """The rows of its splits have an id, and the gold under another name; the file is named by its split."""
     rows = [{"id": "7", "question": "?", "ground_truth": "2.5", "answer_type": "float", "knowledge_level": "x"}]
-    (found,) = read_questions(BENCHMARKS["dynamath"], [write(tmp_path / "sample_variant4-00000-of-00001.json", rows)])
-    assert (found.id, found.gold, found.facets["level"]) == ("7-v4", "2.5", ("x",))
+    benchmark, file = BENCHMARKS["dynamath"], write(tmp_path / "sample_variant4-00000-of-00001.json", rows)
+    (problem,) = read_annotations(benchmark, [file])
+    assert (problem.id, problem.answer) == ("dynamath-7-v4", "2.5")
+    assert benchmark.facet_values(problem)["level"] == ("x",)
 
 
 def flat(cells: Sequence[str], *, header: str) -> str:
@@ -104,22 +107,22 @@ def flat(cells: Sequence[str], *, header: str) -> str:
     ],
 )
 def test_dynamath_answers_in_every_layout_belong_to_their_trials(
-    tmp_path: Path, trials: list[Question], files: dict[str, Any]
+    tmp_path: Path, trials: list[Problem], files: dict[str, Any]
 ) -> None:
     """Perfect short answers: a bare one is not cut as the last line of a reply without JSON is."""
-    found = answers_of("dynamath", *(write(tmp_path / "answers" / name, tree) for name, tree in files.items()))
-    known = {question.id: question for question in trials}
-    assert sorted(answer.id for answer in found) == ["1-v1", "1-v3", "2-v1", "2-v3"]
-    assert all(dynamath.judge(known[answer.id], answer).verdict == "correct" for answer in found)
+    paths = [write(tmp_path / "answers" / name, tree) for name, tree in files.items()]
+    answered, _ = matched(BENCHMARKS["dynamath"], trials, responses_of("dynamath", *paths))
+    assert sorted(response.id for _, response in answered) == ["1-v1", "1-v3", "2-v1", "2-v3"]
+    assert all(dynamath.official_rule(*pair).verdict == "correct" for pair in answered)
 
 
-def test_answers_to_another_trial_are_refused(tmp_path: Path, trials: list[Question]) -> None:
+def test_answers_to_another_trial_are_refused(tmp_path: Path, trials: list[Problem]) -> None:
     rows = {seed: {"Ground truth": gold, "response": {"short answer": gold}} for seed, gold in GOLDS["3"].items()}
     benchmark = BENCHMARKS["dynamath"]
     with pytest.raises(UserError, match=r"2 of 2 responses name another right answer .* as 1-v1: '4' and '2.5'"):
-        matched(benchmark, trials, answers_of("dynamath", write(tmp_path / "model.json", rows)))
-    kept, _ = matched(benchmark, trials, answers_of("dynamath", write(tmp_path / "model_trial3.json", rows)))
-    assert [answer.id for answer in kept] == ["1-v3", "2-v3"]
+        matched(benchmark, trials, responses_of("dynamath", write(tmp_path / "model.json", rows)))
+    kept, _ = matched(benchmark, trials, responses_of("dynamath", write(tmp_path / "model_trial3.json", rows)))
+    assert [response.id for _, response in kept] == ["1-v3", "2-v3"]
 
 
 # -- what is said ------------------------------------------------------------------------------------

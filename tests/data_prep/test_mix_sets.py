@@ -1,4 +1,4 @@
-"""Mixes of prepared sets, generic tables, and sets from the hub's cache."""
+"""Mix prepared sets, read any table by a mapping, and find sets in the hub's cache."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""The answers in a file's rows: which column holds them, whose they are, and what else the file says of them."""
+"""Find the responses in a file's rows: their column, the problem each belongs to, and what else the file says."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.items import Answer
-from vlm_rl.evaluation.benchmarks.tables import Fields
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Response
+from vlm_rl.evaluation.benchmarks.saved_files import Fields
 
 _TEXTS = (
     *("response", "model_response", "prediction", "output", "completion", "model_answer"),
@@ -22,30 +23,28 @@ _VERDICTS = ("correct", "true_false", "result", "hit", "joker", "judgement")
 _RIGHT, _WRONG = ("correct", "true", "1"), ("fail", "false", "wrong", "incorrect", "0")
 
 
-def answers_in(
-    rows: Sequence[tuple[str, Fields]], *, ids: Sequence[str], prefix: str = "", are_short: bool = False
-) -> list[Answer]:
-    """The answers of one file's rows; repeated ids, or a list in the text column, are samples of one question.
+def responses_in(benchmark: Benchmark, rows: Sequence[tuple[str, Fields]]) -> list[Response]:
+    """Return the responses of one file's rows.
 
-    `ids` are column names (or templates of them, "{ID}-{key}"), tried in order; `prefix` is what our own
-    preparation puts in front of an id. All answers are in one column; a row without it has an empty answer.
-    `are_short`: the benchmark's rule starts from a short answer, which some columns hold.
+    All are in one column; a row without it has an empty response. Repeated ids, or a list in the column, are
+    samples of one problem. Raises UserError for a file without responses and for a row without an id.
     """
     column = _text_column(rows)
-    seen: dict[str, int] = {}
-    answers: list[Answer] = []
+    is_short = benchmark.has_short_answers and column in _SHORT
+    num_samples: Counter[str] = Counter()
+    responses: list[Response] = []
     for where, row in rows:
-        name = str(row["problem_id"]).removeprefix(prefix) if "problem_id" in row else _identity(row, ids, where)
+        is_ours = "problem_id" in row
+        name = str(row["problem_id"]).removeprefix(f"{benchmark.name}-") if is_ours else _id(row, benchmark, where)
         value = row.get(column) if _holds(row, column) else None
         for text in (value or [None]) if isinstance(value, list) else [value]:
-            sample = seen.get(name, 0)
-            seen[name] = sample + 1
-            answers.append(_answer(row, name, text, sample, is_short=are_short and column in _SHORT))
-    return answers
+            responses.append(_response(row, name, text, num_samples[name], is_short=is_short))
+            num_samples[name] += 1
+    return responses
 
 
 def _text_column(rows: Sequence[tuple[str, Fields]]) -> str:
-    """The file's column of answers. Raises UserError where there is none, and no extraction to start from either."""
+    """Return the file's column of responses. Raises UserError where it has neither one nor extractions."""
     for name in ("_value", *_TEXTS):
         if any(_holds(row, name) for _, row in rows):
             return name
@@ -60,22 +59,23 @@ def _holds(row: Fields, name: str) -> bool:
     return name in row and not (name == "answer" and any(key in row for key in _ANNOTATED))
 
 
-def _identity(row: Fields, ids: Sequence[str], where: str) -> str:
-    for template in ids:
+def _id(row: Fields, benchmark: Benchmark, where: str) -> str:
+    for template in benchmark.response_ids:
         names = re.findall(r"\{([^}]+)\}", template) or [template]
         if all(row.get(name) not in (None, "") for name in names):
             if "{" not in template:
                 return _plain(row[template])
             return template.format(**{name: _plain(row[name]) for name in names})
-    raise UserError(f"{where}: no id: wanted one of {', '.join(ids)}; the row has {sorted(row)[:12]}")
+    wanted = ", ".join(benchmark.response_ids)
+    raise UserError(f"{where}: no id: wanted one of {wanted}; the row has {sorted(row)[:12]}")
 
 
 def _plain(value: Any) -> str:
-    """An id as people write it: 7, 7.0 and " 7 " are one."""
+    """Write an id as people do: 7, 7.0 and " 7 " are the same."""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
-def _answer(row: Fields, name: str, text: Any, sample: int, *, is_short: bool) -> Answer:
+def _response(row: Fields, name: str, text: Any, sample: int, *, is_short: bool) -> Response:
     extraction = row.get("extraction")
     if text is None or text != text:  # NaN, which some writers put for nothing
         text = ""
@@ -83,7 +83,7 @@ def _answer(row: Fields, name: str, text: Any, sample: int, *, is_short: bool) -
         extraction, text = str(text.get("short answer")), json.dumps(text, ensure_ascii=False)
     elif is_short and text != "" and "{" not in str(text):
         extraction = text
-    return Answer(
+    return Response(
         id=name,
         text=str(text),
         sample=sample,

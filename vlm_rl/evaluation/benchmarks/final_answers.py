@@ -1,7 +1,7 @@
-"""What a judge model would be asked for, done by rules: an answer's letter, or its final value.
+"""Find by rules what a judge model would be asked for: the letter of a response, or its final value.
 
-Used where a benchmark's published rule needs such a model. The result is called emulated, because
-another extractor finds other answers in the same text.
+Used where a benchmark's published rule needs such a model. The result is called emulated, because a different
+extractor finds different answers in the same text.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _LAST_WORD = re.compile(r"(?:\b(?i:is|be|option|choice|answer) )([A-I])\W*$")
 
 
 def final_answer(response: str) -> str:
-    """The last box after the reasoning, else what follows the last closing phrase, else the last line."""
+    """Return the last box after the reasoning, else what follows the last closing phrase, else the last line."""
     text = response.rpartition(END_THINK)[2].strip()
-    found = [box.strip() for box in boxes(text) or [] if box.strip()]
-    if found:
-        return found[-1]
+    contents = [box.strip() for box in boxes(text) or [] if box.strip()]
+    if contents:
+        return contents[-1]
     closing = list(_CLOSING.finditer(text[-_TAIL:]))
     line = closing[-1][1] if closing else text[-_TAIL:].rpartition("\n")[2]
     return line.strip().strip("*$").rstrip(".").strip()
 
 
 def final_letters(response: str) -> tuple[str, ...]:
-    """The option letters A to I that a response ends up naming, sorted; () if it names none clearly.
+    """Return the option letters A to I that a response names in the end, sorted; () if it names none clearly.
 
-    The final answer begins with them; else a letter is the last word ("would be B."), or the only one in brackets.
+    The final answer begins with them. Else a letter is the last word ("would be B."), or the only one in brackets.
     """
     if match := _LETTERS.match(final_answer(response)):
         return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))

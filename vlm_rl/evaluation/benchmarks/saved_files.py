@@ -1,7 +1,7 @@
-"""Reading what authors publish: JSON by id, JSON lists, JSON Lines, CSV and our own Parquet, as plain rows.
+"""Read files that authors publish as plain rows: JSON by id, JSON lists, JSON Lines, CSV and our own Parquet.
 
-Rows keep the authors' column names. A row that came from an object of rows carries its key as "_key"; one of a
-list carries its place as "_number"; a value that stood where a row could stand is in "_value".
+Rows keep the authors' column names. A row of an object of rows has its key in "_key", a row of a list its place in
+"_number". A value in the place of a row is in "_value".
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _WRAPPERS = ("data", "results", "rows", "annotations", "responses", "predictions
 
 
 def read_rows(path: Path) -> list[tuple[str, Fields]]:
-    """(where, row) of every row of a file. Raises UserError for what cannot be read."""
+    """Return (where, row) of every row of a file. Raises UserError for what cannot be read."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     try:
-        found = list(_rows_of(path))
+        rows = list(_rows_of(path))
     except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if not found:
+    if not rows:
         raise UserError(f"{path}: holds no rows")
-    return [(f"{path.name} {where}", row) for where, row in found]
+    return [(f"{path.name} {where}", row) for where, row in rows]
 
 
 def _rows_of(path: Path) -> Iterator[tuple[str, Fields]]:
@@ -59,7 +59,7 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Fields]]:
 
 
 def _parsed(text: str, *, as_lines: bool) -> Any:
-    """JSON or JSON Lines, as the file's name says, else the other way round. Raises ValueError, the first way's."""
+    """Parse as the file's suffix says, JSON or JSON Lines, else as the other. Raises the first way's ValueError."""
     first, second = (_parsed_lines, json.loads) if as_lines else (json.loads, _parsed_lines)
     try:
         tree = first(text)
@@ -93,9 +93,9 @@ def _numbered(rows: Any) -> Iterator[tuple[str, Fields]]:
 
 
 def _one_per_variant(rows: Iterable[tuple[str, Fields]]) -> Iterator[tuple[str, Fields]]:
-    """DynaMath's wide table (Question ID, Variant 1, ...) as a row per variant; other rows as they are.
+    """Yield a row per variant of DynaMath's wide table (Question ID, Variant 1, ...); other rows as they are.
 
-    Its authors publish verdicts in it, not answers: such a cell becomes the row's verdict. They number Q1, Q2, ...
+    The authors publish verdicts in it instead of answers: such a cell becomes the row's verdict. They number Q1, Q2.
     """
     for where, row in rows:
         name = next((row[key] for key in ("Question ID", "question_id", "id", "ID") if row.get(key)), None)
@@ -113,7 +113,7 @@ def _one_per_variant(rows: Iterable[tuple[str, Fields]]) -> Iterator[tuple[str, 
 
 
 def _keyed(tree: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
-    """Rows of an object by id; a value may be the text alone, several rows, or rows by step."""
+    """Yield the rows of an object by id; a value may be the text alone, several rows, or rows by step."""
     for key, value in tree.items():
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             yield from ((f"row {key!r}", {"_key": key, **row}) for row in value)
@@ -130,12 +130,12 @@ def _keyed(tree: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
 
 
 def _is_part(name: str, row: Any) -> bool:
-    """Whether this is a row of its own, by its step, trial or seed; a column may hold an object, too."""
+    """Say whether this is a row, named by its step, trial or seed; a column may hold an object, too."""
     return isinstance(row, dict) and bool(name.isdigit() or _STEP.fullmatch(name) or _TRIAL.fullmatch(name))
 
 
 def _nested_names(outer: str, inner: str) -> Fields:
-    """The id of a row two objects deep: DynaMath's by trial and seed, either way round, or We-Math's ID and key."""
+    """Return the id of a row two objects deep: DynaMath's trial and seed in either order, or We-Math's ID and key."""
     if match := _TRIAL.fullmatch(outer):
         return {"_key": inner, "trial": match[1]}
     if match := _TRIAL.fullmatch(inner):
@@ -144,7 +144,7 @@ def _nested_names(outer: str, inner: str) -> Fields:
 
 
 def with_trial(row: Fields, path: Path, place: int) -> Fields:
-    """The row with "trial", which of DynaMath's it belongs to.
+    """Return the row with "trial": which of DynaMath's trials it belongs to.
 
     The row says so (trial or variant), else the name of its file or folder (trial3, 3.json), else the file's place.
     """

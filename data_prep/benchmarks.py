@@ -1,0 +1,95 @@
+"""Read the benchmarks' tables and images, each in its authors' repository layout and in the hub's.
+
+How a row becomes a problem is in the benchmark's own file (vlm_rl.evaluation.benchmarks). Where the images were not
+downloaded, the rows come as annotations alone (meta "annotations_only"): answers to them can be scored, but no
+model can be run on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.data_prep.image_files import ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.records import Converted, DroppedRow, Fields, RowError, UsableRow, convert_rows
+from vlm_rl.data_prep.row_golds import gold_of
+from vlm_rl.data_prep.table_files import find_tables, read_tables
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, authors_gold
+from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError
+from vlm_rl.evaluation.benchmarks.saved_files import with_trial
+from vlm_rl.types import IMAGE_MARKER
+
+
+def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
+    """Yield the rows of a benchmark's file or folder. Raises UserError where it has no table."""
+    patterns = [pattern.format(split=split) for pattern in benchmark.tables]
+    if not benchmark.has_trials:
+        tables = find_tables(path, patterns)
+        yield from convert_rows(
+            _numbered(read_tables(tables)), partial(_convert, benchmark, _Images(tables[0], benchmark))
+        )
+        return
+    for place, table in enumerate(_trial_tables(path, patterns), start=1):
+        rows = ((where, _with_trial(row, table, place)) for where, row in _numbered(read_tables([table])))
+        yield from convert_rows(rows, partial(_convert, benchmark, _Images(table, benchmark)))
+
+
+def _trial_tables(path: Path, patterns: list[str]) -> list[Path]:
+    """Return the tables of all trials in the order of their numbers: trial2 before trial10."""
+    if path.is_file():
+        return [path]
+    tables = next((tables for pattern in patterns if (tables := sorted(path.glob(pattern)))), [])
+    if not tables:
+        raise UserError(f"{path}: no trial1/dataset.json there; give the folder that holds trial1, trial2, ...")
+    return sorted(tables, key=lambda table: (int(with_trial({}, table, 0)["trial"]), table.name))
+
+
+def _numbered(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the rows with their number in the published order, by which rows without an id are known."""
+    for number, (where, row) in enumerate(rows):
+        yield where, {"_number": number, **row} if isinstance(row, dict) else row
+
+
+def _with_trial(row: Any, table: Path, place: int) -> Any:
+    return with_trial(row, table, place) if isinstance(row, dict) else row
+
+
+class _Images:
+    """A benchmark's images: in the table, beside it, or not there at all."""
+
+    def __init__(self, table: Path, benchmark: Benchmark) -> None:
+        folder = table.parent / benchmark.image_folder
+        self._store = ImageStore(folder if folder.is_dir() else table.parent)
+
+    @cached_property
+    def _are_absent(self) -> bool:
+        return self._store.is_empty()
+
+    def reference(self, value: Any) -> ImageRef | None:
+        """Return a reference to what a row holds or names; None where that was not downloaded."""
+        if value is None or (isinstance(value, str) and self._are_absent):
+            return None
+        return image_ref(value, self._store)
+
+
+def _convert(benchmark: Benchmark, images: _Images, row: Fields) -> Converted:
+    try:
+        problem = benchmark.read_row(row)
+    except UnusableRowError as error:
+        raise RowError(error.reason, str(error), known=error.known) from None
+    if not problem.question:
+        raise RowError("question_missing", "question is missing")
+    if benchmark.needs_options and not problem.choices:
+        raise RowError("options", "the options cannot be told apart, or there are none")
+    gold_of(authors_gold(problem))  # raises RowError where its braces do not close
+    values = benchmark.images(row)
+    references = [reference for value in values if (reference := images.reference(value)) is not None]
+    if len(references) == len(values):
+        return problem, references
+    name = next((value for value in values if isinstance(value, str)), None)
+    meta = {**problem.meta, "annotations_only": True, **({"image": name} if name else {})}
+    return replace(problem, question=problem.question.replace(IMAGE_MARKER, "[image]"), meta=meta), ()

@@ -1,0 +1,172 @@
+"""Leave rows out: pass rates, types, duplicates, and what a benchmark has too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.helpers.images import encoded, smooth_noise
+from tests.helpers.prepared_sets import rows_of
+from vlm_rl.data.images import encode_png
+from vlm_rl.data_prep.duplicates import normalised
+from vlm_rl.data_prep.filters import cached
+from vlm_rl.data_prep.leakage import BenchmarkIndex
+from vlm_rl.data_prep.options import Options
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.virl_layout import write_virl
+from vlm_rl.errors import UserError
+from vlm_rl.types import Problem
+
+
+def test_pass_rates_and_types(tmp_path) -> None:
+    rows: list[dict] = [{"question": f"{r}?", "PassRate_32BTrained": r} for r in (-1.0, 0.0, 0.3, 0.7, 1.0)]
+    rows.append({"question": "letter", "answer": "B"})
+    source = write_virl(tmp_path / "virl", rows, {})
+    options = Options(min_pass_rate=0.3, max_pass_rate=0.9, exclude_types=("choice",))
+    report = prepare("virl39k", source, tmp_path / "out", options)
+    assert [row["difficulty"] for row in rows_of(tmp_path / "out")] == [-1.0, 0.3, 0.7]  # unknown ones stay
+    assert report.dropped == {"pass_rate": 2, "answer_type": 1}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"limit": 0}, {"min_pass_rate": 0.8, "max_pass_rate": 0.2}, {"exclude_types": ("word",)}]
+)
+def test_impossible_options(tmp_path, changes) -> None:
+    with pytest.raises(UserError, match="--"):
+        prepare("virl39k", write_virl(tmp_path / "virl", [{}], {}), tmp_path / "out", replace(Options(), **changes))
+
+
+def test_duplicates_conflicts_and_variants(tmp_path) -> None:
+    square = smooth_noise(200, 200, seed=5)
+    numbered = square.copy()
+    numbered.paste((0, 0, 0), (100, 100, 104, 106))  # a small label: nearly the same picture
+    images = {
+        "a.png": encode_png(square),
+        "copy.png": encode_png(square),
+        "small.jpg": encoded(square.resize((150, 150)), "JPEG"),
+        "numbered.png": encode_png(numbered),
+        "other.png": encode_png(smooth_noise(200, 200, seed=6)),
+    }
+
+    def row(name: str, answer: str, question: str = "<image>Find $x$.") -> dict:
+        return {"question": question, "answer": answer, "image": [f"images/{name}"]}
+
+    rows = [
+        row("a.png", "3"),
+        row("copy.png", "3"),  # duplicate
+        row("small.jpg", "3", "<image> find x"),  # near duplicate
+        row("numbered.png", "4"),  # a variant: another gold
+        row("other.png", "3"),  # another picture
+        {"question": "Text?", "answer": "1"},
+        {"question": "Text?", "answer": "2"},  # both go
+        {"question": "x+2?", "answer": "1"},
+        {"question": "x-2?", "answer": "1"},  # another sign is another problem
+    ]
+    source = write_virl(tmp_path / "virl", rows, images)
+    report = prepare("virl39k", source, tmp_path / "out")
+    assert report.dropped == {"duplicate": 1, "near_duplicate": 1, "gold_conflict": 2}
+    assert [r["id"] for r in rows_of(tmp_path / "out")] == [f"Processed-{n}" for n in (0, 3, 4, 7, 8)]
+    assert prepare("virl39k", source, tmp_path / "all", Options(keep_duplicates=True)).kept == 9
+
+
+def test_a_whole_row_group_of_duplicates_may_go(tmp_path) -> None:
+    """Rows are copied in groups of 16; here the second group is left out whole."""
+    rows = [{"question": f"{number % 16}?"} for number in range(32)] + [{"question": "Another?"}]
+    report = prepare("virl39k", write_virl(tmp_path / "virl", rows, {}), tmp_path / "out")
+    assert (report.kept, report.dropped) == (17, {"duplicate": 16})
+    assert [row["question"] for row in rows_of(tmp_path / "out")] == [f"{n}?" for n in range(16)] + ["Another?"]
+
+
+def test_benchmarks_keep_their_duplicates(tmp_path) -> None:
+    row = {"imagename": "a.png", "question": "Which?", "answer": "A", "skill": ["spatial"]}
+    source = write_virl(tmp_path / "raw", [], {"a.png": encode_png(smooth_noise(84, 84))})
+    (source / "dataset.json").write_text(json.dumps({"v1_0": row, "v1_1": row}))
+    report = prepare("logicvista", source, tmp_path / "out")
+    assert (report.kept, report.dropped) == (2, {})
+
+
+def test_a_gold_is_judged_once_under_each_rule() -> None:
+    judged: list[tuple[str, object]] = []
+    check = cached(lambda problem: bool(judged.append((problem.answer, problem.meta.get("precision"))) or True))
+    problem = Problem(id="a", question="?", images=(), answer="2.5", answer_type="float")
+    other = replace(problem, id="b", question="other words")
+    for row in (problem, other, replace(problem, meta={"precision": 1}), replace(problem, answer="3.5"), other):
+        assert check(row)
+    assert judged == [("2.5", None), ("2.5", 1), ("3.5", None)]
+
+
+def test_normalised_text_ignores_dress_and_keeps_signs() -> None:
+    assert normalised(r"Find  \left( $X$ \right).") == normalised("find (x)")
+    assert normalised("x + 2") != normalised("x - 2")
+    assert normalised(r"\text{cm}") == normalised("cm") != normalised("m")
+
+
+LONG = "A farmer walks nine kilometres every single morning before he feeds the eleven grey horses in his {} barn"
+
+
+@pytest.fixture
+def benchmark(tmp_path) -> Path:
+    rows = [
+        {"question": LONG.format("red")},
+        {"question": "<image>What is x?", "image": ["images/b.png"]},
+        {"question": "How many primes divide 2024?"},
+        {"question": "<image>Nothing is drawn.", "image": ["images/white.png"]},
+    ]
+    pictures = {"b.png": smooth_noise(300, 300, seed=8), "white.png": Image.new("RGB", (200, 200), "white")}
+    files = {name: encode_png(image) for name, image in pictures.items()}
+    source = write_virl(tmp_path / "bench-raw", rows, files)
+    prepare("virl39k", source, tmp_path / "bench")
+    return tmp_path / "bench"
+
+
+def test_rows_that_share_text_or_an_image_with_a_benchmark_go(tmp_path, benchmark) -> None:
+    rows = [
+        {"question": "Listen. " + LONG.format("blue") + "?"},  # 13 words in a row
+        {"question": "A farmer walks nine kilometres every single morning."},  # fewer than 13
+        {"question": "how many primes divide 2024"},  # short, and the same as a whole
+        {"question": "<image>Something else altogether?", "image": ["images/b.jpg"]},  # its picture
+        {"question": "<image>What is x?", "image": ["images/c.png"]},  # same short text, another picture
+        {"question": "<image>Nothing to see", "image": ["images/white.png"]},
+    ]
+    images = {
+        "b.jpg": encoded(smooth_noise(300, 300, seed=8).resize((250, 250)), "JPEG"),
+        "c.png": encode_png(smooth_noise(300, 300, seed=9)),
+        "white.png": encode_png(Image.new("RGB", (300, 300), "white")),
+    }
+    source = write_virl(tmp_path / "virl", rows, images)
+    report = prepare("virl39k", source, tmp_path / "out", Options(against=(benchmark,)))
+    assert report.dropped == {"benchmark_overlap": 3}
+    assert [row["id"] for row in rows_of(tmp_path / "out")] == [f"Processed-{n}" for n in (1, 4, 5)]
+    lines = [json.loads(line) for line in (tmp_path / "out/dropped.jsonl").read_text().splitlines()]
+    assert [line["detail"].split()[-1] for line in lines] == [f"bench/Processed-{n}" for n in (0, 2, 1)]
+    kept = prepare("virl39k", source, tmp_path / "kept", Options(against=(benchmark,), keep_overlap=True))
+    assert (kept.kept, kept.notes["benchmark_overlap"]) == (6, 3)
+
+
+@pytest.mark.parametrize(("shared", "is_leak"), [(12, False), (13, True)])
+def test_thirteen_shared_words_in_a_row_are_a_leak_and_twelve_are_not(shared, is_leak) -> None:
+    words = [f"w{number}" for number in range(30)]
+    benchmarks = BenchmarkIndex()
+    benchmarks.add("bench/1", " ".join(words), [])
+    question = " ".join(["Other", *words[5 : 5 + shared], "and an end of its own"])
+    assert bool(benchmarks.by_text(question, [])) == is_leak
+
+
+def test_stock_phrases_are_not_a_leak(tmp_path, benchmark) -> None:
+    # 21 training rows share the words: more than COMMON, so they prove nothing
+    rows = [{"question": LONG.format(f"number {n}")} for n in range(21)]
+    source = write_virl(tmp_path / "virl", rows, {})
+    assert prepare("virl39k", source, tmp_path / "out", Options(against=(benchmark,))).kept == 21
+    few = write_virl(tmp_path / "few", rows[:20], {})
+    with pytest.raises(UserError, match="benchmark_overlap"):
+        prepare("virl39k", few, tmp_path / "out-few", Options(against=(benchmark,)))
+
+
+def test_a_benchmark_to_compare_with_must_be_prepared(tmp_path) -> None:
+    source = write_virl(tmp_path / "virl", [{}], {})
+    with pytest.raises(UserError, match=r"--against .*not a prepared set"):
+        prepare("virl39k", source, tmp_path / "out", Options(against=(tmp_path,)))

@@ -1,0 +1,48 @@
+"""Encoded images for tests."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+from PIL import Image
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Return an RGB image of independent random pixels."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def smooth_noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Return an RGB image of smooth colours that survive JPEG, different for each seed."""
+    return noise(6, 6, seed).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """Return the bytes of an image in one of Pillow's formats."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise_png(width: int, height: int, seed: int = 0) -> bytes:
+    """Return a PNG of independent random pixels."""
+    return encoded(noise(width, height, seed))
+
+
+def plain_png(width: int = 60, height: int = 60, colour: str = "red") -> bytes:
+    """Return a PNG of a single colour."""
+    return encoded(Image.new("RGB", (width, height), colour))
+
+
+def sixteen_bit_grey(value: int, side: int = 32) -> bytes:
+    """Return a square 16-bit grey PNG, which Pillow cannot write: a zlib stream of filter bytes and samples."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    rows = (b"\0" + struct.pack(">H", value) * side) * side
+    header = struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

@@ -1,0 +1,90 @@
+"""Every string that a run, a study or a prepared set can bring is shown on its page and runs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.browser import open_page
+from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
+from tests.helpers.hostile import attack, hostile_run
+from tests.helpers.images import noise_png
+from tests.helpers.prepared_sets import write_problems
+from vlm_rl.data_prep.report import write_report as write_set_report
+from vlm_rl.report.run_report import write_report
+from vlm_rl.study.plan import load_study
+from vlm_rl.study.run import run_study
+from vlm_rl.types import Problem
+
+
+def shown_text(page_file: Path, num_charts: int) -> str:
+    """Open a page, see that nothing of it attacks, and return everything it shows, charts and tooltips included."""
+    dialogs: list[str] = []
+    with open_page(page_file.as_uri()) as visit:
+        visit.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        visit.page.set_default_timeout(20_000)
+        visit.page.reload()
+        if num_charts:
+            visit.page.evaluate("chartsDrawn")
+            assert visit.page.locator(".chart svg").count() >= num_charts
+        visit.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+        plot = visit.page.locator(".chart:has(.legend) svg").first
+        tips = []
+        if num_charts:
+            for _ in range(2):  # a curve goes and comes back
+                visit.page.locator(".legend button").first.click()
+            plot.hover()
+            visit.page.wait_for_selector(".chart-tip", timeout=10_000)
+            tips.append(visit.page.inner_text(".chart-tip"))
+        text = visit.page.evaluate("document.title") + visit.page.inner_text("body") + "".join(tips)
+        assert set(visit.requests) == {page_file.as_uri()} and visit.failures == []
+        assert visit.page.evaluate("window.pwned") is None and dialogs == []
+        assert visit.page.locator("img[onerror], form:not(.vega-bindings), input, body script[src]").count() == 0
+        return text
+
+
+def test_a_report_of_hostile_runs(tmp_path: Path) -> None:
+    runs = [hostile_run(tmp_path / attack(f"run{i}"), steps=(0, 4), seed=i) for i in range(2)]
+    single = shown_text(write_report(runs[:1], tmp_path / "one.html"), 5)
+    fields = "model benchmark contaminated problem question gold response reasoning extracted reason category"
+    missing = [field for field in fields.split() if attack(field) not in single]
+    assert missing == []
+    both = shown_text(write_report(runs, tmp_path / "two.html"), 5)
+    assert all(attack(f"run{i}") in both for i in range(2))
+
+
+def test_a_study_of_hostile_runs(tmp_path: Path) -> None:
+    tree = study_tree(starts={"a": attack("start")}, seeds=[0, 1])
+    tree["base"]["data"]["train"] = [attack("train-set")]
+    path, out = write_study(tmp_path / "study.yaml", tree), tmp_path / attack("study")
+    for planned in load_study(path).runs(out):
+        run = write_run(planned, lively, evals=lively_evals(planned))
+        (run.path / "eval" / "toy-test").rename(run.path / "eval" / attack("benchmark"))
+        run.stamp_contaminated([attack("contaminated")])
+    tree["base"]["eval"]["every"] = 0  # the set's own name is no longer looked for
+    assert run_study(write_study(path, tree), out, report_only=True) == 0
+    text = shown_text(out / "comparison.html", 5)
+    assert [name for name in ("start", "train-set", "benchmark", "contaminated") if attack(name) not in text] == []
+
+
+def test_a_hostile_prepared_set(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {name: attack(name) for name in ("id", "question", "answer", "source", "category")}
+    problem = Problem(**fields, images=(noise_png(40, 40),), answer_type="text", choices=(attack("choice"),))
+    facts = {
+        "source": attack("set"),
+        "rows_in": 2,
+        "dropped": {attack("drop-reason"): 1},
+        "notes": {attack("note"): 1},
+        "counted_with": {"tokenizer": attack("tokenizer")},
+        "options": {attack("option"): attack("value")},
+        "files": [{"name": attack("file"), "bytes": 3, "sha256": attack("sha")}],
+        "hub": attack("hub"),
+    }
+    folder = write_problems([problem], tmp_path / "set", facts)
+    dropped = {"reason": attack("drop-reason"), "where": attack("where"), "detail": attack("detail")}
+    (folder / "dropped.jsonl").write_text(json.dumps(dropped) + "\n")
+    text = shown_text(write_set_report(folder), 0)
+    names = "id question answer source set drop-reason note tokenizer option file sha hub where detail"
+    assert [name for name in names.split() if attack(name) not in text] == []
+    assert json.dumps(attack("value")) in text

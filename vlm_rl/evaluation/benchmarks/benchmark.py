@@ -1,0 +1,166 @@
+"""What a benchmark consists of, and what its rule works on: a problem, a response to it, and the verdict.
+
+A benchmark's file reads an annotated row into a `Problem`, in one place. Preparation stores that problem, `vlm-rl
+eval` asks and judges it, and `vlm-rl score` reads it from the authors' file. So all three see the same gold and
+options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from vlm_rl.templates import Template
+from vlm_rl.types import Problem, Verdict
+
+Mode = Literal["strict", "official"]
+RawRow = Mapping[str, Any]  # a row under the authors' own column names
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response to a problem, with what its file says about it."""
+
+    id: str  # of the problem, as its authors name it
+    text: str
+    sample: int = 0  # 0 .. k-1
+    extraction: str | None = None  # what the authors' judge model extracted, where the file has it
+    published: bool | None = None  # the file's own verdict
+    gold: str | None = None  # the gold that the file states: shows responses to other problems
+    length: int | None = None  # tokens
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict of a rule on one response."""
+
+    verdict: Verdict
+    extracted: str | None
+    reason: str
+    note: str = ""  # "free point", or why the authors' own code may judge this response differently
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedResponse:
+    """A response with its problem and its verdict: what every score is computed from."""
+
+    problem: Problem
+    response: Response
+    judgement: Judgement
+    has_box: bool
+
+    @property
+    def correct(self) -> bool:
+        return self.judgement.verdict == "correct"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPrompt:
+    """The authors' words before and after a question, sent without a system prompt of ours.
+
+    `by_kind` replaces `before`, and `after_by_kind` precedes `after`, for the kinds of answer that they name:
+    "choice" (any problem with options), "list", or the type of the answer ("integer", "float"; "float 2" with
+    stated decimals).
+    """
+
+    name: str
+    source: str  # where it is published, and under which licence
+    before: str
+    after: str = ""
+    by_kind: Mapping[str, str] = field(default_factory=dict)
+    after_by_kind: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def template(self) -> Template:
+        """Where the strict rule looks for the answer: the last box, wherever it is."""
+        return Template(name=self.name, system="", has_reasoning=False, has_answer=None)
+
+    def applied(self, problem: Problem) -> Problem:
+        """Return the problem with the authors' words around its question."""
+        kind = _kind_of_answer(problem)
+        before, after = self.by_kind.get(kind, self.before), self.after_by_kind.get(kind, "") + self.after
+        return replace(problem, question=f"{before}{problem.question}{after}")
+
+
+def _kind_of_answer(problem: Problem) -> str:
+    if problem.choices:
+        return "choice"
+    if problem.meta.get("answer_type") == "list":  # MathVista's lists are prepared as expressions
+        return "list"
+    decimals = problem.meta.get("precision")
+    return problem.answer_type if decimals is None else f"{problem.answer_type} {decimals}"
+
+
+def one_image(*columns: str) -> Callable[[RawRow], Sequence[Any]]:
+    """Return a reader of the one image of a row, which is under the first of `columns` that the row has."""
+    return lambda row: [next((row[name] for name in columns if row.get(name) not in (None, "")), None)]
+
+
+IMAGE_OF_ROW = one_image("decoded_image", "image")
+
+
+def nothing(_: object) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """Everything that is particular to one benchmark: how it is read, asked, judged and reported.
+
+    `read_row` returns the problem of an annotated row, without its images. Its `answer` is what the grader compares
+    with; where the authors' gold is a different text, `meta["gold"]` holds that. A row without a question gives a
+    problem without one, which can be scored but not asked. A row that cannot be judged raises UnusableRowError.
+
+    `official_rule` returns the published verdict, or a text that the grader compares with the gold.
+    `needs_judge_model` says that the published rule asks a model, for which our rules stand in: the result is
+    emulated.
+
+    `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
+    """
+
+    name: str  # the problems' `source`, and the prefix of their ids
+    hub: str  # repository on the Hugging Face hub
+    license: str = ""  # of the data, where its authors state one
+    read_row: Callable[[RawRow], Problem]
+    official_rule: Callable[[Problem, Response], Judgement | str]
+    needs_judge_model: bool
+    response_ids: tuple[str, ...]  # columns, or templates of columns, that name a response's problem
+    facets: Callable[[Problem], Mapping[str, Any]] = nothing
+    prompt: PublishedPrompt | None = None
+
+    # Scores, of judged responses. None: accuracy and pass@k.
+    scores: Callable[[Sequence[JudgedResponse]], dict[str, Any]] | None = None
+    headline: str = "accuracy"  # the score that papers print
+    headline_parts: Callable[[Sequence[JudgedResponse]], dict[str, float]] = nothing  # what it is the mean of
+
+    # Files of responses.
+    has_short_answers: bool = False  # the rule starts from a short answer, which a file may hold alone
+    carries_annotations: bool = False  # files of responses hold the annotated rows' columns as well
+
+    # Preparation.
+    hub_files: tuple[str, ...] = ("*.parquet", "**/*.parquet")  # what it needs of the hub's repository
+    tables: tuple[str, ...]  # where the annotated rows are: glob patterns, tried in order, which may hold {split}
+    splits: tuple[str, ...] = ("",)  # the first is the default; "" where there is only one
+    num_rows: tuple[int, ...] = ()  # published numbers of rows, of each split or edition
+    images: Callable[[RawRow], Sequence[Any]] = IMAGE_OF_ROW  # a None in them: missing in the row
+    image_folder: str = ""  # where images that the rows name are, beside the table
+    has_trials: bool = False  # every file that fits `tables` is a trial of its own
+    needs_options: bool = False  # a row whose options cannot be told apart cannot be asked
+
+    def own_id(self, problem: Problem) -> str:
+        """Return the authors' id of a problem."""
+        return problem.id.removeprefix(f"{self.name}-")
+
+    def facet_values(self, problem: Problem) -> dict[str, tuple[str, ...]]:
+        """Return facet -> the problem's values, as texts; one empty text where the row does not say."""
+        return {
+            facet: tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+            for facet, value in self.facets(problem).items()
+        }
+
+
+def authors_gold(problem: Problem) -> str:
+    """Return the gold as its authors write it."""
+    return str(problem.meta.get("gold", problem.answer))

@@ -1,0 +1,166 @@
+"""Judge responses to a benchmark's problems by one of two rules, and sum up.
+
+strict: the final box after the reasoning, compared by this project's grader; no box is wrong. official: the published
+rule of the benchmark; where that needs a judge model, rules stand in for it, and the result is called emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    JudgedResponse,
+    Judgement,
+    Mode,
+    Response,
+    authors_gold,
+)
+from vlm_rl.evaluation.benchmarks.metrics import accuracy_and_pass, facet_tables, health
+from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
+from vlm_rl.templates import TEMPLATES, Template, boxes
+from vlm_rl.types import Problem
+
+Answered = tuple[Problem, Response]
+
+
+def matched(
+    benchmark: Benchmark, problems: Sequence[Problem], responses: Sequence[Response]
+) -> tuple[list[Answered], list[str]]:
+    """Return the responses with their problems, and the ids that no problem has.
+
+    Raises UserError where no response belongs to a problem, and for files that state different golds.
+    """
+    known = {benchmark.own_id(problem): problem for problem in problems}
+    answered = [(known[response.id], response) for response in responses if response.id in known]
+    if not answered:
+        raise UserError(
+            f"none of the {len(responses)} responses belongs to one of the {len(known)} annotated questions of "
+            f"{benchmark.name}: the responses' ids begin {', '.join(response.id for response in responses[:3])}, "
+            f"the annotations' {', '.join(list(known)[:3])}: do the files fit each other?"
+        )
+    other = [
+        (response, gold)
+        for problem, response in answered
+        if response.gold not in (None, gold := authors_gold(problem))
+    ]
+    if 10 * len(other) > len(answered):
+        response, gold = other[0]
+        raise UserError(
+            f"{len(other)} of {len(answered)} responses name another right answer than the annotations, as "
+            f"{response.id}: {response.gold!r} and {gold!r}: they answer other questions. Is a file taken for another"
+            " trial's? Name each by its trial (trial3.json), or give its rows a column trial"
+        )
+    return answered, sorted({response.id for response in responses if response.id not in known})
+
+
+def judge(
+    benchmark: Benchmark, answered: Sequence[Answered], *, mode: Mode, grader: Grader, template: Template
+) -> list[JudgedResponse]:
+    """Judge responses, in their order.
+
+    Args:
+        mode: strict or official, as in the module's docstring.
+        template: where the strict rule looks for the answer.
+    """
+    if mode == "official":
+        opinions = [benchmark.official_rule(problem, response) for problem, response in answered]
+        texts = {place: opinion for place, opinion in enumerate(opinions) if isinstance(opinion, str)}
+        boxed = [(answered[place][0], rf"\boxed{{{text}}}") for place, text in texts.items()]
+        graded = dict(zip(texts, _graded(boxed, grader, TEMPLATES["plain"]), strict=True))
+        judgements = [
+            opinion if isinstance(opinion, Judgement) else graded[place] for place, opinion in enumerate(opinions)
+        ]
+    else:
+        judgements = _graded([(problem, response.text) for problem, response in answered], grader, template)
+    return [
+        JudgedResponse(problem, response, judgement, bool(boxes(response.text)))
+        for (problem, response), judgement in zip(answered, judgements, strict=True)
+    ]
+
+
+def _graded(pairs: Sequence[tuple[Problem, str]], grader: Grader, template: Template) -> list[Judgement]:
+    grades = grader.grade_many([task_of(problem, text, template) for problem, text in pairs])
+    return [Judgement(grade.verdict, grade.extracted, grade.reason) for grade in grades]
+
+
+def rule_name(benchmark: Benchmark | None, mode: Mode) -> str:
+    """Return strict, official, or emulated: the published rule with our rules in the place of its judge model."""
+    return "emulated" if mode == "official" and benchmark is not None and benchmark.needs_judge_model else mode
+
+
+def benchmark_scores(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> dict[str, Any]:
+    """Return what the benchmark reports: its scores, what their headline is the mean of, and its tables by facet."""
+    return {
+        "benchmark": benchmark.name,
+        "headline": benchmark.headline,
+        "scores": (benchmark.scores or accuracy_and_pass)(judged),
+        "headline_parts": benchmark.headline_parts(judged),
+        "by": facet_tables(benchmark, judged),
+    }
+
+
+def summary_of(
+    benchmark: Benchmark,
+    judged: Sequence[JudgedResponse],
+    *,
+    mode: Mode,
+    num_problems: int,
+    template: str,
+    left_out: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return everything that is reported about judged responses, as plain JSON.
+
+    Args:
+        num_problems: the annotated ones, with a response or without.
+        template: name of the template by which the strict rule looked for the answer.
+        left_out: ids of responses that no problem has.
+    """
+    is_official = mode == "official"
+    shipped = sum(item.response.extraction is not None for item in judged) if is_official else 0
+    rule = rule_name(benchmark, mode)
+    return {
+        "mode": mode,
+        "rule": "official" if rule == "emulated" and shipped == len(judged) else rule,
+        "grader_version": GRADER_VERSION,
+        "template": None if is_official else template,
+        "num_questions": num_problems,
+        "missing": num_problems - len({item.problem.id for item in judged}),
+        "left_out": list(left_out),
+        "shipped_extractions": shipped,
+        **health(judged),
+        **benchmark_scores(benchmark, judged),
+        "may_differ": [item.response.id for item in judged if item.judgement.note.startswith("may differ")],
+        **_by_published_verdicts(judged),
+    }
+
+
+def _by_published_verdicts(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
+    """Return the accuracy by the file's own verdicts, if all have one, and what is judged differently here."""
+    verdicts = [item.response.published for item in judged]
+    if not judged or None in verdicts:
+        return {}
+    return {
+        "published_accuracy": sum(map(bool, verdicts)) / len(judged),
+        "judged_otherwise": [item.response.id for item in judged if item.response.published != item.correct],
+    }
+
+
+def response_record(benchmark: Benchmark, item: JudgedResponse) -> dict[str, Any]:
+    """Return one judged response as plain JSON: a score can be traced to these."""
+    facets = benchmark.facet_values(item.problem).values()
+    return {
+        "id": item.response.id,
+        "sample": item.response.sample,
+        "gold": authors_gold(item.problem),
+        "extracted": item.judgement.extracted,
+        "verdict": item.judgement.verdict,
+        "reason": item.judgement.reason,
+        "note": item.judgement.note,
+        "has_box": item.has_box,
+        "published": item.response.published,
+        "length": item.response.length,
+        "category": next((value for values in facets for value in values), ""),
+    }

@@ -1,0 +1,12 @@
+"""MATH-500 (HuggingFaceH4/MATH-500): 500 problems of MATH, by level and subject."""
+
+from vlm_rl.evaluation.benchmarks.text_sets import text_benchmark
+
+BENCHMARK = text_benchmark(
+    "math500",
+    hub="HuggingFaceH4/MATH-500",
+    hub_files=("*.jsonl", "*.parquet", "**/*.parquet"),
+    tables=("test.jsonl", "**/test-*.parquet", "math500*.jsonl", "*.parquet"),
+    category="subject",
+    num_rows=(500,),
+)
