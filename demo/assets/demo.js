@@ -91,6 +91,12 @@ function completeLinks() {
 // -- charts: the scripts that draw them come with the first one
 let charts = null;
 async function drawCharts() {
+  for (const chart of document.querySelectorAll('.chart[data-drawn]')) {
+    if (!chart.plot || chart.plot.isConnected) continue;
+    chart.plot.view?.finalize(); // gradio kept the element and put a new chart's data into it
+    chart.plot = null;
+    delete chart.dataset.drawn;
+  }
   if (!document.querySelector('.chart:not([data-drawn])')) return;
   if (!charts) {
     const script = (name) => import(new URL(`charts/${name}.js`, document.baseURI).href);
