@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POINTS = ("tiny 340 8 100", "tiny 1000 4 300")
 RULES = ("grpo", "gspo", "luspo", "ba", "dapo")
 TIMES = ("timing/", "step_time", "verifier/")  # these differ from run to run
+UNCOMPARED = ("version", "interval", "/low", "/high", "/ci")  # how sure a score is depends on the interval policy
 Results = dict[str, Any]  # name of a value -> the value
 
 
@@ -134,7 +135,7 @@ def probe_scores(tree: Path, work: Path, samples: Path) -> Results:
             for row in scored.get("rows", ()):
                 row.pop("reason", None)
             for key, value in flat(scored):
-                if not key.startswith("/responses") and "version" not in key:
+                if not key.startswith("/responses") and not any(word in key for word in UNCOMPARED):
                     results[f"{name}/{mode}{key}"] = value
     return results
 
