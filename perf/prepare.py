@@ -133,26 +133,7 @@ def measure_stages(files: list[Path], folder: Path, builder: PromptBuilder) -> f
         print(f"{name:<9}{rate:>20}{1e3 * seconds:>9.2f}{100 * seconds / total:>6.0f} %")
     most = max(times, key=times.__getitem__)
     print(f"all is {total / times['decode']:.1f} times the pure decoding; the most goes to {most}")
-    compare_png([image for image, item in zip(fitted, decoded, strict=True) if item.format == "PNG"])
     return times["decode"]
-
-
-def compare_png(images: list[Image.Image]) -> None:
-    """Print what our PNG encoder, which uses a single line filter, saves and costs against Pillow's."""
-
-    def pillow(image: Image.Image) -> bytes:
-        file = io.BytesIO()
-        image.save(file, "PNG", compress_level=1)
-        return file.getvalue()
-
-    ours, theirs = (
-        cpu_time_of(lambda encode=encode: [encode(image) for image in images]) for encode in (encode_png, pillow)
-    )
-    sizes = [sum(len(encode(image)) for image in images) for encode in (encode_png, pillow)]
-    print(
-        f"PNG: {1e3 * ours / len(images):.1f} ms, by Pillow at the same level {1e3 * theirs / len(images):.1f} ms; "
-        f"{100 * (sizes[0] / sizes[1] - 1):+.1f} % bytes"
-    )
 
 
 def digest(data: bytes) -> bytes:
