@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them.
-ABOVE = {"train", "session", "recorder", "validation", "api", "cli", "__main__"}
+ABOVE = {"train", "session", "recorder", "periodic_evaluation", "api", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
 
 # library -> the one file (or folder) of the package that may import it
