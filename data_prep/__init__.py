@@ -3,7 +3,7 @@
     command           the command
     quickstart_data   the quickstart's data
 
-Everything else belongs to this room alone. The folder is at the top of the repository; vlm_rl/data_prep is a link.
+Everything else is private to this room. The folder is at the top of the repository; vlm_rl/data_prep is a link to it.
 """
 
 __all__ = ["command", "quickstart_data"]

@@ -3,7 +3,7 @@
     server, default_runs   start the page, and choose its runs when none is named
     live, endpoints        options of the live panel
 
-Everything else is private to this room. It lies at the top of the repository; vlm_rl/demo is a link to it.
+Everything else is private to this room. The folder is at the top of the repository; vlm_rl/demo is a link to it.
 """
 
 __all__ = ["default_runs", "endpoints", "live", "server"]

@@ -25,9 +25,13 @@ ROOMS: dict[str, set[str]] = {
     "demo": {"data", "evaluation", "report", "run", "samplers"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
-# Modules above the rooms: they import rooms, and no room imports them.
-ABOVE = {"train", "session", "recorder", "validation", "api", "cli", "__main__"}
+# Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
+ABOVE = {"train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
+# Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
+BELOW_ONLY = {"grading": {"errors", "templates", "types"}}
+# Folders inside a room that have a door of their own.
+INNER_ROOMS = {"evaluation/benchmarks"}
 
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
@@ -107,11 +111,19 @@ def wrong_ways(path: Path, tree: ast.Module) -> Iterator[str]:
         if own and parts[0] == "vlm_rl" and room is None and len(parts) > 1:
             if parts[1] in ABOVE - ABOVE_BUT_FOR.get(own, set()):
                 yield f"{where}, which is above the rooms"
+            elif parts[1] not in BELOW_ONLY.get(own, {parts[1]}):
+                yield f"{where}: below the rooms {own} may import {sorted(BELOW_ONLY[own])} only"
         elif room and room != own:
             if own and room not in ROOMS[own]:
                 yield f"{where}: {own} may import {sorted(ROOMS[own]) or 'no other room'}"
+            if own is None and path.stem not in ABOVE:
+                yield f"{where}: {path.stem} is below the rooms"
             if len(parts) > 2 and parts[2] not in door_of(room):
                 yield f"{where}, which is not in the door of {room} (__all__ of its __init__.py)"
+        inner = "/".join(parts[1:3])
+        is_inside = ROOT / "vlm_rl" / inner == path.parent
+        if inner in INNER_ROOMS and not is_inside and len(parts) > 3 and parts[3] not in door_of(inner):
+            yield f"{where}, which is not in the door of {inner} (__all__ of its __init__.py)"
 
 
 def circles(trees: dict[str, ast.Module]) -> list[str]:
@@ -194,9 +206,9 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 
 def test_every_room_is_named_and_has_a_door() -> None:
-    folders = {path.parent.name for path in ALL if path.name == "__init__.py"} - {"vlm_rl", "benchmarks"}
-    assert folders == set(ROOMS)
-    for room in ROOMS:
+    packages = {path.parent.relative_to(ROOT / "vlm_rl").as_posix() for path in ALL if path.name == "__init__.py"}
+    assert packages - {"."} == ROOMS.keys() | INNER_ROOMS
+    for room in ROOMS.keys() | INNER_ROOMS:
         present = {path.stem for path in (ROOT / "vlm_rl" / room).iterdir()}
         assert door_of(room) and door_of(room) <= present, room
 
@@ -249,6 +261,11 @@ def test_harmless_code_is_not() -> None:
         ("learner/learner.py", "def f():\n    from vlm_rl.train import train", "is above the rooms"),
         ("train.py", "from vlm_rl.grading.closed_form import Closed", "not in the door of grading"),
         ("study/run.py", "from vlm_rl.report import sections_of_ours", "not in the door of report"),
+        ("grading/grader.py", "from vlm_rl import errors, stats", "below the rooms grading may import"),
+        ("evaluation/evaluate.py", "def f():\n    from vlm_rl.rewards import Scoring", "is above the rooms"),
+        ("losses.py", "from vlm_rl.grading.grader import Grader", "losses is below the rooms"),
+        ("api.py", "from vlm_rl.evaluation.benchmarks import wemath", "not in the door of evaluation/benchmarks"),
+        ("evaluation/evaluate.py", "from vlm_rl.evaluation.benchmarks.wemath import BENCHMARK", "not in the door of"),
     ],
 )
 def test_an_import_through_a_wall_is_seen(file: str, text: str, fault: str) -> None:
@@ -256,7 +273,11 @@ def test_an_import_through_a_wall_is_seen(file: str, text: str, fault: str) -> N
 
 
 def test_an_import_through_a_door_is_not() -> None:
-    text = "from vlm_rl.grading.grader import Grader\nfrom vlm_rl.errors import UserError"
+    text = """
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+from vlm_rl.grading.grader import Grader
+"""
     assert list(wrong_ways(ROOT / "vlm_rl" / "evaluation" / "evaluate.py", ast.parse(text))) == []
 
 

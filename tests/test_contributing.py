@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 USE = r"""
 import numpy as np, torch, vlm_rl
 from pathlib import Path
+
+assert Path(vlm_rl.__file__).parents[1] == Path.cwd()
+
 from vlm_rl.rewards import load_reward_function
 from vlm_rl.types import Grade, Problem
 
@@ -63,13 +66,19 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str], folder: Path, text: str = "") -> None:
-    variables = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    """Run a command in a folder. What Python finds besides the installed packages is this folder: no PYTHONPATH."""
+    variables = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    variables.pop("PYTHONPATH", None)
     done = subprocess.run(command, cwd=folder, env=variables, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_algorithm_the_reward_and_the_benchmark_work(changed: Path) -> None:
-    run([sys.executable, "-c", USE], changed)
+    run([sys.executable, "-c", USE], changed)  # -c and -m search the working directory, as the how-to says
+
+
+def test_the_tests_of_the_losses_hold_the_new_algorithm_too(changed: Path) -> None:
+    run([sys.executable, "-m", "pytest", "-q", "-k", "dr_gspo or published", "tests/test_losses.py"], changed)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@
     vlm_rl.read_run("runs/quickstart").metrics()[-1]
 
 `__all__` is the public interface; docs/api.md shows each name in use. A name is imported when it is first used, so
-`import vlm_rl` costs nothing, and torch is loaded only by what computes with it (`policy_loss`, `token_weights`).
+`import vlm_rl` costs nothing. Only `policy_loss` and `token_weights` load torch, because they share a module.
 """
 
 from __future__ import annotations

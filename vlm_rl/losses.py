@@ -91,7 +91,7 @@ def token_mean_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_to
 def length_weighted_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
     """Return 1 / N: (1/N) sum_i |y_i| s_i A_i written per token (LUSPO, arXiv 2602.05261).
 
-    Nothing divides by a token count, so the gradient grows with length, as in the paper.
+    Each token weighs 1/N, so a response weighs in proportion to its length.
     """
     return np.full(lengths_PG.shape, 1.0 / lengths_PG.size)
 

@@ -26,11 +26,11 @@ from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row, plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.metrics import difficulty_metrics
+from vlm_rl.periodic_evaluation import evaluate_if_due
 from vlm_rl.recorder import Timings, step_metrics
 from vlm_rl.rewards import Scoring
 from vlm_rl.session import Session
 from vlm_rl.types import Group, Problem, Reward, Rollout
-from vlm_rl.validation import evaluate_if_due
 
 
 class GapError(RuntimeError):

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from vlm_rl import session, validation
+from vlm_rl import periodic_evaluation, session
 from vlm_rl import train as loop
 from vlm_rl.cli import main
 from vlm_rl.config import ConfigSection
@@ -107,14 +107,14 @@ def _before(phase: str, number: int, act: Callable[[], None]) -> None:
     if phase == "save":
         session.commit = watched(session.commit, lambda *_: True)
     elif phase == "evaluation":
-        validation.evaluate_into = watched(validation.evaluate_into, lambda *_: True)
+        periodic_evaluation.evaluate_into = watched(periodic_evaluation.evaluate_into, lambda *_: True)
     else:
         Timings.phase = watched(Timings.phase, lambda _, name: name == phase)
 
 
 def kill_after_answers(number: int) -> None:
     """Answer problem by problem, and kill the process once the journal holds `number` problems."""
-    validation.evaluate_into = partial(validation.evaluate_into, batch_size=1)
+    periodic_evaluation.evaluate_into = partial(periodic_evaluation.evaluate_into, batch_size=1)
     add, kept = Journal.add, {"count": 0}
 
     def counted(self: Journal, groups: Any) -> None:
@@ -165,7 +165,7 @@ def undecided(index: int) -> None:
 
 
 def record_keys(out: str) -> None:
-    """Write every configuration key that is read while `train` runs to `out`; validation does not count."""
+    """Write every configuration key that is read while `train` runs to `out`; checking them does not count."""
     read: set[str] = set()
     train, get = loop.train, ConfigSection.__getattribute__
 

@@ -3,12 +3,12 @@
     golds          the text, type and options of a gold answer
     sets           read a prepared set, and refuse what must not be trained or scored on
     order          the order of prompts, and the ledger that accounts for each of them
-    images         hostile bytes in, RGB pixels on the model's grid out
+    images         untrusted bytes in, RGB pixels on the model's grid out
     prompts        the only prompt builder
     model_folder   refuse a model folder that would run code, and open its configuration and tokenizer
 
-Images stay on disk until they are used (stored_images); text of a question never becomes a control token
-(untrusted_text). These two belong to this room alone. Only prompts loads torch.
+Private to this room: stored_images (images stay on disk until they are used) and untrusted_text (text of a question
+never becomes a control token). Importing prompts loads torch; so does loading a set, where one rank checks for all.
 """
 
 __all__ = ["golds", "images", "model_folder", "order", "prompts", "sets"]

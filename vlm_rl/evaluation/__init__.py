@@ -9,7 +9,8 @@
     paired            two evaluations compared problem by problem
     benchmarks        one file per benchmark, and `vlm-rl score`
 
-Benchmarks, paired and `vlm-rl score` load no torch.
+Private to this room: journal (the answers of an unfinished evaluation) and pipeline (answers and grades at the same
+time). Benchmarks, paired and `vlm-rl score` load no torch.
 """
 
 __all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "paired", "resume"]

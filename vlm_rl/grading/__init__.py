@@ -19,8 +19,8 @@ The path of a response:
     reasons               the sentence that goes with a verdict
 
 grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
-command is `vlm-rl grade`. Other rooms import only these two: grader and command. This room imports nothing of the
-project but errors, types and templates, and no torch.
+command is `vlm-rl grade`. All but grader and command is private to this room. The room imports nothing else of the
+project than errors, templates and types (tests/test_architecture.py), and no torch.
 
 To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of
 equality.AnswerComparison (a method that returns a Decision, or None where it does not apply). Name the rule in

@@ -4,12 +4,15 @@
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
     reference       the frozen policy of the KL term
-    layer_patches   which layers of transformers are replaced by ours
+    layer_patches   the switch for layers of transformers that ours may replace
     sft             a supervised start on reasoning traces
     dry_run         what a run needs in memory, before anything is loaded
 
-Behind the door: attention over a shared-prefix row, the layers that replace transformers' own (lean_layers,
-vision_attention), the gradient guard, and DeepSpeed, which no other file imports.
+Private to this room: shared_prefix_attention (attention over a packed row), lean_layers and vision_attention (the
+layers that layer_patches puts in), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
+
+Two changes to transformers are outside layer_patches and always on: shared_prefix_attention registers itself as an
+attention implementation, and policy replaces a vision model's `get_placeholder_mask`.
 """
 
 __all__ = ["dry_run", "layer_patches", "learner", "packing", "policy", "reference", "sft"]

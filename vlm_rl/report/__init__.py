@@ -1,13 +1,13 @@
 """Pages about runs, each one file that needs nothing else.
 
-run_report      `vlm-rl report`
-readme_figure   the README's picture of a run
-run_curves      what a run's files say over time, as arrays
-charts, vega    charts as Vega-Lite specifications; onto a page or into a picture
-figures         charts of curves on a page, or a sentence where there is nothing to draw
-html            templates that escape, the frame of a page, images as data
+    run_report      `vlm-rl report`
+    readme_figure   the README's picture of a run
+    run_curves      what a run's files say over time, as arrays
+    charts, vega    charts as Vega-Lite specifications; onto a page or into a picture
+    figures         charts of curves on a page, or a sentence where there is nothing to draw
+    html            templates that escape, the frame of a page, images as data
 
-examples and sections are this room's own.
+Private to this room: examples and sections.
 """
 
 __all__ = ["charts", "figures", "html", "readme_figure", "run_curves", "run_report", "vega"]

@@ -4,7 +4,7 @@
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
 
-Behind the door are the engines, transformers and vllm, and the distribution that the first draws from.
+Private to this room: the engines (transformers, vllm) and distribution, from which the transformers engine draws.
 """
 
 __all__ = ["base", "factory", "fingerprint"]

@@ -1,8 +1,8 @@
-"""Several rules trained over the same seeds from the same start, compared in pairs.
+"""Train several algorithms over the same seeds from the same start, and compare them seed by seed.
 
     run    `vlm-rl study`: train what is missing, then write the page
 
-The plan, the numbers, the findings and the page are this room's own.
+Private to this room: plan, results (the numbers), findings (their words), tables and page.
 """
 
 __all__ = ["run"]
