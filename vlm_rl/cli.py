@@ -235,7 +235,7 @@ def _add_study(commands: Commands) -> None:
 
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", type=Path, help="a YAML file; docs/compare.md describes it")
+    parser.add_argument("study", type=Path, help="a YAML file; docs/studies.md describes it")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
     parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
     parser.add_argument("--report-only", action="store_true", help="start nothing; report on the runs that exist")
