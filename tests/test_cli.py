@@ -257,7 +257,7 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Pat
     (tmp_path / "file").write_text("")
     config = training(tmp_path, tiny_model, toy_set)
     message = refused_alone(tmp_path, "train", config, f"out={tmp_path / 'file' / 'run'}")
-    assert "file/run" in message and "choose another place" in message
+    assert "file/run" in message and "choose a different place" in message
 
 
 def test_a_run_directory_that_exists(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:

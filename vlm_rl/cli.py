@@ -334,7 +334,7 @@ def _quickstart(options: argparse.Namespace) -> None:
     outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
     for out in outs.values():
         if out.exists():
-            raise UserError(f"{out} exists already; remove it or choose another --out (make quickstart OUT=...)")
+            raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
 
     from vlm_rl.data_prep.quickstart_data import make_quickstart_data
     from vlm_rl.toy.quickstart import print_seeds, quickstart

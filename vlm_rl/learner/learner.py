@@ -184,7 +184,9 @@ class Learner:
         """
         loaded, _ = self.engine.load_checkpoint(str(folder / "learner"), tag=STATE_TAG)
         if loaded is None:
-            raise UserError(f"{folder / 'learner'}: DeepSpeed found no state to load; resume from another checkpoint")
+            raise UserError(
+                f"{folder / 'learner'}: DeepSpeed found no state to load; resume from a different checkpoint"
+            )
 
     def state(self) -> dict[str, Any]:
         """Return the learner's own counters, for the checkpoint's manifest (JSON)."""
