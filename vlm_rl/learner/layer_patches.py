@@ -32,7 +32,7 @@ def describe(replaced: Sequence[str]) -> str:
     """Return the line that says which layers are ours; attention over packed rows always is."""
     if not replaced:
         return (
-            "layers: transformers' own except attention and the image placeholder mask, which are always replaced "
+            "layers: transformers' own, but attention and any image placeholder mask are ours "
             "(model.layer_patches is off, or auto on a GPU)"
         )
     return f"layers: patched {', '.join(replaced)} (model.layer_patches=off keeps transformers' own)"
