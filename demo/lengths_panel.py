@@ -277,7 +277,7 @@ def _difficulty_tip(state: PageState, label: str, point: DifficultyPoint) -> str
 
 
 def _training_card(state: PageState) -> list[ChartCard]:
-    """Return the median with the middle half as a band, and p90 dashed, of the runs that the checkpoints come from."""
+    """Return the median with the middle half as a band, and p90 dashed, of the checkpoints' runs."""
     curves: list[LengthCurve] = []
     series: list[Series] = []
     for title, slot, names in state.run_groups():
