@@ -46,12 +46,12 @@ class ShadesProblem:
 
     @property
     def asked(self) -> range:
-        """The indices of the cells that count."""
+        """Return the indices of the cells that count."""
         return range(self.first * SIDE, (self.last + 1) * SIDE)
 
     @property
     def count(self) -> int:
-        """The right answer."""
+        """Return the right answer."""
         return sum(self.cells[index] == self.target for index in self.asked)
 
 

@@ -44,7 +44,7 @@ class SquaresProblem:
 
     @property
     def count(self) -> int:
-        """The right answer."""
+        """Return the right answer."""
         return self.cells.count(self.target)
 
 

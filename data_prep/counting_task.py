@@ -42,7 +42,7 @@ class CountingProblem(Protocol):
     def question(self) -> str: ...
     @property
     def count(self) -> int:
-        """The right answer."""
+        """Return the right answer."""
         ...
 
 
@@ -107,7 +107,7 @@ class CountingTask(ABC, Generic[P]):
         """
         out = Path(out)
         if out.exists():
-            raise UserError(f"{out}: already exists; choose another folder or remove it")
+            raise UserError(f"{out}: already exists; choose a different folder or remove it")
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
             work = Path(name) / "task"

@@ -32,7 +32,7 @@ def find_duplicates(rows: Sequence[KeptRow]) -> dict[int, DroppedRow]:
 
     Same text and identical images: the first copy stays, or none does where their golds disagree. Same text and
     images that only look the same (NEAR_BITS): the later row goes if its gold agrees. With a different gold it
-    is a different problem, such as a diagram with another number in it.
+    is a different problem, such as a diagram with a different number in it.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):

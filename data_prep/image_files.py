@@ -113,6 +113,7 @@ class ImageBytes:
     data: bytes
 
     def read(self) -> bytes:
+        """Return the bytes, which are in memory already."""
         return self.data
 
 

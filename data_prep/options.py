@@ -40,7 +40,7 @@ class Options:
 
     @property
     def grid(self) -> Grid:
-        """The pixel grid that images are fitted to."""
+        """Return the pixel grid that images are fitted to."""
         return Grid(self.min_pixels, self.max_pixels, 2 * self.patch_size)
 
     def check(self) -> None:

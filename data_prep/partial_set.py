@@ -44,7 +44,7 @@ class PartialSet:
 
     def __enter__(self) -> PartialSet:
         if self.out.exists():
-            raise UserError(f"{self.out}: already exists; choose another folder or remove it")
+            raise UserError(f"{self.out}: already exists; choose a different folder or remove it")
         self._made = [parent for parent in self.out.absolute().parents if not parent.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

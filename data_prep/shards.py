@@ -56,7 +56,7 @@ class ShardRecord:
 
     @property
     def first_unexpected(self) -> DroppedRow | None:
-        """The first bad row that is not a documented property of the data: strict mode stops at it."""
+        """Return the first bad row that is not a documented property of the data: strict mode stops at it."""
         return next((row for row in self.rows if isinstance(row, DroppedRow) and not row.known), None)
 
     def save(self, file: Path) -> None:

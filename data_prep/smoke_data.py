@@ -46,7 +46,7 @@ def make_smoke_data(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: i
     Raises UserError if the samples are not there or `out` exists.
     """
     if out.exists():
-        raise UserError(f"{out}: already exists; remove it or choose another folder")
+        raise UserError(f"{out}: already exists; remove it or choose a different folder")
     missing = [name for name in (*BENCHMARKS, "dapo_math") if not (samples / name).is_dir()]
     if missing:
         raise UserError(

@@ -53,14 +53,17 @@ class Components:
 
     @property
     def values(self) -> list[Any]:
+        """Return the controls whose values are the page's state, in the order of their keys."""
         return [self.controls[key] for key in _KEYS]
 
     @property
     def shown(self) -> list[Any]:
+        """Return the parts that an update draws again."""
         return [self.bridge, *self.panels.values()]
 
     @property
     def everything(self) -> list[Any]:
+        """Return all parts: those that are drawn, the tabs and the controls."""
         return [*self.shown, self.tabs, *self.values]
 
 

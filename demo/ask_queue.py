@@ -40,6 +40,7 @@ class Broadcast:
         ]
 
     def start(self) -> None:
+        """Start a thread for every backend."""
         self._looked = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -50,16 +51,20 @@ class Broadcast:
         return list(self._replies)
 
     def cancel(self) -> None:
+        """Let the threads know that nobody wants the answers any more."""
         self._cancelled.set()
 
     def is_cancelled(self) -> bool:
+        """Tell whether the answers are unwanted: cancelled, or nobody has looked for a while."""
         return self._cancelled.is_set() or time.monotonic() - self._looked > ABANDONED_SECONDS
 
     @property
     def is_over(self) -> bool:
+        """Tell whether every thread has ended."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def join(self) -> None:
+        """Wait until every thread has ended."""
         for thread in self._threads:
             thread.join()
 
@@ -88,6 +93,7 @@ class AskState:
 
     @property
     def is_over(self) -> bool:
+        """Tell whether every reply has ended or failed."""
         return all(reply.is_over for reply in self.replies)
 
 
@@ -149,6 +155,7 @@ class AskQueue:
 
     @property
     def num_asking(self) -> int:
+        """Return how many questions are in the line."""
         with self._changed:
             return len(self._line)
 

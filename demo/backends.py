@@ -146,6 +146,7 @@ class ModelCache:
 
     @property
     def num_loaded(self) -> int:
+        """Return how many models are in memory, idle or busy."""
         with self._changed:
             return len(self._idle) + len(self._busy)
 

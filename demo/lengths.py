@@ -176,7 +176,7 @@ def by_difficulty(table: ProblemTable, index: int, keep_P: np.ndarray) -> list[D
 
 @dataclass(frozen=True, slots=True)
 class ProblemChange:
-    """One problem at the baseline and at another checkpoint."""
+    """One problem at the baseline and at a different checkpoint."""
 
     problem_id: str
     before: float  # mean tokens
@@ -185,6 +185,7 @@ class ProblemChange:
 
     @property
     def change(self) -> float:
+        """Return the change of the mean length, in tokens."""
         return self.after - self.before
 
 

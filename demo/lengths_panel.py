@@ -96,7 +96,7 @@ def _tokens_title(state: PageState) -> str:
 
 
 def _ecdf_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
-    """A staircase for each checkpoint, with a dot at the length of the problem that is shown."""
+    """Return a staircase for each checkpoint, with a dot at the length of the problem that is shown."""
     curves, dots = [], []
     edges = bin_edges(lengths)
     for index, length_R in enumerate(lengths):
@@ -184,7 +184,7 @@ def _quantiles(state: PageState, index: int, length_R: np.ndarray, *, is_right: 
 
 
 def _change_card(state: PageState) -> list[ChartCard]:
-    """A row of points for each checkpoint beside the baseline, and below them the mean changes."""
+    """Return a row of points for each checkpoint beside the baseline, and below them the mean changes."""
     others = range(1, len(state.table.checkpoints))
     limit = _MAX_POINTS // max(1, len(others))
     groups = [
@@ -277,7 +277,7 @@ def _difficulty_tip(state: PageState, label: str, point: DifficultyPoint) -> str
 
 
 def _training_card(state: PageState) -> list[ChartCard]:
-    """The median with the middle half as a band, and p90 dashed, of the runs that the checkpoints come from."""
+    """Return the median with the middle half as a band, and p90 dashed, of the checkpoints' runs."""
     curves: list[LengthCurve] = []
     series: list[Series] = []
     for title, slot, names in state.run_groups():

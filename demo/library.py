@@ -159,6 +159,7 @@ class Library:
 
     @property
     def benchmarks(self) -> list[str]:
+        """Return the names of the evaluated sets."""
         return list(self.checkpoints)
 
     def label(self, run: str, step: int) -> str:

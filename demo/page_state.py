@@ -32,10 +32,12 @@ class PageState:
 
     @cached_property
     def summaries(self) -> list[Summary]:
+        """Return each checkpoint's scores over the problems that pass the filters."""
         return checkpoint_summaries(self.table, self.keep_P)
 
     @property
     def labels(self) -> list[str]:
+        """Return what the page calls each checkpoint."""
         return [checkpoint.label for checkpoint in self.table.checkpoints]
 
     @property
@@ -45,6 +47,7 @@ class PageState:
 
     @property
     def problem_id(self) -> str | None:
+        """Return the id of the problem that is shown, or None where none passes the filters."""
         return self.table.ids[self.order[self.position]] if len(self.order) else None
 
     def run_slots(self) -> dict[str, int]:

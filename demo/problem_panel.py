@@ -50,6 +50,7 @@ class Column:
 
     @property
     def length(self) -> int:
+        """Return the response's length in tokens."""
         return int(self.record["length"])
 
     @property
@@ -59,6 +60,7 @@ class Column:
 
     @property
     def num_right(self) -> int:
+        """Return how many of the problem's responses are correct."""
         return self.verdicts.count("correct")
 
     @property
@@ -68,20 +70,24 @@ class Column:
 
     @property
     def verdict_kind(self) -> str:
+        """Return the style class of the verdict; an unknown one looks like a response that is cut."""
         verdict = str(self.record["verdict"])
         return verdict if verdict in VERDICT_MARKS else "cut"
 
     @property
     def verdict_mark(self) -> str:
+        """Return the sign and words of the verdict."""
         verdict = str(self.record["verdict"])
         return VERDICT_MARKS.get(verdict, f"! {FLAGS['timeout'] if verdict in ('timeout', 'error') else verdict}")
 
     @property
     def is_cut(self) -> bool:
+        """Tell whether the response was cut at the token limit."""
         return self.record["stop_reason"] == "length"
 
     @property
     def stop_text(self) -> str:
+        """Return why the response ended, for readers."""
         reason = str(self.record["stop_reason"])
         return "stopped by itself" if reason == "stop" else reason
 
@@ -94,32 +100,39 @@ class Column:
 
     @property
     def split_text(self) -> str:
+        """Return how the tokens divide into reasoning and answer."""
         if self.reasoning_tokens is None:
             return "in all (no tokenizer to split them)"
         return f"{self.reasoning_tokens:,} reasoning + {self.length - self.reasoning_tokens:,} answer"
 
     @property
     def reasoning(self) -> str | None:
+        """Return the response's reasoning, or None where it has none."""
         return split_response(self.record["response"] or "")[0]
 
     @property
     def answer(self) -> str:
+        """Return the response without its reasoning."""
         return split_response(self.record["response"] or "")[1]
 
     @property
     def extracted(self) -> str | None:
+        """Return the answer that the grader read, or None where it found none."""
         return None if self.record["extracted"] is None else str(self.record["extracted"])
 
     @property
     def gold(self) -> str:
+        """Return the gold; empty where the record has none."""
         return str(self.record["gold"] or "")
 
     @property
     def reason(self) -> str:
+        """Return why the grader decided so; empty where the record does not say."""
         return str(self.record["reason"] or "")
 
     @property
     def rule(self) -> str:
+        """Return the name of the rule that decided; empty where the record does not say."""
         return str(self.record["path"] or "")
 
     def moved_from(self, base: Column) -> tuple[str, str]:
@@ -134,6 +147,7 @@ class Column:
         return text, "correct" if is_better else "wrong"
 
     def length_change_from(self, base: Column) -> str:
+        """Return the difference in tokens to the baseline's response, with its sign."""
         change = self.length - base.length
         if not change:
             return "same length"

@@ -41,6 +41,7 @@ class ProblemTable:
 
     @property
     def num_problems(self) -> int:
+        """Return how many problems the table has, filtered or not."""
         return len(self.ids)
 
     @cached_property

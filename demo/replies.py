@@ -45,6 +45,7 @@ class Reply:
 
     @property
     def is_over(self) -> bool:
+        """Tell whether the reply has ended or failed."""
         return self.phase in ("ended", "failed")
 
 

@@ -115,7 +115,7 @@ POINTS = (
 
 
 def unwind_when_terminated() -> None:
-    """Let SIGTERM raise, so that workers are closed: those that stand still never see that their input ended."""
+    """Let SIGTERM raise, so that workers are closed: those that are paused never see that their input ended."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 

@@ -235,7 +235,7 @@ def _add_study(commands: Commands) -> None:
 
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", type=Path, help="a YAML file; docs/compare.md describes it")
+    parser.add_argument("study", type=Path, help="a YAML file; docs/studies.md describes it")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
     parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
     parser.add_argument("--report-only", action="store_true", help="start nothing; report on the runs that exist")
@@ -334,7 +334,7 @@ def _quickstart(options: argparse.Namespace) -> None:
     outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
     for out in outs.values():
         if out.exists():
-            raise UserError(f"{out} exists already; remove it or choose another --out (make quickstart OUT=...)")
+            raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
 
     from vlm_rl.data_prep.quickstart_data import make_quickstart_data
     from vlm_rl.toy.quickstart import print_seeds, quickstart

@@ -1,6 +1,6 @@
 """A training run's parts, built once: data, prompts, grader, policy, learner, sampler, run directory.
 
-vlm_rl.train is the algorithm and uses these parts. This module builds, saves, restores and stops them.
+vlm_rl.train holds the training loop and uses these parts. This module builds, saves, restores and stops them.
 """
 
 from __future__ import annotations
@@ -277,7 +277,10 @@ class Session:
 
 
 def _load_problems(config: Config) -> tuple[list[Problem], dict[str, list[Problem]]]:
-    """Return the training problems and, by name, the sets to evaluate on; the latter hold none of the former."""
+    """Return the training problems and the evaluation sets by name.
+
+    Raises UserError for a set with rows of a benchmark that is trained on.
+    """
     problems = load_training_sets(config.data)
     eval_sets = load_eval_sets(config.data) if config.eval.every else {}
     for name, held_out in eval_sets.items():
@@ -295,7 +298,7 @@ def _checkpoint_to_resume(run: RunDirectory, config: Config) -> ResumePoint | No
     if changed:
         raise UserError(
             f"{run.path}: cannot resume with a different {changed[0]}: the run has "
-            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with another out"
+            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
         )
     newest = recover(run.path / "checkpoints")
     return (newest[0], newest[1].info) if newest else None

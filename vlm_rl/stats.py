@@ -73,10 +73,12 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
+        """Tell whether there were enough values for an interval."""
         return not math.isnan(self.low)
 
     @property
     def excludes_zero(self) -> bool:
+        """Tell whether the interval exists and lies wholly above or below 0."""
         return self.has_interval and (self.low > 0 or self.high < 0)
 
 

@@ -3,8 +3,8 @@
     problems -> prompts -> rollouts -> rewards -> advantages -> token weights -> loss -> weights back
 
 One call of ``train`` is one rank of a run; torchrun starts more. Every rank samples and grades its share of the
-prompts. Then all ranks know all groups: weights per token are computed once, globally, and any rank may train on
-any group.
+prompts. All groups are then gathered on every rank: weights per token are computed once, globally, and any rank may
+train on any group.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def sample_and_grade(
                 scoring.add(index, [(mine[index], asked[index], rollout) for rollout in group])
 
             rollouts = s.sampler.generate(asked, s.sampling, seed=s.config.seed, step=s.step, on_group=score)
-        with timings.phase("reward"):  # groups are graded while others are generated: this is the rest
+        with timings.phase("reward"):  # only the wait for unfinished grading
             rewards = scoring.rewards()
             return gather_shares([(tuple(group), rewards[index]) for index, group in enumerate(rollouts)])
 
@@ -194,8 +194,8 @@ def split(groups: Sequence[Group], size: int) -> list[Sequence[Group]]:
 def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
     """Return the weight [P, G] of every token of each response of one mini-batch.
 
-    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response counts as one of no tokens:
-    it counts in N and in its group's baseline, but its tokens weigh nothing. A dropped response weighs nothing
+    With overlong filtering (DAPO, arXiv 2503.14476, section 3.4) a truncated response is given length 0: it
+    still counts in N and in its group's baseline, but its tokens weigh nothing. A dropped response weighs nothing
     either, and is in no baseline.
     """
     lengths_PG = np.stack([group.lengths_G for group in groups])

@@ -119,7 +119,7 @@ def test_dynamath_answers_in_every_layout_belong_to_their_trials(
 def test_answers_to_another_trial_are_refused(tmp_path: Path, trials: list[Problem]) -> None:
     rows = {seed: {"Ground truth": gold, "response": {"short answer": gold}} for seed, gold in GOLDS["3"].items()}
     benchmark = BENCHMARKS["dynamath"]
-    with pytest.raises(UserError, match=r"2 of 2 responses name another right answer .* as 1-v1: '4' and '2.5'"):
+    with pytest.raises(UserError, match=r"2 of 2 responses name a different right answer .* as 1-v1: '4' and '2.5'"):
         matched(benchmark, trials, responses_of("dynamath", write(tmp_path / "model.json", rows)))
     kept, _ = matched(benchmark, trials, responses_of("dynamath", write(tmp_path / "model_trial3.json", rows)))
     assert [response.id for _, response in kept] == ["1-v3", "2-v3"]

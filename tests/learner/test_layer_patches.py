@@ -1,4 +1,4 @@
-"""The switch model.layer_patches: on, the layers are ours; off, every one of them is transformers' own."""
+"""The switch model.layer_patches: on, the layers are ours; off, all but attention are transformers' own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_off_leaves_transformers_own_layers(tiny_model: Path) -> None:
     policy = policy_of(tiny_model, patched=False)
     assert policy.replaced_layers == [] == own_forwards(policy.model)
     assert policy.model.model.visual.config._attn_implementation == "sdpa"
-    assert "transformers' own" in describe(policy.replaced_layers)
+    assert "transformers' own, but attention" in describe(policy.replaced_layers)
 
 
 def test_on_replaces_layers_and_names_them(tiny_model: Path) -> None:

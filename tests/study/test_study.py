@@ -125,7 +125,7 @@ def test_a_study_that_is_not_there_is_named(tmp_path, capsys):
 
 
 def test_the_documented_study_is_valid(tmp_path):
-    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
     block = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0]
     (tmp_path / "study.yaml").write_text(block)
     study = load_study(tmp_path / "study.yaml")

@@ -36,7 +36,7 @@ class PromptOrder:
 
     @property
     def epoch(self) -> float:
-        """Passes over the problems so far."""
+        """Return the passes over the problems so far."""
         return self.cursor / self.num_problems
 
 

@@ -79,7 +79,7 @@ class PromptBuilder:
 
     @property
     def patch_size(self) -> int:
-        """Pixels of a patch's side; that of Qwen2.5-VL for a text-only model, which has no patches."""
+        """Return the pixels of a patch's side; that of Qwen2.5-VL for a text-only model, which has no patches."""
         return self.processor.image_processor.patch_size if self.is_vision else 14
 
     def build(self, problem: Problem) -> Prompt:
@@ -149,23 +149,25 @@ class PromptBuilder:
         if not perfect.startswith(self.prefill.rstrip()):
             raise UserError(
                 f"{where}: the chat template starts every response with {self.prefill!r}, so that none could get the "
-                "format reward; use another template, or a model whose chat template leaves the reasoning open"
+                "format reward; use a different template, or a model whose chat template leaves the reasoning open"
             )
         if control := [token for token in self._encoder.control_tokens if token in perfect]:
             raise UserError(
                 f"{where}: {control} are control tokens of this model, which are neither sampled nor shown; "
-                "use another template, or a tokenizer where they are ordinary tokens"
+                "use a different template, or a tokenizer where they are ordinary tokens"
             )
         ids = self.encode_response(perfect)
         graded = self.build(problem).prefill + self.decode(ids)
         if self.template.has_reasoning and not self.template.is_well_formed(graded):
             raise UserError(
                 f"{where}: with the chat template's own text in front a perfect response reads {graded!r} and gets "
-                "no format reward; use another template, or a model whose chat template leaves the reasoning open"
+                "no format reward; use a different template, or a model whose chat template leaves the reasoning open"
             )
         region = self.template.answer_region(graded)
         if region is None or boxes(region) != ["4"]:
-            raise UserError(f"{where}: no answer is found in the perfect response {graded!r}; use another template")
+            raise UserError(
+                f"{where}: no answer is found in the perfect response {graded!r}; use a different template"
+            )
 
     def _images(self, problem: Problem, *, num_markers: int) -> list[Image.Image]:
         """Return the images decoded and on the grid; sampler and learner both get these very pixels."""

@@ -195,5 +195,5 @@ def refuse_contaminated(path: str | Path, problems: Sequence[Problem], trained_o
     if contaminated:
         raise UserError(
             f"{path}: the policy was trained on rows of {contaminated[0]} (CONTAMINATED), so a score on it means "
-            "nothing; evaluate on another set, or train without data.allow_test_rows"
+            "nothing; evaluate on a different set, or train without data.allow_test_rows"
         )

@@ -145,9 +145,11 @@ class ClosedFormParser(RationalParser):
     """Read letters, roots and \\pi besides numbers; count terms instead of bits."""
 
     def starts_factor(self, token: str) -> bool:
+        """Tell whether a factor can begin with this token: a root, \\pi or a letter too."""
         return super().starts_factor(token) or token in ("\\sqrt", "\\pi") or _is_symbol(token)
 
     def bounded(self, value: Any) -> Any:
+        """Count the terms of a result and return it. Raises TooLargeError if that is too much."""
         self.count_terms(value)
         return value  # _add and _multiply check the size of each polynomial
 
@@ -159,6 +161,7 @@ class ClosedFormParser(RationalParser):
             raise TooLargeError(f"more than {MAX_TERMS_IN_ALL} terms on the way")
 
     def power(self, depth: int) -> Any:
+        """Read a primary with its factorial and exponent; e to an imaginary power becomes cosine and sine."""
         value = self.primary(depth)
         if self.next == "!":
             self.take()
@@ -173,6 +176,7 @@ class ClosedFormParser(RationalParser):
         return value
 
     def primary(self, depth: int) -> Any:
+        """Read a number, a letter, a root, \\pi, a binomial or a group."""
         token = self.next
         if token == "\\sqrt":
             self.take()

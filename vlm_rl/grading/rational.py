@@ -120,6 +120,7 @@ class RationalParser:
         return token
 
     def sum(self, depth: int) -> Any:
+        """Read products joined by plus and minus, and return their sum."""
         value = self.product(depth)
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
@@ -127,6 +128,7 @@ class RationalParser:
         return value
 
     def product(self, depth: int) -> Any:
+        """Read factors joined by signs or written next to each other, and return their product."""
         value = self.signed(depth)
         while (token := self.next) is not None and (token in ("*", "/") or self.starts_factor(token)):
             if token in ("*", "/"):
@@ -138,6 +140,7 @@ class RationalParser:
         return value
 
     def signed(self, depth: int) -> Any:
+        """Read a power with at most two signs before it."""
         sign, signs = 1, 0
         while self.next in ("+", "-"):
             sign *= 1 if self.take() == "+" else -1
@@ -147,6 +150,7 @@ class RationalParser:
         return sign * self.power(depth)
 
     def power(self, depth: int) -> Any:
+        """Read a primary with its factorial and its exponent."""
         value = self.primary(depth)
         if self.next == "!":
             self.take()
@@ -158,6 +162,7 @@ class RationalParser:
         return value
 
     def primary(self, depth: int) -> Any:
+        """Read a number, a fraction, a binomial or a group."""
         token = self.next
         if token in ("(", "{"):
             return self.group(depth)

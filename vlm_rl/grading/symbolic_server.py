@@ -256,6 +256,7 @@ def complex_parts(number: Any) -> tuple[Any, Any] | None:
 
 
 def main() -> None:
+    """Answer the queries of the parent process; the options are the first argument, as JSON."""
     # Libraries may print: stdout is for the replies alone, and what else is printed goes to stderr.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

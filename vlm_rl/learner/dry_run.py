@@ -53,12 +53,12 @@ class Memory:
 
     @property
     def update(self) -> int:
-        """Bytes while the learner trains and the engine sleeps."""
+        """Return the bytes while the learner trains and the engine sleeps."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     @property
     def rollout(self) -> int:
-        """Bytes while the engine samples, before its first key-value block."""
+        """Return the bytes while the engine samples, before its first key-value block."""
         return self.weights + self.optimizer + self.engine_weights
 
 

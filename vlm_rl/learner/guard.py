@@ -88,6 +88,7 @@ class GatedOptimizer(torch.optim.Optimizer):
     gate: Callable[[], float | None]  # the gradients' factor, or None: do not apply
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Apply the gradients times the gate's factor, or leave the parameters as they are."""
         factor = self.gate()
         if factor is None:
             return

@@ -1,8 +1,9 @@
-"""The switch `model.layer_patches`: our code in place of some layers of a transformers model, or none of it.
+"""The switch `model.layer_patches`: our code in place of some layers of a transformers model, or of none.
 
 The patches compute what transformers' own layers compute. They keep less for the backward pass
 (vlm_rl.learner.lean_layers) and make fewer calls in the vision tower (vlm_rl.learner.vision_attention). They
-have run on CPUs only, so `auto` turns them off on a GPU.
+have run on CPUs only, so `auto` turns them off on a GPU. The switch is not for the attention over packed rows
+(vlm_rl.learner.shared_prefix_attention) and the image placeholder mask (vlm_rl.learner.policy): they are always ours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def install(model: Any) -> list[str]:
 
 
 def describe(replaced: Sequence[str]) -> str:
-    """Return the line that says which layers are ours."""
+    """Return the line that says which layers are ours; attention over packed rows always is."""
     if not replaced:
-        return "layers: transformers' own (model.layer_patches is off, or auto on a GPU)"
+        return (
+            "layers: transformers' own, but attention and any image placeholder mask are ours "
+            "(model.layer_patches is off, or auto on a GPU)"
+        )
     return f"layers: patched {', '.join(replaced)} (model.layer_patches=off keeps transformers' own)"

@@ -46,7 +46,7 @@ class Learner:
     """Trains a policy. Every method is collective: all ranks call it, in the same order."""
 
     def __init__(self, policy: Policy, config: TrainConfig, *, total_optimizer_steps: int) -> None:
-        """Raises UserError for weights that the ZeRO stage cannot train."""
+        """Wrap the policy for training. Raises UserError for weights that the ZeRO stage cannot train."""
         check_zero_stage(config.zero_stage, next(policy.parameters()).dtype)
         self.config = config
         self.policy = policy
@@ -184,7 +184,9 @@ class Learner:
         """
         loaded, _ = self.engine.load_checkpoint(str(folder / "learner"), tag=STATE_TAG)
         if loaded is None:
-            raise UserError(f"{folder / 'learner'}: DeepSpeed found no state to load; resume from another checkpoint")
+            raise UserError(
+                f"{folder / 'learner'}: DeepSpeed found no state to load; resume from a different checkpoint"
+            )
 
     def state(self) -> dict[str, Any]:
         """Return the learner's own counters, for the checkpoint's manifest (JSON)."""

@@ -81,7 +81,7 @@ class Policy(nn.Module):
 
     @property
     def has_frozen_vision(self) -> bool:
-        """Whether there is a vision tower and none of it is trained."""
+        """Tell whether there is a vision tower and none of it is trained."""
         return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
 
     def enable_checkpointing(self, *, offload: bool = False) -> None:

@@ -79,6 +79,7 @@ class Series:
 
     @property
     def empty(self) -> bool:
+        """Tell whether no value is finite, so that there is nothing to draw."""
         return not bool(np.isfinite(self.y).any())
 
 

@@ -46,15 +46,17 @@ class SampleAnswer:
 
     @property
     def correct(self) -> bool:
+        """Tell whether the verdict is `correct`; all others count as wrong."""
         return self.verdict == "correct"
 
     @property
     def kind(self) -> str:
-        """The style class of the verdict; an unknown one counts as wrong."""
+        """Return the style class of the verdict; an unknown one counts as wrong."""
         return self.verdict if self.verdict in VERDICT_MARKS else "wrong"
 
     @property
     def mark(self) -> str:
+        """Return the sign and words of the verdict; an unknown one is named as it is."""
         return VERDICT_MARKS.get(self.verdict, f"! {self.verdict}")
 
 
@@ -71,11 +73,12 @@ class ProblemExample:
 
     @property
     def addresses(self) -> list[str | None]:
-        """The images as data: addresses; None for one that does not open."""
+        """Return the images as data: addresses; None for one that does not open."""
         return [data_uri(image) for image in self.images]
 
     @property
     def readable_question(self) -> str:
+        """Return the question with its image markers numbered, or without the only one."""
         return name_images(self.question, len(self.images)).strip()
 
 

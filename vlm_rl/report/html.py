@@ -40,6 +40,7 @@ class PageSection:
 
     @property
     def anchor(self) -> str:
+        """Return the id by which links reach the section."""
         return self.title.lower().replace(" ", "-").replace(",", "")
 
 
@@ -132,7 +133,7 @@ def page(
     """Return a whole page in one file.
 
     Args:
-        header: what stands above the sections.
+        header: what comes before the sections.
         footer: who wrote the page from what, a sentence.
         key: what the colours of the charts mean, in view beside every section.
         styles: more style sheets of ours.

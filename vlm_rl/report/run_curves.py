@@ -53,30 +53,32 @@ class RunCurves:
 
     @cached_property
     def config(self) -> Config:
+        """Read the run's configuration, once."""
         return self.run.config()
 
     @cached_property
     def rollouts(self) -> RolloutCurves:
+        """Read the curves of length and accuracy from the stored responses, once."""
         return _rollout_curves(self.run)
 
     @cached_property
     def scores(self) -> dict[str, list[Score]]:
-        """Per benchmark, by step."""
+        """Return the scores of each benchmark, in the order of the steps."""
         return {name: [score_of(result) for result in results] for name, results in self.evals.items()}
 
     def metric(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) of a logged metric, NaN where a step lacks it; empty if no step has it."""
+        """Return (steps, values) of a logged metric, NaN where a step lacks it; empty if no step has it."""
         if not any(name in record for record in self.metrics):
             return np.array([]), np.array([])
         steps = np.array([record["step"] for record in self.metrics], dtype=np.float64)
         return steps, np.array([record.get(name, math.nan) for record in self.metrics], dtype=np.float64)
 
     def metric_names(self, prefix: str) -> list[str]:
-        """The logged names that start with `prefix`, in the order in which they first appear."""
+        """Return the logged names that start with `prefix`, in the order in which they first appear."""
         return list(dict.fromkeys(key for record in self.metrics for key in record if key.startswith(prefix)))
 
     def last(self, name: str) -> float:
-        """The metric's last finite value, NaN if there is none."""
+        """Return the metric's last finite value, NaN if there is none."""
         values = self.metric(name)[1]
         finite = values[np.isfinite(values)]
         return float(finite[-1]) if len(finite) else math.nan

@@ -24,6 +24,7 @@ _REPORT = macros("vlm_rl.report", "report.html")
 
 
 def reward_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return the curves of the mean reward and of its three parts."""
     total = _metric_figure(runs, "reward", "Mean reward of a response")
     parts = [
         _metric_figure(runs, f"rewards/{part}/mean", f"Part: {part}") for part in ("accuracy", "format", "overlong")
@@ -37,6 +38,7 @@ def reward_section(runs: Sequence[RunCurves]) -> PageSection:
 
 
 def accuracy_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return training accuracy as curves and the stored evaluations as points with intervals."""
     train, held_out = [], []
     for color, run in _colored(runs):
         x, y = run.rollouts.steps, run.rollouts.accuracy
@@ -63,6 +65,7 @@ def _score_series(scores: Sequence[Score], label: str, color: str) -> Series:
 
 
 def length_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return response length: over all, of correct and wrong responses, and the share cut off."""
     mean, split, cut = [], [], []
     for color, run in _colored(runs):
         r = run.rollouts
@@ -91,6 +94,7 @@ def length_section(runs: Sequence[RunCurves]) -> PageSection:
 
 
 def gradient_mass_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return the share of the update that each tenth by length has, early and late in each run."""
     figures = []
     for run in runs:
         stretches = _mass_stretches(run)
@@ -130,6 +134,7 @@ def _mass_stretches(
 
 
 def updates_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return clipping, entropy, the gap to the sampler, gradient norms and the refused steps."""
     clip = []
     for color, run in _colored(runs):
         clip.append(Series("all" if len(runs) == 1 else run.name, *run.metric("clip_ratio/region_mean"), color))
@@ -157,6 +162,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
 
 
 def time_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return a table per run of the seconds that each phase of a step takes."""
     tables = [table for run in runs if (table := _time_table(run, heading=run.name if len(runs) > 1 else ""))]
     absent = [] if tables else [_PARTS.not_logged("Time", ["timing/…"], "this run")]
     caption = (
@@ -194,6 +200,7 @@ def curve_label(runs: Sequence[RunCurves], run: RunCurves, what: str) -> str:
 
 
 def percent_text(share: float) -> str:
+    """Return a share in percent with one digit after the point."""
     return f"{100 * share:.1f} %"
 
 
@@ -207,6 +214,7 @@ def _seconds(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
+    """Return a time in seconds, from two minutes in minutes, from two hours in hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -190,7 +190,7 @@ def verify(path: Path) -> Manifest:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise CheckpointError(f"{path}: damaged: {'; '.join(faults[:3])}{more}: use another checkpoint")
+        raise CheckpointError(f"{path}: damaged: {'; '.join(faults[:3])}{more}: use a different checkpoint")
     return manifest
 
 
@@ -227,7 +227,7 @@ def read_manifest(path: Path) -> Manifest:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
         reason = "has no manifest" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise CheckpointError(f"{path}: {reason}; it is not a finished checkpoint: use another one") from None
+        raise CheckpointError(f"{path}: {reason}; it is not a finished checkpoint: use a different one") from None
     try:
         tree = json.loads(raw)
         del tree["sha256"]
@@ -235,7 +235,7 @@ def read_manifest(path: Path) -> Manifest:
         if _sealed(tree) != raw or tree["format"] != _FORMAT:
             raise ValueError
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise CheckpointError(f"{path}: its {MANIFEST} is damaged: use another checkpoint") from None
+        raise CheckpointError(f"{path}: its {MANIFEST} is damaged: use a different checkpoint") from None
     files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
     return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
 
@@ -324,7 +324,7 @@ def _files(folder: Path) -> Iterable[Path]:
     """Yield every file below but the manifest. Raises CheckpointError for links and special files."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: a checkpoint holds plain files only: use another checkpoint")
+            raise CheckpointError(f"{path}: a checkpoint holds plain files only: use a different checkpoint")
         if path.is_file() and path != folder / MANIFEST:
             yield path
 

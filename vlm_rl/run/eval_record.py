@@ -38,6 +38,7 @@ class EvalRecord:
 
     @property
     def correct(self) -> bool:
+        """Tell whether the verdict is `correct`; all others count as wrong."""
         return self.verdict == "correct"
 
 

@@ -1,17 +1,17 @@
 """A study: several rules trained over the same seeds from the same warm starts, with one budget.
 
-    base:                                   # a training configuration without seed, out and model.path
+    base:                                   # without seed and out; a start replaces model.path
       data: {train: [data/toy-train], eval: [data/toy-test]}
       train: {steps: 40}
     starts: {a: models/warm-0, b: models/warm-1}
-    seeds: [0, 1, 2, 3]                     # the seed at place k starts from start number k mod len(starts)
+    seeds: [0, 1, 2, 3]                     # they take the starts in turn: a, b, a, b
     rules:
       grpo: {algorithm.name: grpo}          # dotted keys, replaced in the base
       luspo+hadw: {algorithm.name: luspo, algorithm.hadw.enabled: true}
     baseline: grpo
 
-Every rule gets the same pairs of seed and start, so runs of one seed differ in the rule alone and are
-compared in pairs. Nothing is started here, and this module knows nothing of torch.
+Every rule gets the same pairs of seed and start, so runs of one seed differ only in the rule and are
+compared in pairs. This module reads and checks a study; it starts no run and imports no torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # The study sets these itself: key -> what does it.
 _OWN_KEYS = {"seed": "seeds", "out": "--out"}
 
-# A rule may not change these: its runs would see other problems, or more of them, or be measured otherwise.
+# A rule may not change these: its runs would see different problems, or more of them, or be measured differently.
 _SHARED_KEYS = (
     "seed",
     "out",
@@ -58,19 +58,22 @@ class Planned:
 
     @property
     def out(self) -> Path:
-        """The run directory; its log and its configuration file lie beside it."""
+        """Return the run directory; its log and its configuration file are next to it."""
         return Path(self.config.out)
 
     @property
     def log(self) -> Path:
+        """Return the file that takes what the run prints."""
         return self.out.with_name(f"{self.out.name}.log")
 
     @property
     def config_file(self) -> Path:
+        """Return the configuration that the run is started with."""
         return self.out.with_name(f"{self.out.name}.yaml")
 
     @property
     def title(self) -> str:
+        """Return what messages call the run."""
         return f"{self.rule} seed {self.seed}"
 
 
@@ -78,7 +81,7 @@ class Study(ConfigSection):
     """A study file."""
 
     base: dict[str, Any]
-    """A training configuration; a model.path in it is replaced by the start's."""
+    """A training configuration without seed and out; the start replaces its model.path."""
     starts: dict[str, str] = Field(min_length=1)
     """Name -> model folder."""
     seeds: list[int] = Field(min_length=1)
@@ -103,7 +106,7 @@ class Study(ConfigSection):
         for name in named:
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"the name {name!r} cannot stand in a path: use letters, digits, dot, underscore, plus and "
+                    f"the name {name!r} cannot be part of a path: use letters, digits, dot, underscore, plus and "
                     "dash, and begin with a letter or digit"
                 )
         return named
@@ -113,7 +116,7 @@ class Study(ConfigSection):
     def _seeds_differ(cls, seeds: list[int]) -> list[int]:
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
         if twice:
-            raise ValueError(f"{twice[0]} is there twice; the same run again adds nothing, take it out")
+            raise ValueError(f"{twice[0]} is there twice; the same run again adds nothing; remove it")
         return seeds
 
     @model_validator(mode="after")
@@ -124,11 +127,11 @@ class Study(ConfigSection):
 
     @property
     def rule_names(self) -> list[str]:
-        """The baseline, then the others in the file's order."""
+        """Return the baseline, then the others in the file's order."""
         return [self.baseline, *(name for name in self.rules if name != self.baseline)]
 
     def runs(self, out: Path) -> list[Planned]:
-        """Every run below `out`, all rules of the first seed first: a part of the list is balanced too.
+        """Return every run below `out`, all rules of the first seed first: a part of the list is balanced too.
 
         Raises UserError, naming the rule and the key, where any of the configurations is not valid.
         """
@@ -169,7 +172,7 @@ def load_study(path: str | Path) -> Study:
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Overrides as (dotted key, value): a mapping changes the keys that it names and no others."""
+    """Yield overrides as (dotted key, value): a mapping changes the keys that it names and no others."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:

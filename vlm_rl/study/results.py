@@ -81,6 +81,7 @@ class StudyResults:
 
     @property
     def baseline(self) -> str:
+        """Return the rule that the others are compared with."""
         return self.rules[0]
 
     def of(self, rule: str) -> list[RunNumbers]:
@@ -89,13 +90,13 @@ class StudyResults:
 
     @property
     def measures(self) -> list[str]:
-        """The final values that at least one run has, held-out ones first."""
+        """Return the names of the final values that at least one run has, held-out ones first."""
         known = list(dict.fromkeys(measure for run in self.runs for measure in run.finals))
         return sorted(known, key=lambda measure: (measure.startswith("train"), "length" in measure))
 
     @property
     def benchmarks(self) -> list[str]:
-        """The evaluated sets, by name."""
+        """Return the names of the evaluated sets."""
         prefix = "heldout_accuracy/"
         names = dict.fromkeys(name for run in self.runs for name in run.curves if name.startswith(prefix))
         return [name.removeprefix(prefix) for name in names]

@@ -194,6 +194,7 @@ class StudyRunner:
         self.console = make_console()
 
     def note(self, text: str) -> None:
+        """Print a line, with characters that hide or reorder text made visible."""
         self.console.print(Text(visible(text)), soft_wrap=True)
 
     def work(self) -> None:

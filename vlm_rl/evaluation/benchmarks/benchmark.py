@@ -53,6 +53,7 @@ class JudgedResponse:
 
     @property
     def correct(self) -> bool:
+        """Tell whether the verdict is `correct`; all others count as wrong."""
         return self.judgement.verdict == "correct"
 
 
@@ -74,7 +75,7 @@ class PublishedPrompt:
 
     @property
     def template(self) -> Template:
-        """Where the strict rule looks for the answer: the last box, wherever it is."""
+        """Return the template by which the strict rule finds the answer: in the last box, wherever it is."""
         return Template(name=self.name, system="", has_reasoning=False, has_answer=None)
 
     def applied(self, problem: Problem) -> Problem:
@@ -102,6 +103,7 @@ IMAGE_OF_ROW = one_image("decoded_image", "image")
 
 
 def nothing(_: object) -> dict[str, Any]:
+    """Return no facets and no parts: the default of a benchmark without them."""
     return {}
 
 
@@ -114,8 +116,8 @@ class Benchmark:
     problem without one, which can be scored but not asked. A row that cannot be judged raises UnusableRowError.
 
     `official_rule` returns the published verdict, or a text that the grader compares with the gold.
-    `needs_judge_model` says that the published rule asks a model, for which our rules stand in: the result is
-    emulated.
+    `needs_judge_model` says that the published rule asks a model, which our rules replace here: the result
+    is emulated.
 
     `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
     """

@@ -60,6 +60,7 @@ def read_row(row: RawRow) -> Problem:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
+    """Return the subject, the level and the authors' name for the type of answer."""
     published_type = next(name for name, kind in _TYPES.items() if kind == problem.answer_type)
     return {
         "subject": problem.category,

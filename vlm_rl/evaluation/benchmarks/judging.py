@@ -1,7 +1,7 @@
 """Judge responses to a benchmark's problems by one of two rules, and sum up.
 
 strict: the final box after the reasoning, compared by this project's grader; no box is wrong. official: the published
-rule of the benchmark; where that needs a judge model, rules stand in for it, and the result is called emulated.
+rule of the benchmark; where that needs a judge model, rules replace it, and the result is called emulated.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def matched(
     if 10 * len(other) > len(answered):
         response, gold = other[0]
         raise UserError(
-            f"{len(other)} of {len(answered)} responses name another right answer than the annotations, as "
-            f"{response.id}: {response.gold!r} and {gold!r}: they answer other questions. Is a file taken for another"
-            " trial's? Name each by its trial (trial3.json), or give its rows a column trial"
+            f"{len(other)} of {len(answered)} responses name a different right answer than the annotations, as "
+            f"{response.id}: {response.gold!r} and {gold!r}: they answer different questions. Is a file taken for"
+            " a different trial's? Name each by its trial (trial3.json), or give its rows a column trial"
         )
     return answered, sorted({response.id for response in responses if response.id not in known})
 

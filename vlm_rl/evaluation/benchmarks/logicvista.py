@@ -49,6 +49,7 @@ def read_row(row: RawRow) -> Problem:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
+    """Return the skills, which include the category where the row lists none, and the capabilities."""
     skills = problem.meta.get("skills") or ([problem.category] if problem.category else [])
     return {"skill": skills, "capability": problem.meta.get("reported_by", {}).get("capability", [])}
 

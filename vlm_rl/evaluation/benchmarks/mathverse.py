@@ -42,6 +42,7 @@ def read_row(row: RawRow) -> Problem:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
+    """Return the version, the question's type, the subject and the subfield."""
     return {
         "version": problem.meta.get("version", ""),
         "question_type": "multi-choice" if problem.answer_type == "choice" or problem.choices else "free-form",

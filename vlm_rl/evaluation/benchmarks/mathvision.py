@@ -72,6 +72,7 @@ def read_row(row: RawRow) -> Problem:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
+    """Return the subject and the level."""
     return {"subject": problem.category, "level": problem.meta.get("level", "")}
 
 

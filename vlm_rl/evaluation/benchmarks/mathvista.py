@@ -94,6 +94,7 @@ def _decimals(row: RawRow) -> int | None:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
+    """Return the types of question and answer, and what the row's metadata reports by; leave out what it lacks."""
     reported = problem.meta.get("reported_by", {})
     values = {
         "question_type": "multi_choice" if problem.choices else "free_form",

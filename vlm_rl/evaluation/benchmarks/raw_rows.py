@@ -76,6 +76,7 @@ def mapping(row: RawRow, column: str) -> Mapping[str, Any]:
 
 
 def shown_columns(row: RawRow) -> list[str]:
+    """Return the first dozen of the row's columns by name, for an error message."""
     return sorted(map(str, row))[:12]
 
 

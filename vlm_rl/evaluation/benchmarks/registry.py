@@ -61,4 +61,5 @@ def eval_template(name: str) -> tuple[Template, PublishedPrompt | None] | None:
 
 
 def template_names() -> str:
+    """Return the names that --template accepts, joined by commas."""
     return ", ".join([*TEMPLATES, *published_prompts()])

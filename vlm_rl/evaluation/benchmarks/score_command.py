@@ -83,6 +83,7 @@ def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Proble
 
 
 def read_responses(benchmark: Benchmark, paths: Sequence[Path]) -> list[Response]:
+    """Read the responses of all files; a row's trial is its own, or its file's by name or by place."""
     responses: list[Response] = []
     for place, path in enumerate(paths, start=1):
         rows = [(where, with_trial(row, path, place)) for where, row in read_rows(path)]

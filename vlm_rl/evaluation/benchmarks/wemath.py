@@ -51,6 +51,7 @@ def read_row(row: RawRow) -> Problem:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
+    """Return the key that names the question's step, and the concept."""
     return {"step": problem.meta["key"], "concept": problem.category}
 
 
