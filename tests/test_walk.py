@@ -76,7 +76,7 @@ def seen(results: list[Path], log: Path) -> str:
             visit.page.wait_for_selector("#problem article >> nth=1")
             text = visit.page.inner_text("body")
             visit.page.get_by_role("tab", name="Live").click()
-            visit.page.get_by_label("Ask up to six").click()
+            visit.page.get_by_label("Models to ask").click()
             offered = visit.page.get_by_role("option").all_inner_texts()
             assert {"luspo-eval · step 2", "ba-eval · step 2"} <= {option.strip("✓ \n") for option in offered}, (
                 offered

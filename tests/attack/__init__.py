@@ -1,0 +1,8 @@
+"""Attacks on what docs/reliability.md promises: what each expects, and what it observes."""
+
+from __future__ import annotations
+
+from tests.attack.attack import Attack
+
+# One module per area; each exports its ATTACKS.
+ATTACKS: tuple[Attack, ...] = ()
