@@ -61,5 +61,5 @@ def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
     from tests.helpers.toy_runs import Runner, make_toys
 
     folder = tmp_path_factory.mktemp("toys")
-    with Runner(folder) as runner:
+    with Runner(folder, crash=True) as runner:
         yield make_toys(folder, tiny_model=tiny_model, runner=runner)

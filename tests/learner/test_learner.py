@@ -48,6 +48,7 @@ FEW = (
     "head_in_chunks",
     "several_mini_batches",
     "guarded",
+    "saved",
     "some_algorithms",
 )
 
@@ -257,6 +258,22 @@ def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(results) -> None:
     case = results["aborts"]
     assert set(case["tries"]) == {5}
     assert "2 optimizer steps in a row" in case["error"]
+
+
+@over("saved")
+def test_a_saved_state_loads_without_running_code(results) -> None:
+    case = results["saved"]
+    assert case["moved"] > 0 and case["same"] and case["same_norm"], "the next step must be the same"
+    assert case["refused"] and not case["ran"], case["refusals"]
+
+
+@over("saved")
+def test_a_nan_on_any_rank_is_known_to_all(results) -> None:
+    """Under ZeRO 3 the padding of shards must not be taken for one."""
+    case = results["saved"]
+    assert case["finite"] is None
+    assert set(case["weight"]) == {case["largest"]}
+    assert set(case["moment"]) == {"the optimizer's exp_avg"}
 
 
 def test_what_only_rank_0_can_see_is_known_to_all() -> None:

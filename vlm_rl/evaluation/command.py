@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from vlm_rl.data.model_folder import check_context, check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
-from vlm_rl.errors import UserError
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template, published_prompts, template_names
 from vlm_rl.evaluation.evaluate import score_line
@@ -70,7 +71,9 @@ class Origin:
 def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     """Answer every set and write eval/<set>/step-<step>.parquet and .json below `options.out`.
 
-    Raises UserError before anything is written for wrong options, model, sets or results folder.
+    Raises:
+        UserError: before anything is written, for wrong options, model, sets or results folder.
+        StoppedError: after SIGTERM; the same command continues.
     """
     params = _sampling(options)
     template, prompt = _template(options)
@@ -92,7 +95,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         response_tokens=options.max_tokens,
         settings="--max-prompt-tokens + --max-tokens",
     )
-    with _results_folder(options, origin) as results, Grader() as grader:
+    with _results_folder(options, origin) as results, Grader() as grader, _stopping_on_sigterm():
         sampler = make_sampler(
             options.sampler,
             model_path=str(options.model),
@@ -286,6 +289,21 @@ def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None
         raise UserError(
             f"{out} has a result of {names} at step {origin.step} already: choose a different --out, or remove it"
         )
+
+
+@contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """End with errors.EXIT_STOPPED on SIGTERM, with everything closed; finished problems are in the journal."""
+
+    def stop(*_: object) -> None:
+        print("stopped by SIGTERM; the same command continues where it was", flush=True)
+        raise StoppedError
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

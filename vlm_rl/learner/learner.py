@@ -171,7 +171,8 @@ class Learner:
         """
         largest = [(name, _largest(tensor)) for name, tensor in self.stream_weights()]
         for state in self._optimizer.state.values():
-            largest += [(f"the optimizer's {key}", _largest(value)) for key, value in state.items()]
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            largest += [(f"the optimizer's {key}", _largest(tensor)) for key, tensor in tensors.items()]
         finite = torch.stack([value.to(self.device) for _, value in largest]).isfinite().tolist()
         mine = next((name for (name, _), is_finite in zip(largest, finite, strict=True) if not is_finite), None)
         return next((name for name in all_gather(mine) if name is not None), None)
@@ -210,9 +211,8 @@ class Learner:
         self.guard.restore(state["guard"])
 
 
-def _largest(value: Any) -> Tensor:
+def _largest(tensor: Tensor) -> Tensor:
     """Return the largest magnitude, in float32: NaN where an element is, 0 where there is none."""
-    tensor = torch.as_tensor(value)
     if not tensor.numel():
         return torch.zeros(())
-    return torch.linalg.vector_norm(tensor if tensor.is_floating_point() else tensor.float(), ord=math.inf).float()
+    return torch.linalg.vector_norm(tensor, ord=math.inf).float()
