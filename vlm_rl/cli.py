@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.command(options)
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
     except BrokenPipeError:  # `vlm-rl ... | head`: the reader has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141  # what a shell reports for a process ended by SIGPIPE
     except UserError as error:
         print(f"vlm-rl: {error}", file=sys.stderr)
@@ -45,12 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
+        _discard_output()  # it may be what could not be written
         print(f"vlm-rl: {error}: free some space, or make the place writable, and try again", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _discard_output() -> None:
+    """Let what is still to be printed go nowhere: another failure at the interpreter's exit would hide the first."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -126,7 +126,6 @@ def test_an_old_lease_of_another_machine_is_taken_whatever_its_clock_says(tmp_pa
     assert "host elsewhere, pid 7" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("quick_renewals")
 def test_a_lease_that_another_machine_renews_is_refused_whatever_its_clock_says(tmp_path: Path) -> None:
     write_lease(tmp_path, ELSEWHERE, 0)
     program = """
@@ -136,16 +135,18 @@ path, lease = Path(sys.argv[1]), json.loads(sys.argv[2])
 for renewals in range(1, 10_000):
     path.with_name("next").write_text(json.dumps({**lease, "renewals": renewals}))
     path.with_name("next").replace(path)
+    print(flush=True)
     time.sleep(0.05)
 """
     words = [sys.executable, "-c", program, str(tmp_path / lock_module.LOCK), json.dumps(ELSEWHERE)]
-    process = subprocess.Popen(words)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
     try:
+        assert process.stdout is not None and process.stdout.readline()
         with RunLock(tmp_path) as lock, pytest.raises(UserError, match="host elsewhere, pid 7, since 2999"):
             lock.acquire()
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert (tmp_path / lock_module.LOCK).exists()  # it is the other's
 
 

@@ -10,11 +10,11 @@ Two things keep a second writer out, and each covers what the other cannot:
 - **A kernel lock** (flock) on the file .lock. It ends with its process, however that ends, and it alone decides
   between processes of one machine. A file system that passes it on, such as NFS, keeps other machines out as well.
 - **A lease** inside the file, which names its holder and counts its renewals. It is for shared file systems that do
-  not pass the kernel lock on. A process of another machine watches the lease for three intervals: one that changes is
+  not pass the kernel lock on. A process of another machine watches the lease for six intervals: one that changes is
   held, one that does not was left behind by a crash. No clock is compared with another machine's, so that clocks may
   differ.
 
-Two cases are left, both on such file systems: a machine that stood still for more than three intervals, and two
+Two cases are left, both on such file systems: a machine that stood still for more than six intervals, and two
 machines that take over the same old lease within one. The holder that lost the lease sees it at its next renewal, and
 `check` then stops it.
 """
@@ -40,6 +40,7 @@ from vlm_rl.run.writing import writing
 
 LOCK = ".lock"
 RENEWAL_SECONDS = 10.0
+MISSED_RENEWALS = 6  # after which a lease is old: loading a large model may keep its holder from renewing it
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # one per start of a kernel, whatever a container calls its host
 
 Lease = dict[str, Any]  # host, pid, since: for people; machine, holder, renewals: what decides
@@ -138,8 +139,8 @@ def _open_locked(path: Path) -> tuple[int, bool]:
 
 
 def _wait_until_old(path: Path, lease: Lease) -> None:
-    """Wait until a lease of another machine has missed three renewals. Raises UserError where it is renewed."""
-    seconds = 3 * RENEWAL_SECONDS
+    """Wait until a lease of another machine has missed its renewals. Raises UserError where it is renewed."""
+    seconds = MISSED_RENEWALS * RENEWAL_SECONDS
     print(
         f"{path.parent} was last written by {_holder(lease)}: waiting {seconds:.0f} s to see whether it still is",
         file=sys.stderr,

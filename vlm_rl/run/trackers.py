@@ -53,7 +53,8 @@ class TensorBoardTracker:
             self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self._folder):
+            self._writer.close()
 
 
 class ModuleTracker:
