@@ -23,7 +23,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 PYTEST_ARGS ?=
 # Two files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
-SIDE_BY_SIDE := -n 2 --dist loadfile
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help venv quickstart quickstart-seeds smoke study test test-slow mutate lint format types docs demo clean
 
