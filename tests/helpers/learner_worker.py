@@ -306,18 +306,16 @@ def saved(model: Path, stage: int) -> dict[str, Any]:
     result = {"finite": finite, "moved": norm_of(case.delta()), "same": equal(case.weights(), again.weights())}
     result["same_norm"] = both[0].grad_norm == both[1].grad_norm
 
-    shard = sorted((folder / "learner").rglob("*.pt"))[-1]
     if rank() == 0:
-        torch.save({"module": Payload(str(folder / "marker"))}, shard)
+        for shard in (folder / "learner").rglob("*.pt"):
+            torch.save({"module": Payload(str(folder / "marker"))}, shard)
     barrier()
     try:
         attacked.learner.load(folder)
         refusal = ""
     except UserError as error:
         refusal = str(error)
-    refusals = all_gather(refusal)
-    result |= {"refused": any(str(shard) in text for text in refusals), "ran": (folder / "marker").exists()}
-    result["refusals"] = refusals
+    result |= {"refusals": all_gather(refusal), "folder": str(folder), "ran": (folder / "marker").exists()}
 
     moments = next(iter(case.learner._optimizer.state.values()))["exp_avg"]
     largest_name, largest = max(case.policy.model.named_parameters(), key=lambda item: item[1].numel())
