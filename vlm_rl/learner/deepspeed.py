@@ -52,6 +52,8 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str) -> bool:
     def read_safely(path: str, map_location: Any = None) -> Any:
         try:
             return read(path, map_location=map_location)
+        except (OSError, MemoryError):
+            raise
         except Exception as error:
             named = re.search(r"GLOBAL (\S+)", str(error))
             reason = f"it names {named[1]}" if named else type(error).__name__
