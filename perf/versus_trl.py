@@ -430,7 +430,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="measured steps of each side of a point")
     parser.add_argument("--out", type=Path, help="append one JSON line per point, and skip those already there")
     parser.add_argument("--show", type=Path, help="print (and plot) what such a file holds, and measure nothing")
-    parser.add_argument("--plot", type=Path, help="PNG of the ratios")
+    parser.add_argument("--plot", type=Path, help="write a PNG of the ratios here")
     for hidden in ("--worker", "--point", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()

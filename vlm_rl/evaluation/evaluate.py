@@ -89,11 +89,16 @@ def evaluate(
     """
     shown = with_images(problems, images, seed=seed)
     if not shown:
-        raise UserError(f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images")
+        raise UserError(
+            f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images; "
+            "use a set with images"
+        )
     benchmark = benchmark_of(shown)
     if mode == "official" and benchmark is None:
         sources = ", ".join(sorted({problem.source or "no named source" for problem in shown}))
-        raise UserError(f"mode official needs problems of one known benchmark; these are of {sources}")
+        raise UserError(
+            f"mode official needs problems of one known benchmark; these are of {sources}; use mode strict"
+        )
     mine = share(shown)
     answered = dict(journal.done) if journal is not None else {}
     left = [problem for problem in mine if problem.id not in answered]

@@ -138,8 +138,8 @@ def _resumable(planned: Planned) -> Planned:
     there = RunDirectory(planned.out).config().out
     if Path(there).resolve() != planned.out.resolve():
         raise UserError(
-            f"{planned.out} was started as {there} and cannot resume from a different place: move it back, give the "
-            "command in the folder where it was first given, or remove the run"
+            f"{planned.out} was started as {there} and cannot resume from a different place: move it back, run the "
+            "command in the folder where it was first run, or remove the run"
         )
     return Planned(planned.rule, planned.seed, planned.start, planned.config.model_copy(update={"out": there}))
 
