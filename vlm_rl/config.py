@@ -182,7 +182,8 @@ class RolloutConfig(ConfigSection):
     batch_size: PositiveInt = 256
     """Responses that one rank's engine generates at the same time."""
     vllm: dict[str, Any] = {}
-    """Passed to vllm.LLM unchanged."""
+    """Passed to vllm.LLM unchanged. Options that the learner decides are refused, and so is tensor parallelism: each
+    rank has an engine with the whole model."""
 
     @model_validator(mode="after")
     def _same_distribution(self) -> RolloutConfig:
@@ -338,7 +339,14 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
-    """Validate a tree of plain values as a model of class ``kind``; otherwise as parse_config."""
+    """Validate a tree of plain values as a model of class ``kind``. Raises UserError as load_config does.
+
+    Args:
+        kind: the class of the whole tree.
+        raw: the tree.
+        where: where the tree comes from, for messages.
+        overrides: those that are applied already, for messages.
+    """
     if not isinstance(raw, dict):
         raise UserError(f"{where}: the top level must be a mapping of sections, not {type(raw).__name__}")
     for key, value in _strings(raw):

@@ -162,7 +162,15 @@ def grade_groups(
     grader: Grader,
     template: Template,
 ) -> list[list[EvalRecord]]:
-    """Return per problem the records of its responses, graded with the prompt's prefill in front, without images."""
+    """Return per problem the records of its responses, graded with the prompt's prefill in front, without images.
+
+    Args:
+        problems: those that were answered.
+        prompts: how each problem was asked, in the same order.
+        groups: the responses to each problem, in the same order.
+        grader: compares the answers with the golds.
+        template: where the answer must be in a response.
+    """
     answered = list(zip(problems, prompts, groups, strict=True))
     tasks = [
         task_of(problem, prompt.prefill + rollout.text, template)
@@ -183,7 +191,15 @@ def by_official_rule(
     grader: Grader,
     template: Template,
 ) -> list[list[EvalRecord]]:
-    """Return the same records with the verdicts of the benchmark's published rule."""
+    """Return the records with the verdicts of the benchmark's published rule.
+
+    Args:
+        benchmark: the benchmark that all problems come from.
+        problems: those that were answered.
+        groups: the records of each problem's responses, in the same order.
+        grader: compares what the rule leaves to it.
+        template: where the strict rule would look for the answer.
+    """
     answered = [
         (problem, Response(problem.id, record.response, record.sample_index))
         for problem, group in zip(problems, groups, strict=True)
