@@ -304,6 +304,6 @@ def log_step(
     if gap > limit:
         raise GapError(
             f"step {s.step}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on average, "
-            f"above rollout.max_gap={limit}: the engine computes a different distribution; compare "
+            f"above rollout.max_gap={limit}: the engine computes a different distribution; try "
             "rollout.sampler=transformers, which shares the learner's arithmetic"
         )
