@@ -240,7 +240,8 @@ class Session:
         if name := self.learner.non_finite():
             raise NonFiniteError(
                 f"step {state['step']}: {name} holds NaN or infinity: this state is not saved, and the newest "
-                f"checkpoint in {root} stays the newest; start a new run with a lower train.lr"
+                f"checkpoint in {root} stays the newest: resume from it; if this comes back, start a new run with a "
+                "lower train.lr"
             )
         with (saving if rank() == 0 else writing_checkpoint)(root, step=state["step"]) as own:
             work = Path(all_gather(str(own))[0])

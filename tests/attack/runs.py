@@ -106,7 +106,7 @@ def nan_before_a_save(folder: Path, *, what: str, name: str) -> str:
 
     result = start(folder, poison={"what": what, "number": 2})
     newest = newest_verified(folder / "run" / "checkpoints")
-    said = ended(result, "NonFiniteError: step 2: ", name, "holds NaN or infinity", "a lower train.lr")
+    said = ended(result, "NonFiniteError: step 2: ", name, "holds NaN or infinity", "resume from it")
     return f"{said}, newest {newest[0].name if newest else None}"
 
 

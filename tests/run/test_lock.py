@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import disks
 from vlm_rl.errors import UserError
 from vlm_rl.run import lock as lock_module
 from vlm_rl.run.lock import RunLock
@@ -179,3 +180,13 @@ def until(holds) -> bool:
 def test_a_folder_that_is_not_there_is_a_message(tmp_path: Path) -> None:
     with RunLock(tmp_path / "none") as lock, pytest.raises(UserError, match=r"\.lock could not be written"):
         lock.acquire()
+
+
+def test_a_read_only_folder_is_a_message(tmp_path: Path) -> None:
+    try:
+        with disks.small_disk(tmp_path / "small", kilobytes=64) as disk:
+            disks.make_read_only(disk)
+            with RunLock(disk) as lock, pytest.raises(UserError, match=r"\.lock could not be written: Read-only"):
+                lock.acquire()
+    except disks.CannotMountError as error:
+        pytest.skip(str(error))
