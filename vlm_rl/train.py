@@ -134,6 +134,12 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
     """Draw the next problems in order, each with the tokens of its prompt.
 
     Problems whose prompts exceed data.max_prompt_tokens are left out and counted.
+
+    Args:
+        s: the run.
+        count: how many problems to draw.
+        prompts: keeps the prompts that this rank builds.
+        timings: gets the time of building them.
     """
     fitting: list[tuple[Problem, int]] = []
     while len(fitting) < count:
@@ -151,7 +157,14 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
 def sample_and_grade(
     s: Session, problems: Sequence[Problem], prompts: PromptCache, timings: Timings
 ) -> list[tuple[tuple[Rollout, ...], tuple[Reward, ...]]]:
-    """Return the responses and rewards of every problem, in order, on every rank; each rank does its share."""
+    """Return the responses and rewards of every problem, in order, on every rank; each rank does its share.
+
+    Args:
+        s: the run.
+        problems: those to answer, the same on every rank.
+        prompts: has or builds the prompts of this rank's share.
+        timings: gets the seconds of sampling, and of waiting for grades.
+    """
     mine = share(problems)
     with Scoring(s.reward) as scoring:
         with timings.phase("rollout"):
@@ -213,7 +226,14 @@ def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
 
 
 def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
-    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work."""
+    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work.
+
+    Args:
+        s: the run.
+        batch: the rollout batch, with the prompts of this rank.
+        groups: the mini-batch, on all ranks.
+        weights_PG: the weight of every token of each response of the mini-batch.
+    """
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
         [group.lengths_G.tolist() for group in groups],
@@ -280,7 +300,15 @@ def log_step(
     results: Sequence[UpdateResult],
     timings: Timings,
 ) -> None:
-    """Log the finished step."""
+    """Log the finished step.
+
+    Args:
+        s: the run, whose step counter is already increased.
+        batch: the rollout batch.
+        weights: the token weights of each mini-batch.
+        results: what each optimizer step returned.
+        timings: the seconds of each phase.
+    """
     with timings.phase("diagnostics"):
         metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | s.counters()
     s.recorder.step(s.step, batch.groups, metrics | timings.metrics())
