@@ -280,7 +280,7 @@ def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timin
 
 def check_gap(s: Session, sums: Mapping[str, float]) -> None:
     """Raise GapError if sampler and learner describe different distributions, by the sums over a mini-batch."""
-    gap = sums.get("gap", 0.0) / max(sums["tokens"], 1.0)
+    gap = sums.get("gap", 0.0) / max(sums.get("tokens", 0.0), 1.0)
     if not gap <= s.max_gap:  # NaN too
         other = "model.layer_patches=off" if s.sampler.name == "transformers" else "rollout.sampler=transformers"
         raise GapError(
