@@ -290,7 +290,6 @@ def _add_report(commands: Commands) -> None:
     report.add_argument("runs", type=Path, nargs="+", help="run directories")
     report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
     report.add_argument("--figure", type=Path, help="also write a wide PNG of the first run")
-    report.add_argument("--hero", dest="figure", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     report.set_defaults(command=_report)
 
 
@@ -357,15 +356,28 @@ def _demo(options: argparse.Namespace) -> None:
 def _add_quickstart(commands: Commands) -> None:
     quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
     quick.add_argument("--seed", type=int, default=0, help="of data, model and sampling")
-    quick.add_argument("--seeds", help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
+    quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=_SAMPLER_HELP)
     quick.add_argument("--algorithm", default="luspo", help="a name in vlm_rl/algorithms.py")
     quick.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="the run directory to make")
     quick.set_defaults(command=_quickstart)
 
 
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of a list such as 0,1,2, each once."""
+    try:
+        seeds = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers; write e.g. 0,1,2") from None
+    return list(dict.fromkeys(seeds))
+
+
 def _quickstart(options: argparse.Namespace) -> None:
-    seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else [options.seed]
+    from vlm_rl.algorithms import resolve_algorithm
+    from vlm_rl.config import AlgorithmConfig
+
+    resolve_algorithm(AlgorithmConfig(name=options.algorithm))  # before minutes of warm start
+    seeds = options.seeds or [options.seed]
     outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
     for out in outs.values():
         if out.exists():

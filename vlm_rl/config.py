@@ -177,8 +177,9 @@ class RolloutConfig(ConfigSection):
     """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
     top_k: int = 0
     """Must be 0 (off), for the same reason."""
-    max_gap: PositiveFloat = 0.5
-    """The run stops where |learner's log-prob - sampler's|, averaged over tokens, is larger."""
+    max_gap: PositiveFloat | None = None
+    """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
+    null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
     batch_size: PositiveInt = 256
     """Responses that one rank's engine generates at the same time."""
     vllm: dict[str, Any] = {}

@@ -278,7 +278,19 @@ def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timin
         entropy_coef=options.entropy_coef,
     )
     with timings.phase("update"):
-        return [s.learner.update(rows, loss) for rows in mini_batches]
+        return [s.learner.update(rows, loss, before_step=partial(check_gap, s)) for rows in mini_batches]
+
+
+def check_gap(s: Session, sums: Mapping[str, float]) -> None:
+    """Raise GapError if sampler and learner describe different distributions, by the sums over a mini-batch."""
+    gap = sums.get("gap", 0.0) / max(sums.get("tokens", 0.0), 1.0)
+    if not gap <= s.max_gap:  # NaN too
+        other = "model.layer_patches=off" if s.sampler.name == "transformers" else "rollout.sampler=transformers"
+        raise GapError(
+            f"step {s.step + 1}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on "
+            f"average, above rollout.max_gap={s.max_gap}: they compute different distributions. This update was not "
+            f"made; compare {other}"
+        )
 
 
 # -- logging ---------------------------------------------------------------------------------------
@@ -291,7 +303,7 @@ def log_step(
     results: Sequence[UpdateResult],
     timings: Timings,
 ) -> None:
-    """Log the finished step. Raises GapError if sampler and learner describe different distributions.
+    """Log the finished step.
 
     Args:
         s: the run, whose step counter is already increased.
@@ -303,10 +315,3 @@ def log_step(
     with timings.phase("diagnostics"):
         metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | s.counters()
     s.recorder.step(s.step, batch.groups, metrics | timings.metrics())
-    gap, limit = metrics.get("rollout/logprob_gap", 0.0), s.config.rollout.max_gap
-    if gap > limit:
-        raise GapError(
-            f"step {s.step}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on average, "
-            f"above rollout.max_gap={limit}: the engine computes a different distribution; try "
-            "rollout.sampler=transformers, which shares the learner's arithmetic"
-        )
