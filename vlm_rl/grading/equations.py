@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from itertools import pairwise
 
 from vlm_rl.grading.closed_form import ClosedForm, parse_closed_form
@@ -17,12 +18,33 @@ _LABEL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
     r"|[a-z]\^\{-1\} ?\([a-z]\)|P ?\((?:[^()]|\([^()]*\))*\)|\|[A-Z]{2}\|"  # f^{-1}(x), P(X=2), |AB|
     r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
+    r"|[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?(?: ?: ?[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?){1,4}"  # V_1:V_2
 )
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
+_VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
+_REMAINDER = re.compile(r"([^\\]{1,100}?) ?\\pmod\{([1-9][0-9]{0,9})\}")
 _GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
 _ROOT, _INDEX = re.compile("[tx-z]"), re.compile(r"(?<=^[tx-z])_\{[0-9]\}$")  # x_1 and x_2 are two values of x
 _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
+
+
+def split_equation(text: str) -> list[str]:
+    """Return the parts between the "=" of a `clean` text, the name of a value first: `2=x` as x, 2.
+
+    Of equal numbers only the last is left: `3+5=8` has the single part 8.
+    """
+    parts = split_top_level(text, EQUALS)
+    numbers = _numbers(parts)
+    if len(set(numbers)) == 1 and numbers[0] is not None:
+        return parts[-1:]
+    is_reversed = len(parts) == 2 and _VARIABLE.fullmatch(parts[1]) and not value_label(parts)
+    return parts[::-1] if is_reversed else parts
+
+
+def names_a_ratio(label: str | None) -> bool:
+    """Return whether a label names the terms of a ratio, as V_1:V_2 does."""
+    return label is not None and ":" in label
 
 
 def is_list(parts: list[str]) -> bool:
@@ -36,7 +58,13 @@ def is_list(parts: list[str]) -> bool:
 
 def value_label(parts: list[str]) -> str | None:
     """Return the part in front of the first "=" if it only names the value, else None."""
-    return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) else None
+    return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) and not _is_number(parts[0]) else None
+
+
+def _is_number(text: str) -> bool:
+    r"""Return whether a text is a number such as \sqrt{12}, which names nothing."""
+    form = parse_closed_form(text)
+    return form is not None and all(name.isdigit() for name in form.symbols)
 
 
 def same_label(golds: list[str], answers: list[str]) -> bool:
@@ -51,16 +79,26 @@ def same_label(golds: list[str], answers: list[str]) -> bool:
     return described and as_rational(split_quantity(golds[-1]).body) is not None
 
 
-def chain_agrees(values: list[str], *, all_numbers: bool) -> bool:
-    """Return whether the values of a chain a = b = c name no two different numbers.
+def chain_agrees(values: list[str]) -> bool:
+    """Return whether the values of a chain a = b = c name no two different numbers, and a number last if any."""
+    numbers = _numbers(values)
+    return numbers_agree(values) and (numbers[-1] is not None or len(set(numbers)) == 1)
 
-    With `all_numbers` each of them must be a number. Without it some may be expressions, but a chain with a number in
-    it must end in one.
-    """
-    numbers = [as_rational(split_quantity(value).body) for value in values]
-    if None in numbers and (all_numbers or (numbers[-1] is None and len(set(numbers)) > 1)):
-        return False
-    return len({number for number in numbers if number is not None}) <= 1
+
+def numbers_agree(values: list[str]) -> bool:
+    """Return whether no two of the values are different numbers."""
+    return len({*_numbers(values)} - {None}) <= 1
+
+
+def _numbers(values: list[str]) -> list[Fraction | None]:
+    return [as_rational(split_quantity(value).body) for value in values]
+
+
+def with_remainder(text: str) -> str:
+    r"""Return 2 for `17 \pmod{5}`, a member of a chain; any other text stays."""
+    match = _REMAINDER.fullmatch(text)
+    number = as_rational(match[1]) if match else None
+    return text if match is None or number is None or number.denominator != 1 else str(number % int(match[2]))
 
 
 def same_curve(golds: list[str], answers: list[str]) -> bool:
@@ -78,9 +116,12 @@ def ratio_terms(text: str) -> list[str] | None:
 
 
 def same_ratio(golds: list[str], answers: list[str]) -> bool:
-    """Return whether two ratios of equally many terms are proportional."""
+    """Return whether two ratios of equally many terms are proportional; with a zero among them, the same."""
     left, right = ([form for term in terms if (form := parse_closed_form(term))] for terms in (golds, answers))
-    return all((a * d).equals(b * c) for (a, c), (b, d) in pairwise(zip(left, right, strict=True)))
+    pairs = list(zip(left, right, strict=True))
+    if not all(form.numerator for form in (*left, *right)):  # any two products with a zero are equal
+        return all(a.equals(b) for a, b in pairs)
+    return all((a * d).equals(b * c) for (a, c), (b, d) in pairwise(pairs))
 
 
 def _left_minus_right(left: str, right: str) -> ClosedForm | None:

@@ -9,6 +9,7 @@ PHRASES = {
     "family": ("the same family of solutions", "not the same family of solutions"),
     "approximate": ("equal", "only an approximation"),
     "equation": ("the same equation", "not the same equation"),
+    "time": ("the same time", "not the same time"),
     "ratio": ("the same ratio", "not the same ratio"),
     "relation": ("the same range", "not the same range"),
     "union": ("equal part by part", "not the same parts"),

@@ -14,6 +14,7 @@ Model text reaches only math-verify's LaTeX grammar, never its expression extrac
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import logging
 import multiprocessing
@@ -183,7 +184,32 @@ def _parsed_equal(gold: Any, answer: Any) -> bool:
     if math_verify.verify(gold, answer, numeric_precision=_DIGITS, timeout_seconds=None):
         return True
     # math-verify compares a lone symbol by its text, and leaves some functions unevaluated.
-    return differ is False and bool(sympy.simplify((gold - answer).doit()) == 0)
+    return differ is False and (bool(sympy.simplify((gold - answer).doit()) == 0) or _equal_where_real(gold, answer))
+
+
+def _equal_where_real(gold: Any, answer: Any) -> bool:
+    r"""Return whether two expressions are equal wherever one of them is real: \sqrt{1/n} is 1/\sqrt{n}, not for -1.
+
+    They are equal at a point of positive numbers already.
+    """
+    import sympy
+
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if not 0 < len(symbols) <= 3:
+        return False
+    positive = {symbol: sympy.Symbol(symbol.name, positive=True) for symbol in symbols}
+    if sympy.simplify((gold - answer).subs(positive)) != 0:
+        return False
+    for signs in itertools.product((1, -1), repeat=len(symbols)):
+        coordinates = [sign * sympy.Rational(prime, 13) for sign, prime in zip(signs, _PRIMES, strict=False)]
+        point = dict(zip(symbols, coordinates, strict=True))
+        left, right = (complex_parts(side.subs(point).evalf(_DIGITS)) for side in (gold, answer))
+        if left is None or right is None:
+            return False
+        are_real = [abs(imaginary) <= _TOLERANCE for _, imaginary in (left, right)]
+        if any(are_real) and (not all(are_real) or abs(left[0] - right[0]) > _TOLERANCE * abs(left[0])):
+            return False
+    return True
 
 
 def decimal_value(text: str) -> str | None:

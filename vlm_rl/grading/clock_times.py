@@ -1,0 +1,36 @@
+"""Read times on a clock: `4:30`, `04:30:00`, `4:30 PM`, `16:30`, `5 o'clock`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_HALF = r"(?: ?(?P<{0}>[ap])\.? ?m\.?)"
+_TIME = re.compile(
+    rf"(?P<hour>[01]?[0-9]|2[0-4]) ?: ?(?P<minute>[0-5][0-9])(?: ?: ?(?P<second>[0-5][0-9]))?{_HALF.format('half')}?"
+    rf"|(?P<whole>1[0-2]|0?[1-9])(?:{_HALF.format('part')}| ?o ?'? ?clock)",
+    re.IGNORECASE,
+)
+
+
+def parse_time(text: str) -> tuple[int, bool] | None:
+    """Return (seconds since midnight, whether the half of the day is known), or None if a `clean` text is no time.
+
+    4:30 may be in the morning or in the afternoon; 4:30 PM and 16:30 are the same time.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    hour, half = int(match["hour"] or match["whole"]), (match["half"] or match["part"] or "").lower()
+    if half and not 1 <= hour <= 12:
+        return None
+    is_known = bool(half) or not 1 <= hour <= 12
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return 3600 * (hour % 24) + 60 * int(match["minute"] or 0) + int(match["second"] or 0), is_known
+
+
+def may_be_ratio(text: str) -> bool:
+    """Return whether a time may also be a ratio: two numbers without a common divisor, as in 1:12 but not in 4:30."""
+    numbers = text.split(":")
+    return len(numbers) == 2 and all(part.strip().isdigit() for part in numbers) and math.gcd(*map(int, numbers)) == 1
