@@ -8,8 +8,9 @@ from vlm_rl.grading.latex import canonical
 
 _ORDER = r"(?:\^\{[0-9]\})?"
 _LETTER = r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[A-Za-z0-9]{1,4}\})?"
-_ABOVE = rf"(?:d|\\partial(?![A-Za-z])) ?{_ORDER} ?{_LETTER}"
-_BELOW = rf"(?:d|\\partial(?![A-Za-z])) ?{_LETTER} ?{_ORDER}"
+_D = r"(?:d|\{ ?d ?\}|\\partial(?![A-Za-z]))"
+_ABOVE = rf"{_D} ?{_ORDER} ?{_LETTER}"
+_BELOW = rf"{_D} ?{_LETTER} ?{_ORDER}"
 _DERIVATIVE = re.compile(
     rf"\\frac ?\{{ ?(?P<above>{_ABOVE}) ?\}} ?\{{ ?(?P<below>{_BELOW}(?: ?{_BELOW}){{0,2}}) ?\}}"
     rf"|(?<![A-Za-z\\])(?P<left>{_ABOVE}) ?/ ?(?P<right>{_BELOW})(?![A-Za-z])"
@@ -28,7 +29,7 @@ def name_derivatives(gold: str, answer: str) -> tuple[str, str]:
 
     def symbol(match: re.Match[str]) -> str:
         above, below = match["above"] or match["left"], match["below"] or match["right"]
-        derivative = canonical(f"{above}/{below}").replace(" ", "")
+        derivative = re.sub(r"\{ ?d ?\}", "d", canonical(f"{above}/{below}")).replace(" ", "")
         return f" {symbols.setdefault(derivative, f'{letter}_{{{len(symbols) + 1}}}')} "
 
     left, right = (" ".join(_DERIVATIVE.sub(symbol, text).split()) for text in (gold, answer))

@@ -44,6 +44,7 @@ from vlm_rl.grading.equations import (
     split_equation,
     value_label,
     with_remainder,
+    without_units,
 )
 from vlm_rl.grading.inequalities import as_intervals, has_relation
 from vlm_rl.grading.latex import canonical, clean, split_top_level
@@ -212,9 +213,12 @@ class AnswerComparison(ValueComparison):
 
     def _chain(self, golds: list[str], answers: list[str]) -> Decision:
         """Compare a value with `|3-8| = 5`: every member of the chain must have that value."""
+        golds, answers = (
+            [*(with_remainder(without_units(part)) for part in side[:-1]), side[-1]] for side in (golds, answers)
+        )
         if not numbers_agree([*golds, *answers]):
             return Decision(False, "equation")
-        pairs = [(with_remainder(gold), with_remainder(answer)) for gold in golds for answer in answers]
+        pairs = [(gold, answer) for gold in golds for answer in answers]
         return Decision(all_equal([self._decide(gold, answer).equal for gold, answer in pairs]), "equation")
 
     def _same_ratio(self, gold: str, answer: str) -> Decision:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from vlm_rl.grading.closed_form import ClosedForm, parse_closed_form
 from vlm_rl.grading.containers import as_rational, bare_items
 from vlm_rl.grading.latex import canonical, split_top_level
-from vlm_rl.grading.quantities import split_quantity
+from vlm_rl.grading.quantities import parse_unit, split_quantity
 
 EQUALS = frozenset("=")
 _COLON = frozenset(":")
@@ -17,10 +17,16 @@ _TIME_OF_DAY = re.compile(r"[0-9] ?[AaPp]\.? ?[Mm]\.?$")
 _LABEL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
     r"|[a-z]\^\{-1\} ?\([a-z]\)|P ?\((?:[^()]|\([^()]*\))*\)|\|[A-Z]{2}\|"  # f^{-1}(x), P(X=2), |AB|
-    r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
+    r"|[A-Za-z]{1,2}(?:_\{[0-9]\})?(?: ?[-+/] ?[A-Za-z]{1,2}(?:_\{[0-9]\})?){1,4}"  # the sum asked for: a+b
     r"|[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?(?: ?: ?[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?){1,4}"  # V_1:V_2
 )
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
+# \log_{2} 8 and \lfloor 3.7 \rfloor, which name nothing
+_EVALUATION = re.compile(
+    r"\\(?:(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|ln|lg|exp|gcd|max|min|lfloor|lceil)(?![A-Za-z])"
+    r"(?:[^A-Za-z\\]|\\(?:pi|circ|frac|sqrt|rfloor|rceil)(?![A-Za-z])|\\[{} ])*"
+)
+_UNIT = re.compile(r"(?<=[0-9.)}]) ([A-Za-z]+(?:\^\{[0-9]\})?)(?= ?(?:[-+*/)]|\\(?:times|cdot|div)(?![A-Za-z])|$))")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
 _REMAINDER = re.compile(r"([^\\]{1,100}?) ?\\pmod\{([1-9][0-9]{0,9})\}")
 _GRAPH = {"y", "f(x)"}
@@ -62,9 +68,10 @@ def value_label(parts: list[str]) -> str | None:
 
 
 def _is_number(text: str) -> bool:
-    r"""Return whether a text is a number such as \sqrt{12}, which names nothing."""
+    r"""Return whether a text is a number such as \sqrt{12} or \log_{2} 8, which names nothing."""
     form = parse_closed_form(text)
-    return form is not None and all(name.isdigit() for name in form.symbols)
+    is_constant = form is not None and all(name.isdigit() for name in form.symbols)
+    return is_constant or _EVALUATION.fullmatch(text) is not None
 
 
 def same_label(golds: list[str], answers: list[str]) -> bool:
@@ -92,6 +99,11 @@ def numbers_agree(values: list[str]) -> bool:
 
 def _numbers(values: list[str]) -> list[Fraction | None]:
     return [as_rational(split_quantity(value).body) for value in values]
+
+
+def without_units(text: str) -> str:
+    """Return `12 cm+3 cm` as `12+3`: the last member of a chain states the unit."""
+    return _UNIT.sub(lambda unit: "" if parse_unit(unit[1], number_before=False) else unit[0], text)
 
 
 def with_remainder(text: str) -> str:

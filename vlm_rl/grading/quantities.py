@@ -60,8 +60,8 @@ _ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes or feet, not the bare number
 _PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct)|प्रतिशत)$")
 _CHINESE_PERCENT_HEAD = re.compile("^百分之")
-_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
-_MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
+_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥₹]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
+_MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥₹¢])$")
 _MEASURED = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
 _PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
 _BRACKETED_TAIL = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
@@ -96,7 +96,7 @@ _HINDI_NAMES = {
 _HINDI_UNITS = {name: unit for unit, names in _HINDI_NAMES.items() for name in names.split()}
 _HINDI_POWERS = {"वर्ग": 2, "घन": 3}
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
-_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent"}
+_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _COINS |= {"USD": "dollar", "EUR": "euro", "GBP": "pound sterling"}
 
 Unit = Mapping[str, int]  # exponent by name: {"m": 1, "s": -1}

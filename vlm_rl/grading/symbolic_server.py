@@ -135,6 +135,8 @@ def answer_query(query: list[str], cpu_seconds: float) -> bool | str | None:
     try:
         kind, *texts = query
         return are_equal(*texts) if kind == "equal" else decimal_value(*texts)
+    except RecursionError:  # sympy goes round in circles, as with the sum of a matrix and a number
+        return False if kind == "equal" else None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

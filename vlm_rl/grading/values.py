@@ -31,6 +31,7 @@ from vlm_rl.grading.rational import parse_rational
 from vlm_rl.grading.worded_answers import is_prose, normalized_words
 from vlm_rl.types import AnswerType
 
+_INFINITE = ("\\infty", "-\\infty")
 _BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")  # 5m
 
 
@@ -104,6 +105,8 @@ class ValueComparison:
         left, right = parse_closed_form(gold), parse_closed_form(answer)
         if left is not None and right is not None:
             return Decision(left.equals(right), "closed_form")
+        if (left or gold in _INFINITE) and (right or answer in _INFINITE):  # the same infinity is the same text
+            return Decision(False, "closed_form")
         return self._symbolic(gold, answer)
 
     def _symbolic(self, gold: str, answer: str) -> Decision:
