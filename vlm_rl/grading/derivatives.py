@@ -20,6 +20,8 @@ _NAMES = "QJWZUYXDGHKLMNPRSTVBCA"
 
 def name_derivatives(gold: str, answer: str) -> tuple[str, str]:
     r"""Return two `clean` texts with a symbol for each different derivative: m\frac{dv}{dt} becomes mQ_{1}."""
+    if "d" not in gold + answer and "\\partial" not in gold + answer:
+        return gold, answer
     if not (_DERIVATIVE.search(gold) or _DERIVATIVE.search(answer)):
         return gold, answer
     letter = next((name for name in _NAMES if name not in gold + answer), None)

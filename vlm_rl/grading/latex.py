@@ -182,8 +182,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             rf"(?<=[0-9]) ?({_LARGER_UNIT}),? and (?=[0-9]+ ?(?:{_SMALLER_UNIT})[ .]*$)",
             r" \1 ",
         ),  # 3 hours and 20 minutes
-        (r"\\[lc]?dots[bcimo]?(?![A-Za-z])|(?<=[-0-9,+=]) ?\.{3}(?!\.)", r"\\dots "),
-        (r"(?<=[0-9)}]) ?or ?(?=[-+0-9(\\]|[a-z] ?=)", " or "),  # 2or3
+        (r"or(?<=[0-9)} ]or) ?(?=[-+0-9(\\]|[a-z] ?=)", " or "),  # 2or3
         (r"\s+", " "),
         (r" (?=\^)", ""),
     )
@@ -221,12 +220,15 @@ def _clean_cached(text: str) -> str:
 
 def _clean(text: str) -> str:
     text = _unicode_to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
-    text = _PUNCTUATION.sub(r"\1", _THOUSANDS.sub("", text))
+    if "," in text:
+        text = _THOUSANDS.sub("", text)
+    text = _PUNCTUATION.sub(r"\1", text)
     for _ in range(3):
         text = _TEXT.sub(r" \1 ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _REPEATED.sub(_with_overline, text)
+    if "dots" in text or "..." in text:
+        text = _REPEATED.sub(_with_overline, _DOTS.sub(r"\\dots ", text))
     return _degrees_as_radians(_open_ends(_strip(_SYSTEM.sub(_system_as_list, text))))
 
 
@@ -310,6 +312,7 @@ def outer_brackets(text: str) -> tuple[str, str, str] | None:
     return None
 
 
+_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z]) ?|(?<=[-0-9,+= ])\.{3}(?!\.) ?")
 _REPEATED = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{2,40}) ?\\dots(?! ?[0-9,])")
 
 
