@@ -31,6 +31,6 @@ def parse_time(text: str) -> tuple[int, bool] | None:
 
 
 def may_be_ratio(text: str) -> bool:
-    """Return whether a time may also be a ratio: two numbers without a common divisor, as in 1:12 but not in 4:30."""
+    """Return whether a text is a ratio in its lowest terms: 1:12, which may also be a time, but not 4:30."""
     numbers = text.split(":")
     return len(numbers) == 2 and all(part.strip().isdigit() for part in numbers) and math.gcd(*map(int, numbers)) == 1

@@ -35,7 +35,6 @@ from vlm_rl.grading.equations import (
     EQUALS,
     chain_agrees,
     is_list,
-    names_a_ratio,
     numbers_agree,
     ratio_terms,
     same_curve,
@@ -143,7 +142,8 @@ class AnswerComparison(ValueComparison):
         if wanted is None or asks_ratio(self.question):
             return None
         given = parse_time(answer)
-        return None if given is None and may_be_ratio(gold) else Decision(wanted == given, "time")
+        is_ratio = given is None and (may_be_ratio(gold) or may_be_ratio(answer))
+        return None if is_ratio else Decision(wanted == given, "time")
 
     # -- families of solutions -----------------------------------------------------------------
 
@@ -188,23 +188,23 @@ class AnswerComparison(ValueComparison):
         if "=" not in gold and "=" not in answer:
             return None
         golds, answers = split_equation(gold), split_equation(answer)
-        if [gold, answer] != [golds[-1], answers[-1]] and len(golds) == len(answers) == 1:
-            return self._decide(golds[0], answers[0])
-        if (len(golds) == 1 and len(answers) == 1) or is_list(golds) or is_list(answers):
+        if len(golds) == len(answers) == 1:  # 3+5=8 says 8
+            return None if (golds[0], answers[0]) == (gold, answer) else self._decide(golds[0], answers[0])
+        if is_list(golds) or is_list(answers):
             return None
         gold_label, answer_label = value_label(golds), value_label(answers)
+        is_ratio = ":" in f"{gold_label}{answer_label}"
+        compare = self._named_ratio if is_ratio else self._decide
         if len(golds) == 1 and answer_label:
-            if not chain_agrees(answers[1:]):
-                return Decision(False, "equation")
-            compare = self._same_ratio if names_a_ratio(answer_label) else self._decide
-            return compare(gold, answers[-1])
+            return compare(gold, answers[-1]) if chain_agrees(answers[1:]) else Decision(False, "equation")
         if len(answers) == 1 and gold_label:
-            return (self._same_ratio if names_a_ratio(gold_label) else self._decide)(golds[-1], answer)
+            return compare(golds[-1], answer)
         if len(golds) == 1 or len(answers) == 1:
             return self._chain(golds, answers)
-        if names_a_ratio(gold_label) or names_a_ratio(answer_label):
-            same = canonical(golds[0]) == canonical(answers[0])
-            return self._same_ratio(golds[-1], answers[-1]) if same else Decision(False, "ratio")
+        if is_ratio and canonical(golds[0]) != canonical(answers[0]):
+            return Decision(False, "ratio")
+        if is_ratio:
+            return compare(golds[-1], answers[-1])
         if gold_label and answer_label and chain_agrees(answers[1:]) and same_label(golds, answers):
             return self._decide(golds[-1], answers[-1])
         if len(golds) == len(answers) == 2 and same_curve(golds, answers):
@@ -221,8 +221,8 @@ class AnswerComparison(ValueComparison):
         pairs = [(gold, answer) for gold in golds for answer in answers]
         return Decision(all_equal([self._decide(gold, answer).equal for gold, answer in pairs]), "equation")
 
-    def _same_ratio(self, gold: str, answer: str) -> Decision:
-        """Compare the values of named ratios: 4:30 of V_1:V_2 is no time."""
+    def _named_ratio(self, gold: str, answer: str) -> Decision:
+        """Compare the values of V_1:V_2, of which 4:30 is no time."""
         return self._ratio(gold, answer) or self._decide(gold, answer)
 
     def _ratio(self, gold: str, answer: str) -> Decision | None:
@@ -297,7 +297,7 @@ class AnswerComparison(ValueComparison):
             return Decision(False, "guess_list")
         if golds is not None and golds.kind == "tuple":
             answer = _POINT_NAME.sub("", answer)
-        if golds is not None and has_names(golds) and (names := _TUPLE_NAMES.match(answer)):
+        if golds is not None and (names := _TUPLE_NAMES.match(answer)) and has_names(golds):
             letters = re.findall("[a-z]", names[1])
             if letters != sorted(letters):
                 return Decision(False, golds.kind)  # (q,p) = (5,2) for p=5, q=2

@@ -48,11 +48,6 @@ def split_equation(text: str) -> list[str]:
     return parts[::-1] if is_reversed else parts
 
 
-def names_a_ratio(label: str | None) -> bool:
-    """Return whether a label names the terms of a ratio, as V_1:V_2 does."""
-    return label is not None and ":" in label
-
-
 def is_list(parts: list[str]) -> bool:
     """Return whether the parts between the "=" of a text belong to a list, such as `x=1, x=2`, not to an equation."""
     return any(len(split_top_level(part, frozenset(",;"))) > 1 for part in parts) or (

@@ -142,7 +142,7 @@ def task_of(problem: Problem, response: str, template: Template) -> GradeTask:
         template,
         tuple(problem.choices),
         problem.meta,
-        problem.question,
+        problem.meta.get("typeset_text", problem.question),
     )
 
 

@@ -6,8 +6,8 @@ import re
 
 # "what percentage of", "by what percent", "express it as a percentage"; but not "what is 20 percent of 5"
 _PERCENTAGE = re.compile(
-    r"\b(?:what|which|how many|find|calculate|compute|determine|express|give|write|as|in)\W+(?:[^\W\d_]+\W+){0,6}?"
-    r"(?:percent|per cent|\\?%)|百分(?:之几|比|率|数)",
+    r"\b(?:(?:what|which|how many|find|calculate|compute|determine|express|give|write|as)\W+(?:[^\W\d_]+\W+){0,6}?"
+    r"|in\W{1,3})(?:percent|per cent|\\?%)|百分(?:之几|比|率|数)",
     re.IGNORECASE,
 )
 _RATIO = re.compile(r"ratio|proportion|odds|scale|比", re.IGNORECASE)

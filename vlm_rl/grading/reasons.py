@@ -8,7 +8,7 @@ PHRASES = {
     "outcome": ("the same outcome", "not the same outcome"),
     "family": ("the same family of solutions", "not the same family of solutions"),
     "approximate": ("equal", "only an approximation"),
-    "equation": ("the same equation", "not the same equation"),
+    "equation": ("a true equation with the gold's value", "not the same equation, or not a true one"),
     "time": ("the same time", "not the same time"),
     "ratio": ("the same ratio", "not the same ratio"),
     "relation": ("the same range", "not the same range"),
