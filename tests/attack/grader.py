@@ -104,12 +104,22 @@ def mutations(gold: str) -> Iterator[str]:
         yield gold.removesuffix(unit) + _UNITS[unit]
 
 
+def corpus() -> list[Row]:
+    return [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
+
+
+def of_every_kind() -> Iterator[Row]:
+    """Yield the last three wrong answers of each kind of the corpus."""
+    wrong = [case for case in corpus() if case["verdict"] == "wrong"]
+    for kind in dict.fromkeys(case["class"] for case in wrong):
+        yield from [case for case in wrong if case["class"] == kind][-3:]
+
+
 def almost() -> Iterator[Row]:
     """Yield every mutation of each gold of the corpus that consists of numbers and is not 0."""
-    cases = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
     golds = {
         (case["gold"], case["answer_type"]): None
-        for case in cases
+        for case in corpus()
         if isinstance(case["gold"], str) and not case.get("tolerance") and case["answer_type"] != "choice"
     }
     for gold, kind in golds:
@@ -140,6 +150,8 @@ def rows_of(attack: str) -> list[Row]:
     """Return what an attack has graded."""
     if attack == "almost":
         return list(almost())
+    if attack == "kinds":
+        return list(of_every_kind())
     if attack == "random":
         return [row(r"\ln 2", "expression", text) for text in random_texts(0, 300)]
     return [row(gold, kind, text) for text in {"hostile": HOSTILE, "lures": LURES}[attack] for gold, kind in GOLDS]
@@ -148,7 +160,7 @@ def rows_of(attack: str) -> list[Row]:
 @cache
 def graded() -> dict[str, list[Row]]:
     """Return the graded rows of each attack."""
-    rows = {attack: rows_of(attack) for attack in ("hostile", "lures", "almost", "random")}
+    rows = {attack: rows_of(attack) for attack in ("hostile", "lures", "almost", "kinds", "random")}
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
         lines = (json.dumps({"attack": attack, **line}) for attack, lines in rows.items() for line in lines)
@@ -176,5 +188,6 @@ ATTACKS = (
     Attack("hostile answers", PROMISE, NOTHING, lambda _folder: accepted("hostile")),
     Attack("answers that ask to be accepted", PROMISE, NOTHING, lambda _folder: accepted("lures")),
     Attack("golds with one thing changed", PROMISE, NOTHING, lambda _folder: accepted("almost")),
+    Attack("wrong answers of every kind", PROMISE, NOTHING, lambda _folder: accepted("kinds")),
     Attack("random LaTeX as an answer", PROMISE, NOTHING, lambda _folder: accepted("random")),
 )
