@@ -12,6 +12,8 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 
+_RATIO = re.compile(r"([1-9][0-9]{0,5}) ?: ?([1-9][0-9]{0,5})")
+
 
 def parse_time(text: str) -> tuple[int, bool] | None:
     """Return (seconds since midnight, whether the half of the day is known), or None if a `clean` text is no time.
@@ -30,7 +32,11 @@ def parse_time(text: str) -> tuple[int, bool] | None:
     return 3600 * (hour % 24) + 60 * int(match["minute"] or 0) + int(match["second"] or 0), is_known
 
 
-def may_be_ratio(text: str) -> bool:
-    """Return whether a text is a ratio in its lowest terms: 1:12, which may also be a time, but not 4:30."""
-    numbers = text.split(":")
-    return len(numbers) == 2 and all(part.strip().isdigit() for part in numbers) and math.gcd(*map(int, numbers)) == 1
+def may_be_ratio(time: str, other: str) -> bool:
+    """Return whether a time may be a ratio after all: 1:12 may, and so may 10:15 beside 2:3, but not 4:30 or 9:05."""
+    return _RATIO.fullmatch(time) is not None and (_is_reduced(time) or _is_reduced(other))
+
+
+def _is_reduced(text: str) -> bool:
+    match = _RATIO.fullmatch(text)
+    return match is not None and math.gcd(int(match[1]), int(match[2])) == 1

@@ -142,8 +142,7 @@ class AnswerComparison(ValueComparison):
         if wanted is None or asks_ratio(self.question):
             return None
         given = parse_time(answer)
-        is_ratio = given is None and (may_be_ratio(gold) or may_be_ratio(answer))
-        return None if is_ratio else Decision(wanted == given, "time")
+        return None if given is None and may_be_ratio(gold, answer) else Decision(wanted == given, "time")
 
     # -- families of solutions -----------------------------------------------------------------
 

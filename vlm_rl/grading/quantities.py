@@ -68,9 +68,14 @@ _BRACKETED_TAIL = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]
 # Chinese: a unit or a counted noun may follow, but no character that changes the number or puts it in doubt.
 _CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
 _CHINESE_TAIL = re.compile(
-    rf"(?<=[0-9)}}{NUMERALS}]) ?("
+    r"(?<=[0-9)}]) ?("
     rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
     rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
+)
+# After a numeral in characters only a counter or a unit: 三角形 is a triangle, not three of something.
+_CHINESE_COUNTER = re.compile(
+    rf"(?<=[{NUMERALS}])((?:[个個名位只条张本棵辆台枚](?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{0,3}}"
+    r"|(?:[平立]方)?(?:厘米|毫米|分米|千米|米)|公里|公斤|千?克|吨|秒|分钟?|小?时|天|周|月|年|毫?升|度|元|人|次|种|岁))$"
 )
 _CHINESE_UNITS = {
     "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
@@ -132,7 +137,7 @@ def split_quantity(text: str) -> Quantity:
     if match := _BRACKETED_TAIL.search(text):
         unit = parse_unit(match[1] or match[2], number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
-    if match := _CHINESE_TAIL.search(text):
+    if match := _CHINESE_TAIL.search(text) or _CHINESE_COUNTER.search(text):
         return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
     if match := _HINDI_TAIL.search(text):
         unit = _hindi_unit(match[1])
