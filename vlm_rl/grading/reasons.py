@@ -22,6 +22,7 @@ PHRASES = {
     "guess_list": ("equal", "several values where the gold is a single one"),
     "unit": ("the same measure", "not the same unit or measure"),
     "number": ("equal as exact numbers", "not the same number"),
+    "percent": ("equal, one of them in percent", "not equal, and only one of them is in percent"),
     "rounded": ("within the margin that the problem allows", "not within the margin that the problem allows"),
     "closed_form": ("the same exact value", "not the same exact value"),
     "math_verify": ("equal by math-verify", "not equal by math-verify"),

@@ -62,7 +62,8 @@ class ValueComparison:
         by_numeral = wanted.percent or (given.percent and asks_percentage(self.question))
         percents = {"gold_percent": wanted.percent, "answer_percent": given.percent, "by_numeral": by_numeral}
         if gold_value is not None and answer_value is not None:
-            return Decision(same_number(gold_value, answer_value, self._margin, **percents), "number")
+            same = same_number(gold_value, answer_value, self._margin, **percents)
+            return Decision(same, "number" if wanted.percent == given.percent else "percent")
         if is_prose(wanted.body) or is_prose(given.body):
             return Decision(normalized_words(wanted.body) == normalized_words(given.body), "text")
         if gold_value is not None and self._margin:
