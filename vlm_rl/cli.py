@@ -227,7 +227,7 @@ def _add_grade(commands: Commands) -> None:
     grade.add_argument("--gold", action="append", help="the right answer; repeat it for alternatives")
     grade.add_argument("--response", help="the whole response")
     grade.add_argument(
-        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?}"
+        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?, question?}"
     )
     grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
     grade.add_argument(
@@ -238,6 +238,7 @@ def _add_grade(commands: Commands) -> None:
     )
     grade.add_argument("--choices", nargs="*", help="the texts of a multiple choice's options")
     grade.add_argument("--tolerance", type=float, help="largest accepted difference of a float")
+    grade.add_argument("--question", help="the problem's text: where it asks for a percentage, 50%% is 50")
     grade.set_defaults(command=_grade)
 
 
@@ -245,7 +246,7 @@ def _grade(options: argparse.Namespace) -> None:
     from vlm_rl.data.golds import infer_answer_type
     from vlm_rl.grading.command import grade_file, grade_one
 
-    names = ("gold", "response", "answer_type", "choices", "tolerance")
+    names = ("gold", "response", "answer_type", "choices", "tolerance", "question")
     row = {name: value for name in names if (value := getattr(options, name)) is not None}
     if (options.file is None) != (options.out is None) or (options.file is None) == (not row):
         raise UserError("grade takes either --gold and --response, or --file and --out")
