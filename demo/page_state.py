@@ -12,7 +12,9 @@ from vlm_rl.demo.lengths import Summary, checkpoint_summaries
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
 from vlm_rl.demo.problem_table import ProblemTable, build_table, keep, ordered, settle
 from vlm_rl.demo.url_state import UrlState
+from vlm_rl.errors import UserError
 
+UNREADABLE = (UserError, OSError, ValueError, KeyError)  # what reading a file raises that changed meanwhile
 NUM_SLOTS = 6  # colours of the page's checkpoints, which are six at most
 NUM_COLORS = 10  # of the style sheet; the live panel also asks models that the page does not show
 
