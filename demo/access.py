@@ -28,7 +28,8 @@ LOGIN_PATH = "/login"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _TOKEN = re.compile(r"[!-~]{16,1000}")
 _LOGIN_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
 )
 _MAX_WRONG = 10  # wrong tokens within _WRONG_SECONDS, from everybody together
 _WRONG_SECONDS = 60.0

@@ -154,7 +154,9 @@ class Guard:
         try:
             answer, body = await self._admit(request)
         except HTTPException as refusal:
-            answer, body = PlainTextResponse(refusal.detail, refusal.status_code), b""
+            # its body may lie unread on the connection
+            answer = PlainTextResponse(refusal.detail, refusal.status_code, headers={"connection": "close"})
+            body = b""
         except ClientDisconnect:
             return
         await answer(request.scope, _replayed(body, receive), send_with_headers)

@@ -114,32 +114,41 @@ def _add_charts(app: FastAPI) -> None:
 class BoundedProtocol(H11Protocol):
     """HTTP on at most MAX_CONNECTIONS connections, each of which must send its next request in HEAD_SECONDS."""
 
-    _late: asyncio.TimerHandle | None = None
+    _late: asyncio.TimerHandle | None = None  # set while the head of a request is awaited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._late = self.loop.call_later(HEAD_SECONDS, transport.abort)
+        self._await_head()
+        if len(self.connections) > MAX_CONNECTIONS:  # those who ask for nothing make room
+            others: Any = self.connections - {self}
+            next((other for other in others if not other._is_asking), self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:  # the head is there
-            self._stop_clock()
+        if self._is_asking:
+            self._stop_waiting()
         elif self._late is None:  # the beginning of another head, or the rest of a body that was refused
-            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_clock()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        with suppress(LocalProtocolError):  # the answer has begun: there is no place for another
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # a request whose body is malformed gets no other answer
+        with suppress(LocalProtocolError):  # it has one already
             super().send_400_response(msg)
         self.transport.close()
 
-    def _stop_clock(self) -> None:
+    @property
+    def _is_asking(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.helpers.served import free_port
 from vlm_rl.demo.default_runs import RECORDED
 
 
@@ -17,9 +18,7 @@ class DemoProcess:
     """A running demo; `log` is all that it has printed, on both streams."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._log = folder / "demo.log"
         command = [sys.executable, "-m", "vlm_rl", "demo", str(RECORDED), "--port", str(self.port), *options]
         with self._log.open("w") as log:
