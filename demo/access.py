@@ -71,7 +71,8 @@ class Access:
         if self.public_url and host.lower() == self._public.netloc.lower():
             return True
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            parts = urlsplit(f"//{host}")
+            name, _ = parts.hostname or "", parts.port
         except ValueError:
             return False
         if name in _LOOPBACK:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from vlm_rl.demo.lengths import Summary, checkpoint_summaries
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
@@ -14,7 +15,8 @@ from vlm_rl.demo.problem_table import ProblemTable, build_table, keep, ordered, 
 from vlm_rl.demo.url_state import UrlState
 from vlm_rl.errors import UserError
 
-UNREADABLE = (UserError, OSError, ValueError, KeyError)  # what reading a file raises that changed meanwhile
+# what reading a file raises that changed meanwhile
+UNREADABLE = (UserError, OSError, ValueError, KeyError, pa.ArrowException)
 NUM_SLOTS = 6  # colours of the page's checkpoints, which are six at most
 NUM_COLORS = 10  # of the style sheet; the live panel also asks models that the page does not show
 

@@ -439,6 +439,7 @@ def test_large_bodies_are_refused_before_they_are_read(served):
         (socket.gethostname(), False, True),
         ("evil.example", False, False),
         ("127.0.0.1.evil.example", False, False),
+        ("127.0.0.1:7860.evil.example", False, False),
         ("evil.example@127.0.0.1", True, True),  # its host is 127.0.0.1
         ("", False, False),
         ("[", False, False),

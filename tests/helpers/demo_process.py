@@ -17,10 +17,10 @@ from vlm_rl.demo.default_runs import RECORDED
 class DemoProcess:
     """A running demo; `log` is all that it has printed, on both streams."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, run: Path = RECORDED) -> None:
         self.port = free_port()
         self._log = folder / "demo.log"
-        command = [sys.executable, "-m", "vlm_rl", "demo", str(RECORDED), "--port", str(self.port), *options]
+        command = [sys.executable, "-m", "vlm_rl", "demo", str(run), "--port", str(self.port), *options]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         while "demo at" not in self.log:
@@ -46,9 +46,9 @@ class DemoProcess:
 
 
 @contextmanager
-def demo_process(folder: Path, *options: str) -> Iterator[DemoProcess]:
-    """Run a demo of the recorded runs on a free port until the block ends."""
-    demo = DemoProcess(folder, *options)
+def demo_process(folder: Path, *options: str, run: Path = RECORDED) -> Iterator[DemoProcess]:
+    """Run a demo, of the recorded runs by default, on a free port until the block ends."""
+    demo = DemoProcess(folder, *options, run=run)
     try:
         yield demo
     finally:
