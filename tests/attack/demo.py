@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import httpx
@@ -23,7 +24,7 @@ from tests.helpers.demo_process import DemoProcess, demo_process
 from tests.helpers.example_run import build_run
 from vlm_rl.demo.url_state import TABS
 
-WEB = "Web pages and servers"
+WEB = "The demo as a server"
 
 
 @cache
@@ -52,12 +53,10 @@ def name_files_in_bodies(folder: Path) -> str:
     places = ("/dev/zero", "/etc/passwd", str(folder / "private"), "http://127.0.0.1:9/x")
     client = shared()[1]
     statuses: list[object] = []
-    for event in client.get("/config").json()["dependencies"]:
-        for place in places:
-            file = {"path": place, "meta": {"_type": "gradio.FileData"}}
-            data = [file for _ in event["inputs"]] or [file]
-            body = {"data": data, "fn_index": event["id"], "session_hash": "s"}
-            statuses.append(client.post(JOIN, json=body).status_code)
+    for event, place in zip(client.get("/config").json()["dependencies"], cycle(places), strict=False):
+        file = {"path": place, "meta": {"_type": "gradio.FileData"}}
+        body = {"data": [file for _ in event["inputs"]], "fn_index": event["id"], "session_hash": "s"}
+        statuses.append(client.post(JOIN, json=body).status_code)
     alive = show(client, "")["success"]
     return f"refused: {set(statuses) == {422}}, the page goes on: {alive}"
 

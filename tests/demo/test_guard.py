@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
 import uuid
 from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
+
+import gradio as gr
+from starlette.responses import HTMLResponse
 
 from tests.helpers.demo_events import JOIN, run_event
 from tests.helpers.endpoint_server import endpoint_server
@@ -62,13 +68,14 @@ def events(client) -> list[dict[str, Any]]:
     ]
 
 
-def with_file_data(body: dict[str, Any], file: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the body with file data in each of its places."""
-    for nested in (file, [[{"value": [file]}]]):
-        for place in range(len(body["data"])):
-            yield body | {"data": [*body["data"][:place], nested, *body["data"][place + 1 :]]}
+def with_file_data(body: dict[str, Any], files: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the body with file data in each of its places, bare and nested."""
+    for place in range(len(body["data"])):
+        before, after = body["data"][:place], body["data"][place + 1 :]
+        yield body | {"data": [*before, next(files), *after]}
+        yield body | {"data": [*before, [[{"value": [next(files)]}]], *after]}
     for key in ("session_hash", "event_data", "trigger_id", "fn_index", "data"):
-        yield body | {key: file}
+        yield body | {key: next(files)}
 
 
 def test_no_event_makes_the_server_read_or_fetch_what_its_body_names(client, events, tmp_path):
@@ -78,10 +85,9 @@ def test_no_event_makes_the_server_read_or_fetch_what_its_body_names(client, eve
     files = [{"path": place} | meta for place in (str(private), f"http://{CANARY}.invalid/x")]
     touched.clear()
     for body in events:
-        for file in files:
-            for attack in with_file_data(body | {"session_hash": "s"}, file):
-                is_dropped = "event_data" in attack  # of which a click's text is read and nothing else
-                assert client.post(JOIN, json=attack).status_code == (200 if is_dropped else 422), attack
+        for attack in with_file_data(body | {"session_hash": "s"}, cycle(files)):
+            is_dropped = "event_data" in attack  # of which a click's text is read and nothing else
+            assert client.post(JOIN, json=attack).status_code == (200 if is_dropped else 422), attack
     assert len(events) > 20 and touched == []
     named = json.dumps(files[0])
     assert all(run_event(client, fill(body, text=named, texts=[named], number=0))["success"] for body in events)
@@ -181,3 +187,16 @@ def test_the_page_may_run_its_own_inline_scripts_and_no_other(client):
     assert {source for source in script_sources if not source.startswith("'sha256-")} == {"'self'", "'unsafe-eval'"}
     assert len(script_sources) == 2 + len(re.findall(r"<script(?! type)", answer.text))
     assert "'unsafe-inline'" not in client.get("/config").headers["content-security-policy"].partition("style-src")[0]
+
+
+@pytest.mark.parametrize(("smuggled", "num_hashes"), [("", 5), ("<script>alert(1)</script>", 0)])
+def test_a_script_that_is_one_too_many_takes_the_others_permission(tmp_path, smuggled, num_hashes):
+    template = Path(gr.__file__).parent / "templates" / "frontend" / "index.html"
+    guard: Any = make_server([build_run(tmp_path / "run", steps=1, num_problems=2).path])
+    guard._app = HTMLResponse(template.read_text() + smuggled)
+
+    async def policy() -> str:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
+            return (await client.get("/")).headers["content-security-policy"]
+
+    assert asyncio.run(policy()).count("'sha256-") == num_hashes
