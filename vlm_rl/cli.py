@@ -299,8 +299,8 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=int, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
-    demo.add_argument("--token-file", type=Path, help="a file with the token that visitors must know")
-    demo.add_argument("--public-url", default="", metavar="URL", help="the address of a reverse proxy before it")
+    demo.add_argument("--token-file", type=Path, help="file with the token that visitors must know")
+    demo.add_argument("--public-url", default="", metavar="URL", help="address of a reverse proxy before the demo")
     demo.add_argument(
         "--endpoint",
         action="append",

@@ -85,6 +85,13 @@ def test_logging_in_leads_to_the_view_that_was_asked_for(client):
     assert client.get("/config", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
+def test_a_program_sends_the_token(client):
+    from gradio_client import Client
+
+    program = Client(str(client.base_url), headers={"Authorization": f"Bearer {TOKEN}"}, verbose=False)
+    assert program.predict("", api_name="/summary")["query"]
+
+
 def test_wrong_tokens_are_bounded_and_whoever_is_in_stays_in(client):
     log_in(client)
     with httpx.Client(base_url=client.base_url, trust_env=False) as stranger:
