@@ -74,7 +74,11 @@ class Session:
         _check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
-            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
+            config.reward,
+            template=self.builder.template,
+            max_tokens=config.rollout.max_tokens,
+            grader=self.grader,
+            is_stopped=lambda: self.stop_requested,
         )
         self.policy = self._load_policy(model_path)
         self.learner = self._make_learner()
@@ -106,6 +110,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.sampler.close()
         self.grader.close()
+        self.reward.close()
         self.recorder.close()
 
     # -- building ------------------------------------------------------------------------------------

@@ -71,23 +71,23 @@ class StoredImages(Sequence[bytes]):
     It is equal to any sequence of the same bytes.
     """
 
-    __slots__ = ("_count", "_file", "_row")
+    __slots__ = ("_count", "file", "row")
 
     def __init__(self, file: ImageColumn, row: int, count: int) -> None:
-        self._file, self._row, self._count = file, row, count
+        self.file, self.row, self._count = file, row, count
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._file.row(self._row))
+        return iter(self.file.row(self.row))
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[bytes, ...]: ...
     def __getitem__(self, index: int | slice) -> bytes | tuple[bytes, ...]:
-        return self._file.row(self._row)[index]
+        return self.file.row(self.row)[index]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
@@ -96,7 +96,7 @@ class StoredImages(Sequence[bytes]):
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return f"<{self._count} images of row {self._row} of {self._file.path}>"
+        return f"<{self._count} images of row {self.row} of {self.file.path}>"
 
 
 def _num_bytes(rows: Sequence[Sequence[bytes]]) -> int:
