@@ -18,7 +18,7 @@ import torch
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
-from vlm_rl.data.model_folder import check_context, check_model_folder
+from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import (
@@ -38,7 +38,7 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import Reference
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
-from vlm_rl.run.checkpoint import commit, prune, recover, saving
+from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.samplers.base import Sampler, SamplingParams
@@ -122,6 +122,7 @@ class Session:
             response_tokens=self.config.rollout.max_tokens,
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
+        from_main(lambda: _check_whole(path))
         policy = self._load_plain_policy(path)
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
@@ -141,8 +142,10 @@ class Session:
 
     def _load_reference(self) -> Reference:
         """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint."""
-        check_model_folder(Path(self.config.model.path))
-        policy = self._load_plain_policy(Path(self.config.model.path))
+        path = Path(self.config.model.path)
+        check_model_folder(path)
+        from_main(lambda: _check_whole(path))
+        policy = self._load_plain_policy(path)
         return Reference(policy, zero_stage=self.config.train.zero_stage)
 
     def _make_learner(self) -> Learner:
@@ -326,6 +329,12 @@ def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
     builder.check_template()
     check_patch_size([*config.train, *config.eval], builder.patch_size)
     return builder
+
+
+def _check_whole(model_path: Path) -> None:
+    """Raise UserError for a checkpoint that differs from its manifest, and for weights that are not a whole model's."""
+    verify_model(model_path)
+    check_weights(model_path)
 
 
 def _check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> None:
