@@ -36,6 +36,11 @@ class ImageColumn:
         self._kept: OrderedDict[int, list[tuple[bytes, ...]]] = OrderedDict()  # by row group, the last read last
         self._num_kept_bytes = 0
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of the file."""
+        return self._file.schema_arrow
+
     def table(self) -> pa.Table:
         """Return every row without the bytes of its images; `images` still shows how many it has."""
         with pq.ParquetFile(self.path, metadata=self._file.metadata, pre_buffer=True) as file:
@@ -58,7 +63,8 @@ class ImageColumn:
                 f"{self.path}: the images of row group {group} cannot be read ({error}); the file must stay as it "
                 "is while a run reads from it"
             ) from None
-        rows = [tuple(image["bytes"] for image in images or ()) for images in column.to_pylist()]
+        # A missing image is an empty one, which no decoder takes.
+        rows = [tuple((image or {}).get("bytes") or b"" for image in images or ()) for images in column.to_pylist()]
         self._kept[group] = rows
         self._num_kept_bytes += _num_bytes(rows)
         while self._num_kept_bytes > KEPT_BYTES and len(self._kept) > 1:

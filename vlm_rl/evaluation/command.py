@@ -23,6 +23,7 @@ from vlm_rl.config import Config, check_benchmark_name, parse_config
 from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
+from vlm_rl.data.sets import read_manifest as read_set_manifest
 from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
@@ -224,8 +225,7 @@ def _open_set(path: Path, images: str) -> EvalSet:
     if not problems:
         raise UserError(f"{path}: the set is empty; prepare it again")
     check_runnable(path, problems)
-    manifest = path / "manifest.json"
-    recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    recorded = read_set_manifest(path)
     name = check_benchmark_name(path.resolve().name)
     return EvalSet(
         path=path,
