@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -92,10 +93,17 @@ def _check_columns(file: Path, schema: pa.Schema) -> None:
             raise UserError(f"{file}: column {name!r} must hold {words}, not {kind}; prepare the set again")
 
 
+def _is_distance(value: float | str) -> bool:
+    try:
+        return 0 <= float(value) < math.inf
+    except (ValueError, OverflowError):
+        return False
+
+
 _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it must be, in code and in words
     "test_only": (lambda value: isinstance(value, bool), "true or false"),
-    "precision": (lambda value: isinstance(value, int), "a number of digits"),
-    "tolerance": (lambda value: isinstance(value, int | float | str), "a number"),
+    "precision": (lambda value: type(value) is int and 0 <= value <= 30, "a number of digits from 0 to 30"),
+    "tolerance": (lambda value: isinstance(value, int | float | str) and _is_distance(value), "a number from 0 on"),
     "unit": (lambda value: isinstance(value, str), "text"),
     "alternatives": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "texts"),
 }
