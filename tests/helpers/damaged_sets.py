@@ -97,6 +97,7 @@ def image(change: Callable[[bytes], bytes | None]) -> Damage:
 
 def sealed(damage: Damage) -> Damage:
     """Damage the set, and give its manifest the new checksum: nothing then looks changed."""
+
     def both(folder: Path) -> None:
         damage(folder)
         digest = hashlib.sha256((folder / "data.parquet").read_bytes()).hexdigest()

@@ -49,7 +49,9 @@ def load_set(path: str | Path) -> list[Problem]:
         if problem is not None and problem.id in problems:
             fault = "has the id of an earlier row"
         if problem is None or fault:
-            raise UserError(f"{file} row {index}: problem {row['id']!r} {fault}; fix or drop the row and prepare again")
+            raise UserError(
+                f"{file} row {index}: problem {row['id']!r} {fault}; fix or drop the row and prepare again"
+            )
         problems[problem.id] = problem
     from_main(lambda: _check_images(path, list(problems.values())))
     return list(problems.values())

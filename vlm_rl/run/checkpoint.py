@@ -248,10 +248,12 @@ def read_manifest(path: Path) -> Manifest:
         # Compare the whole text: JSON would accept some flipped bits.
         if _sealed(tree) != raw or tree["format"] != _FORMAT:
             raise ValueError
+        files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
+        if not (type(tree["step"]) is int and isinstance(tree["info"], dict)):
+            raise ValueError
+        return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: its {MANIFEST} is damaged: use a different checkpoint") from None
-    files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
-    return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
 
 
 # -- what a manifest says ------------------------------------------------------------------------
@@ -350,9 +352,7 @@ def _without_learner(by_name: Mapping[str, Any]) -> dict[str, Any]:
 _digest_of: dict[tuple[int, ...], FileEntry] = {}  # by device, inode, size and time of a file that was read once
 
 
-def _digests(
-    folder: Path, files: Iterable[Path], *, sync: bool = False, once: bool = False
-) -> dict[str, FileEntry]:
+def _digests(folder: Path, files: Iterable[Path], *, sync: bool = False, once: bool = False) -> dict[str, FileEntry]:
     """Return size and SHA-256 of files below the folder, by their names there.
 
     With `sync` each is forced to disk first; with `once` a file that was read before is not read again.
