@@ -23,9 +23,9 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 PYTEST_ARGS ?=
 # Two files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
-SIDE_BY_SIDE := -n 2 --dist loadfile
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow mutate lint format types docs demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow mutate lint format types audit soak docs demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -81,6 +81,12 @@ format: $(STAMP) ## ruff, with its fixes applied
 
 types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+audit: $(STAMP) ## the pinned dependencies: known vulnerabilities where advisories can be had, and the reviewed pins
+	$(BIN)/python .ci/audit.py
+
+soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow: half an hour
+	$(TEST_ENV) $(BIN)/python -m tests.soak
 
 docs: $(STAMP) ## the documentation as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.helpers.toy_runs import Toys
+    from tests.helpers.toy_runs import Runner, Toys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,6 +29,26 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the sample data at {SHARED_DATA}")
     return SHARED_DATA
+
+
+# The files that take longest begin first, so that no worker waits at the end (see SIDE_BY_SIDE in the Makefile).
+LONGEST = (
+    "test_train.py",
+    "test_learner.py",
+    "test_samplers.py",
+    "test_resume.py",
+    "test_preparation.py",
+    "test_smoke.py",
+    "test_breaks.py",
+    "test_page.py",
+    "test_report.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files by LONGEST; the tests of a file keep their order."""
+    rank = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,10 +76,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def toys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Toys]:
-    """Yield toy problems, a policy that answers in the right format by guessing, and a runner of commands."""
-    from tests.helpers.toy_runs import Runner, make_toys
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Generator[Runner]:
+    """Yield a runner of commands, each in its own process, which has imported everything once."""
+    from tests.helpers.toy_runs import Runner
 
-    folder = tmp_path_factory.mktemp("toys")
-    with Runner(folder) as runner:
-        yield make_toys(folder, tiny_model=tiny_model, runner=runner)
+    with Runner(tmp_path_factory.mktemp("commands")) as commands:
+        yield commands
+
+
+@pytest.fixture(scope="session")
+def toys(tiny_model: Path, runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Toys:
+    """Return toy problems, a policy that answers in the right format by guessing, and a runner of commands."""
+    from tests.helpers.toy_runs import make_toys
+
+    return make_toys(tmp_path_factory.mktemp("toys"), tiny_model=tiny_model, runner=runner)

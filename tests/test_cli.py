@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from PIL import Image
 
 import vlm_rl
 from tests.helpers.prepared_sets import write_problems
+from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
@@ -232,39 +233,39 @@ def test_a_dry_run_needs_neither_data_nor_weights(tmp_path: Path, capsys, monkey
 # -- train: what is seen later, in a process of its own ------------------------------------------------
 
 
-def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # another test may have joined a group
-    kept = {key: value for key, value in os.environ.items() if key not in ranks}
-    environment = {**kept, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vlm_rl", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+@pytest.fixture
+def refused_alone(runner: Runner, tmp_path: Path) -> Callable[..., str]:
+    """Run a command in its own process; it must be refused as `refused` says. Returns the message."""
+
+    def run(*arguments: object) -> str:
+        before = snapshot(tmp_path)
+        result = runner(*arguments)
+        assert result.code == 2, result.output
+        return only_message(result.output, before, tmp_path)
+
+    return run
 
 
-def refused_alone(folder: Path, *arguments: object) -> str:
-    before = snapshot(folder)
-    done = run_alone(*arguments)
-    assert done.returncode == 2, done.stderr
-    return only_message(done.stderr, before, folder)
-
-
-def test_a_response_limit_above_the_context(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+def test_a_response_limit_above_the_context(refused_alone, tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
     config = training(tmp_path, tiny_model, toy_set)
-    message = refused_alone(tmp_path, "train", config, "rollout.max_tokens=40000", "train.micro_batch_tokens=50000")
+    message = refused_alone("train", config, "rollout.max_tokens=40000", "train.micro_batch_tokens=50000")
     assert "rollout.max_tokens" in message and "40256" in message and "32768" in message
 
 
-def test_an_output_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+def test_an_output_folder_that_cannot_be_written(
+    refused_alone, tmp_path: Path, tiny_model: Path, toy_set: Path
+) -> None:
     (tmp_path / "file").write_text("")
     config = training(tmp_path, tiny_model, toy_set)
-    message = refused_alone(tmp_path, "train", config, f"out={tmp_path / 'file' / 'run'}")
+    message = refused_alone("train", config, f"out={tmp_path / 'file' / 'run'}")
     assert "file/run" in message and "choose a different place" in message
 
 
-def test_a_run_directory_that_exists(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+def test_a_run_directory_that_exists(refused_alone, tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
     config = training(tmp_path, tiny_model, toy_set)
     tree = {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}}
     RunDirectory(tmp_path / "run").create(parse_config(tree))
-    message = refused_alone(tmp_path, "train", config)
+    message = refused_alone("train", config)
     assert str(tmp_path / "run") in message and "--resume" in message
 
 
@@ -303,20 +304,20 @@ def test_two_sets_of_one_name_are_refused(refused, tmp_path: Path, tiny_model: P
     assert "'four'" in message
 
 
-def test_an_evaluation_can_be_reported(tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
+def test_an_evaluation_can_be_reported(runner: Runner, tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
     out = tmp_path / "results"
     base = ["eval", "--model", tiny_model, "--data", toy_set, "--out", out, "--max-tokens", 8]
-    done = run_alone(*base, "--sampler", "transformers", "--temperature", "1.0", "--samples", 3)
-    assert done.returncode == 0, done.stderr
+    done = runner(*base, "--sampler", "transformers", "--temperature", "1.0", "--samples", 3)
+    assert done.code == 0, done.output
     [result] = RunDirectory(out).open().evals()
     assert (result.benchmark, result.step, result.rows().num_rows) == ("four", 0, 12)
     assert result.summary["num_problems"] == 4 and result.summary["k"] == 3
-    line = next(line for line in done.stdout.splitlines() if line.startswith("four:"))
+    line = next(line for line in done.output.splitlines() if line.startswith("four:"))
     assert f"avg@3 {result.summary['accuracy']:.3f} [" in line and "n 4" in line
     assert f"box {result.summary['box_share']:.2f}" in line
     assert f"truncated {result.summary['truncated_share']:.2f}" in line
-    blank = run_alone(*base, "--sampler", "transformers", "--images", "blank")
-    assert blank.returncode == 0, blank.stderr
+    blank = runner(*base, "--sampler", "transformers", "--images", "blank")
+    assert blank.code == 0, blank.output
     assert [one.benchmark for one in RunDirectory(out).evals()] == ["four", "four-blank"]
     assert cli.main(["report", str(out), "--out", str(tmp_path / "report.html")]) == 0
     assert "this folder holds no training" in (tmp_path / "report.html").read_text()

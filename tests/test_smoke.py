@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import shared_data
 from tests.helpers.sample_rows import write_samples
+from tests.helpers.toy_runs import Runner
 from vlm_rl.config import load_config
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.smoke_data import BENCHMARKS, MAX_PIXELS, ROWS, make_smoke_data
@@ -29,16 +27,6 @@ from vlm_rl.types import IMAGE_MARKER
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SETS = (*BENCHMARKS, "text", "text_blank", "formats")
 CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
-
-
-def vlm_rl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in its own process, in `folder`."""
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {key: value for key, value in os.environ.items() if key not in ranks} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vlm_rl", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
 
 
 @pytest.fixture(scope="module", params=["made", pytest.param("real", marks=pytest.mark.slow)])
@@ -56,10 +44,10 @@ def prepared(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(prepared: Path) -> RunDirectory:
+def trained(prepared: Path, runner: Runner) -> RunDirectory:
     """The shipped configuration, on the sampler that is everywhere."""
-    done = vlm_rl(prepared, "train", CONFIGS / "smoke.yaml", "rollout.sampler=transformers")
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = runner("train", CONFIGS / "smoke.yaml", "rollout.sampler=transformers", folder=str(prepared))
+    assert result.code == 0, result.output[-3000:]
     return RunDirectory(prepared / "runs" / "smoke").open()
 
 
@@ -144,13 +132,13 @@ def test_the_weights_moved(prepared: Path, trained: RunDirectory) -> None:
 # -- the stamp -----------------------------------------------------------------------------------------
 
 
-def test_run_checkpoints_and_report_are_stamped(prepared: Path, trained: RunDirectory) -> None:
+def test_run_checkpoints_and_report_are_stamped(runner: Runner, prepared: Path, trained: RunDirectory) -> None:
     assert list(trained.contaminated()) == CONTAMINATED
     assert [step for step, _ in trained.checkpoints()] == [3, 6]
     for _, folder in trained.checkpoints():
         assert verify(folder).info["contaminated"] == CONTAMINATED
-    done = vlm_rl(prepared, "report", "runs/smoke", "--out", "report.html")
-    assert done.returncode == 0, done.stderr
+    result = runner("report", "runs/smoke", "--out", "report.html", folder=str(prepared))
+    assert result.code == 0, result.output
     page = (prepared / "report.html").read_text()
     assert "<b>CONTAMINATED</b>" in page and "mathvision" in page
 
@@ -182,28 +170,32 @@ def test_a_contaminated_set_among_clean_ones_is_refused_before_anything_runs(
     assert "wemath" in capsys.readouterr().err and not (tmp_path / "scores").exists()
 
 
-def test_on_another_set_the_score_carries_the_stamp(prepared: Path, trained: RunDirectory) -> None:
+def test_on_another_set_the_score_carries_the_stamp(runner: Runner, prepared: Path, trained: RunDirectory) -> None:
     model, data = trained.checkpoints()[-1][1], prepared / "runs" / "smoke-data" / "formats"
     arguments = ["--model", model, "--data", data, "--out", "other-scores", "--max-tokens", 8]
-    done = vlm_rl(prepared, "eval", *arguments, "--sampler", "transformers")
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = RunDirectory(prepared / "other-scores").open()
-    assert [(result.benchmark, result.step) for result in results.evals()] == [("formats", 6)]
-    assert list(results.contaminated()) == CONTAMINATED
-    assert results.config().algorithm.name == "luspo", "the training run's own configuration"
+    result = runner("eval", *arguments, "--sampler", "transformers", folder=str(prepared))
+    assert result.code == 0, result.output[-3000:]
+    scored = RunDirectory(prepared / "other-scores").open()
+    assert [(result.benchmark, result.step) for result in scored.evals()] == [("formats", 6)]
+    assert list(scored.contaminated()) == CONTAMINATED
+    assert scored.config().algorithm.name == "luspo", "the training run's own configuration"
 
 
-def test_without_permission_the_rows_are_refused(prepared: Path) -> None:
-    done = vlm_rl(prepared, "train", CONFIGS / "smoke.yaml", "data.allow_test_rows=false", "out=runs/none")
-    assert done.returncode == 2 and "data.allow_test_rows=true" in done.stderr and "Traceback" not in done.stderr
+def test_without_permission_the_rows_are_refused(runner: Runner, prepared: Path) -> None:
+    result = runner(
+        "train", CONFIGS / "smoke.yaml", "data.allow_test_rows=false", "out=runs/none", folder=str(prepared)
+    )
+    assert result.code == 2 and "data.allow_test_rows=true" in result.output and "Traceback" not in result.output
     assert not (prepared / "runs" / "none").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-def test_it_trains_with_vllm_too(prepared: Path) -> None:
-    done = vlm_rl(prepared, "train", CONFIGS / "smoke.yaml", "rollout.sampler=vllm", "out=runs/smoke-vllm")
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_it_trains_with_vllm_too(runner: Runner, prepared: Path) -> None:
+    result = runner(
+        "train", CONFIGS / "smoke.yaml", "rollout.sampler=vllm", "out=runs/smoke-vllm", folder=str(prepared)
+    )
+    assert result.code == 0, result.output[-3000:]
     metrics = RunDirectory(prepared / "runs" / "smoke-vllm").metrics()
     assert len(metrics) == 6 and all(record["rollout/logprob_gap"] < 1e-4 for record in metrics)
 

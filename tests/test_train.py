@@ -340,6 +340,7 @@ def test_other_algorithms_train(toys: Toys, name: str) -> None:
     assert math.isfinite(run.metrics()[0]["grad_norm"])
 
 
+@pytest.mark.slow
 def test_kl_is_to_the_model_that_the_run_began_with(toys: Toys) -> None:
     """A resume starts from a checkpoint and must still be held to model.path."""
     changes = {"algorithm": {"kl_coef": 0.05, "entropy_coef": 0.01}, "checkpoint": {"every": 1}}

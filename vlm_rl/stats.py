@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy  # loads scipy.stats at its first use: over a second that most commands never need
 
 _RESAMPLES = 2000
 _RESAMPLES_AT_A_TIME = 100  # bounds the memory: 100 x 5,000 problems are 4 MB
@@ -39,7 +39,7 @@ def score_interval(scores_P: np.ndarray, *, seed: int = 0) -> tuple[float, float
         # A sum of equal fractions lies between two counts: the interval covers both.
         fewest, most = (_wilson(int(end(scores_P.sum())), num) for end in (np.floor, np.ceil))
         return fewest[0], most[1]
-    drawn = stats.bootstrap(
+    drawn = scipy.stats.bootstrap(
         (scores_P,),
         np.mean,
         n_resamples=_RESAMPLES,
@@ -51,13 +51,13 @@ def score_interval(scores_P: np.ndarray, *, seed: int = 0) -> tuple[float, float
 
 
 def _wilson(num_right: int, num: int) -> tuple[float, float]:
-    low, high = stats.binomtest(num_right, num).proportion_ci(method="wilson")
+    low, high = scipy.stats.binomtest(num_right, num).proportion_ci(method="wilson")
     return float(low), float(high)
 
 
 def sign_test(won: int, lost: int) -> float:
     """Return P of a split at least this uneven if both sides are equally likely: two-sided, exact; 1 for none."""
-    return float(stats.binomtest(won, won + lost).pvalue) if won + lost else 1.0
+    return float(scipy.stats.binomtest(won, won + lost).pvalue) if won + lost else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def estimate(
         return Estimate(num, mean, math.nan, math.nan, math.nan, math.nan)
     std = float(known.std(ddof=1))
     error = std / math.sqrt(num)
-    half = float(stats.t.ppf(0.975, num - 1)) * error
-    detectable = half + float(stats.t.ppf(0.8, num - 1)) * error
+    half = float(scipy.stats.t.ppf(0.975, num - 1)) * error
+    detectable = half + float(scipy.stats.t.ppf(0.8, num - 1)) * error
     return Estimate(num, mean, std, max(bounds[0], mean - half), min(bounds[1], mean + half), detectable)
 
 

@@ -74,11 +74,17 @@ class Runner:
         self.server.stdin.close()
         self.server.wait(timeout=DEADLINE)
 
-    def __call__(self, *arguments: str, faults: Mapping[str, Any] | None = None, **job: Any) -> ExitResult:
-        """Run `vlm-rl ARGUMENTS` in its own process and return how it ended."""
+    def __call__(self, *arguments: object, faults: Mapping[str, Any] | None = None, **job: Any) -> ExitResult:
+        """Run `vlm-rl ARGUMENTS` in its own process, in the working directory `folder` if given."""
         self.count += 1
         log = self.folder / f"job-{self.count}.log"
-        whole = {"arguments": arguments, "faults": faults or {}, "log": str(log), "deadline": DEADLINE, **job}
+        whole = {
+            "arguments": [str(word) for word in arguments],
+            "faults": faults or {},
+            "log": str(log),
+            "deadline": DEADLINE,
+            **job,
+        }
         assert self.server.stdin is not None
         self.server.stdin.write(json.dumps(whole) + "\n")
         self.server.stdin.flush()

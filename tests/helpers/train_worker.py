@@ -240,6 +240,7 @@ def fork(job: Job) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        os.chdir(job.get("folder", "."))
         code = run(job)
         sys.stdout.flush()
         sys.stderr.flush()
