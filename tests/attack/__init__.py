@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from tests.attack import inputs
 from tests.attack.attack import Attack
 
 # One module per area; each exports its ATTACKS.
-ATTACKS: tuple[Attack, ...] = ()
+ATTACKS: tuple[Attack, ...] = (*inputs.ATTACKS,)

@@ -99,8 +99,13 @@ def hangs_deaf(*_: object) -> float:
     return hangs()
 
 
-def grabs_signals(*_: object) -> float:
-    """Install handlers, as some libraries do on import."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return 0.5
+def terminates_and_hangs(*_: object) -> float:
+    """Send the trainer SIGTERM, and hang."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    return hangs_deaf()
+
+
+def interrupts_and_hangs(*_: object) -> float:
+    """Send the trainer what Ctrl-C sends, and hang."""
+    os.kill(os.getppid(), signal.SIGINT)
+    return hangs_deaf()
