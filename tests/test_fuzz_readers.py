@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.benchmark_rows import ROWS
@@ -39,7 +39,7 @@ from vlm_rl.run import checkpoint
 from vlm_rl.run.directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
-fuzz = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "25")))
+fuzz = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "25")), suppress_health_check=list(HealthCheck))
 
 # -- what is hostile -------------------------------------------------------------------------------
 

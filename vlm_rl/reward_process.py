@@ -5,8 +5,8 @@
     process.close()
 
 The process imports the function once and answers one call after another. It gets the trainer's environment, working
-directory and `sys.path`, but shares no memory, and Ctrl-C does not reach it. It ends with the trainer. Calls and values
-travel as JSON; the images of a prepared set are read from its file on use.
+directory and `sys.path`, but shares no memory, and Ctrl-C does not reach it. It ends with the trainer. Calls and
+values travel as JSON; the images of a prepared set are read from its file on use.
 """
 
 from __future__ import annotations
@@ -223,11 +223,13 @@ def _told(error: BaseException) -> str:
 
 
 def _unpacked_problem(tree: Mapping[str, Any]) -> Problem:
-    values = {**tree, "choices": tuple(tree["choices"])}
+    values: dict[str, Any] = {**tree, "choices": tuple(tree["choices"])}
     if values.pop("stored"):
         path, row, count = tree["images"]
-        return Problem(**values | {"images": StoredImages(_column(path), row, count)})
-    return Problem(**values | {"images": tuple(map(base64.b64decode, tree["images"]))})
+        values["images"] = StoredImages(_column(path), row, count)
+    else:
+        values["images"] = tuple(map(base64.b64decode, tree["images"]))
+    return Problem(**values)
 
 
 @cache

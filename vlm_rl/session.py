@@ -332,7 +332,7 @@ def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
 
 
 def _check_whole(model_path: Path) -> None:
-    """Raise UserError for a checkpoint that differs from its manifest, and for weights that are not a whole model's."""
+    """Raise UserError for a checkpoint that differs from its manifest, and for weights of less than a whole model."""
     verify_model(model_path)
     check_weights(model_path)
 

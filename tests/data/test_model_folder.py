@@ -1,4 +1,4 @@
-"""Weights that are whole pass in every spelling that transformers reads; damaged ones are refused by file and tensor."""
+"""Whole weights pass in every spelling that transformers reads; damaged ones are refused by file and tensor."""
 
 from __future__ import annotations
 

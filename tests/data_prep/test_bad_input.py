@@ -234,7 +234,7 @@ def test_golds_of_many_digits_are_kept(tmp_path) -> None:
 
 
 def test_a_row_that_its_reader_cannot_take_is_dropped(tmp_path) -> None:
-    """A Parquet column of text may hold bytes that are not UTF-8, and an object may be where a reader expects text."""
+    """A Parquet column of text may hold bytes that are not UTF-8, or a number be where a reader expects text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

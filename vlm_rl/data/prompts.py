@@ -176,8 +176,8 @@ class PromptBuilder:
         size = self.config.get_text_config().vocab_size
         if highest >= size:
             raise UserError(
-                f"model.path {self.model_path}: its tokenizer has ids up to {highest}, and the model's vocabulary has "
-                f"{size} entries: tokenizer and weights are of different models; get the model again"
+                f"model.path {self.model_path}: its tokenizer has ids up to {highest}, and the model's vocabulary "
+                f"has {size} entries: tokenizer and weights are of different models; get the model again"
             )
 
     def _images(self, problem: Problem, *, num_markers: int) -> list[Image.Image]:

@@ -175,8 +175,8 @@ def verify(path: Path) -> Manifest:
 def verify_model(path: Path) -> Manifest | None:
     """Verify a checkpoint that is opened as a model; return None for a folder without a manifest.
 
-    Unlike `verify` it leaves out learner/, which only a resume opens. It reads a file once in this process, unless its
-    inode, size or time has changed since. Raises CheckpointError, which names what differs.
+    Unlike `verify` it leaves out learner/, which only a resume opens. It reads a file once in this process, unless
+    its inode, size or time has changed since. Raises CheckpointError, which names what differs.
     """
     return _verify(path, as_model=True) if (path / MANIFEST).exists() else None
 
