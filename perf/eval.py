@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--engine-ms", type=float, help="milliseconds a response of an engine that only waits")
+    parser.add_argument(
+        "--engine-ms", type=float, help="wait this many milliseconds a response instead of generating"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         print(json.dumps(measure(options, Path(scratch))))

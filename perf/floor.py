@@ -32,7 +32,7 @@ class Model:
 
     @property
     def text_weights(self) -> int:
-        """Of the layers, without embeddings."""
+        """Return the weights of the layers, without embeddings."""
         return self.layers * (2 * self.hidden**2 + 2 * self.hidden * self.kv_width + 3 * self.hidden * self.mlp)
 
     @property
@@ -73,7 +73,15 @@ ROW_TOKENS = 16_384  # train.micro_batch_tokens
 
 
 def operations(model: Model, prompt: int, lengths: Sequence[int], *, shared: bool, images: int = 1) -> float:
-    """Forward and backward of one group with responses of these lengths, padded rows without their padding."""
+    """Return the operations of forward and backward of one group.
+
+    Args:
+        model: its sizes.
+        prompt: tokens of the prompt, its images included.
+        lengths: tokens of each response.
+        shared: one row with the prompt once; otherwise a row per response, without padding.
+        images: how many of them the prompt has.
+    """
     copies = 1 if shared else len(lengths)
     text = copies * prompt + sum(lengths)
     pairs = copies * prompt**2 / 2 + sum(prompt * tokens + tokens**2 / 2 for tokens in lengths)
@@ -87,14 +95,17 @@ def operations(model: Model, prompt: int, lengths: Sequence[int], *, shared: boo
 
 
 def gain(model: Model, prompt: int, lengths: Sequence[int], *, padded: bool = False, images: int = 1) -> float:
-    """Operations of one row per response over those of a shared row; ``padded`` fills all rows to the longest."""
+    """Return the operations of one row per response over those of a shared row.
+
+    With ``padded`` all rows are filled to the longest.
+    """
     filled = [max(lengths)] * len(lengths) if padded else lengths
     theirs = operations(model, prompt, filled, shared=False, images=images)
     return theirs / operations(model, prompt, lengths, shared=True, images=images)
 
 
 def matrix_rate() -> float:
-    """Float32 operations a second of a matrix product on one thread, the best of twenty."""
+    """Return the float32 operations a second of a matrix product on one thread, the best of twenty."""
     import torch
 
     a, b = torch.randn(2, 1024, 1024)
@@ -107,7 +118,7 @@ def matrix_rate() -> float:
 
 
 def activations(model: Model) -> float:
-    """Bytes of a checkpointed row in bfloat16: each layer's input, and one layer's insides three times over."""
+    """Return the bytes of a checkpointed row in bfloat16: each layer's input, and three times one layer's insides."""
     inside = 4 * model.hidden + 2 * model.kv_width + 3 * model.mlp
     return 2 * ROW_TOKENS * (model.layers * model.hidden + 3 * inside)
 

@@ -67,7 +67,7 @@ class Result:
 
 
 def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
-    """The published shape; with ``layers``, that many of text and of vision."""
+    """Return the published shape; with ``layers``, that many layers of text and of vision."""
     s = SIZES[size]
     width, depth, heads, mlp = s.get("vision", (1280, 32, 16, 3420))
     depth = layers or depth
@@ -147,7 +147,7 @@ def make_groups(
 
 
 def shared_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device) -> Tensor:
-    """Gradients of the step through our rows, a group each; the log-probs."""
+    """Compute the step's gradients through our rows, a group each, and return the log-probs."""
     logps = []
     for index, group in enumerate(groups):
         chunk = Chunk(index, tuple(range(len(group.rollouts))))
@@ -159,7 +159,7 @@ def shared_backward(policy: Policy, groups: list[WeighedGroup], device: torch.de
 
 
 def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device, *, rows: int) -> Tensor:
-    """The same through one padded row per response, ``rows`` at a time, with a copy of prompt and image each."""
+    """Do the same through one padded row per response, ``rows`` at a time, with a copy of prompt and image each."""
     logps = []
     for index, group in enumerate(groups):
         prompt = torch.from_numpy(group.prompt.ids).long()
@@ -213,7 +213,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of one large matrix product, the best of ten."""
+    """Return the operations a second of one large matrix product, the best of ten."""
     size = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
@@ -227,7 +227,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def useful_operations(policy: Policy, groups: list[WeighedGroup]) -> float:
-    """Forward and backward of the step, prompts and images once, no padding and nothing computed again.
+    """Return the operations of forward and backward of the step: prompts and images once, no padding, nothing twice.
 
     Six operations for each weight and token; twelve for each pair of tokens and unit of attention width.
     """
@@ -250,7 +250,7 @@ def useful_operations(policy: Policy, groups: list[WeighedGroup]) -> float:
 
 
 def measure(backward: Callable[[], Tensor], optimizer: MasterAdamW, device: torch.device, *, rounds: int) -> Result:
-    """The step after one that compiles and warms up."""
+    """Measure the steps after one that compiles and warms up."""
     seconds = []
     for index in range(rounds + 1):
         synchronize(device)
@@ -272,7 +272,7 @@ def gradient(policy: Policy) -> Tensor:
 
 
 def print_correctness(size: str, device: torch.device) -> None:
-    """Two layers at full width: our rows and padded ones, float32 and bfloat16."""
+    """Compare our rows with padded ones in two layers at full width, in float32 and bfloat16."""
     config = make_config(size, layers=2)
     groups = make_groups(config.text_config.vocab_size, prompts=1, responses=3, tokens=40, side=8, text=30)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -328,13 +328,13 @@ def main() -> None:
     parser.add_argument("--size", choices=list(SIZES), default="3b")
     parser.add_argument("--prompts", type=int, default=4, help="groups of an optimizer step")
     parser.add_argument("--responses", type=int, default=8)
-    parser.add_argument("--tokens", type=int, help="of the longest response (1000; tiny: 60)")
+    parser.add_argument("--tokens", type=int, help="tokens of the longest response (1000; tiny: 60)")
     parser.add_argument("--side", type=int, help="visual tokens of an image's side (32; tiny: 8)")
     parser.add_argument("--text", type=int, default=150, help="text tokens of a prompt")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--padded-rows", type=int, default=2, help="rows of a padded micro-batch")
     parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--offload", action="store_true", help="what checkpointing keeps waits in host memory")
+    parser.add_argument("--offload", action="store_true", help="keep in host memory what checkpointing keeps")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     options = parser.parse_args()
     options.tokens = options.tokens or (60 if options.size == "tiny" else 1000)

@@ -33,7 +33,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def gradients(model: Path, ranks: int, stage: int, folder: Path) -> Results:
-    """What tests/helpers/learner_worker.py finds on this many ranks."""
+    """Return what tests/helpers/learner_worker.py finds on this many ranks."""
     out = folder / f"{ranks}-{stage}.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}

@@ -66,19 +66,19 @@ class Simulation(NamedTuple):
 
 
 def mean_baseline(p: np.ndarray | float, size: int) -> np.ndarray:
-    """E[p_hat | S] for groups of ``size`` responses, 0 < p < 1."""
+    """Return E[p_hat | S] for groups of ``size`` responses, 0 < p < 1."""
     p = np.asarray(p, dtype=np.float64)
     return p * (1 - p ** (size - 1)) / (1 - (1 - p) ** size - p**size)
 
 
 def probability_too_high(p: float, size: int) -> float:
-    """P(p_hat > p | S, p): how often a group's baseline is too high, and its advantages too low."""
+    """Return P(p_hat > p | S, p): how often a group's baseline is too high, and its advantages too low."""
     mass = [comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)]
     return sum(m for k, m in enumerate(mass, start=1) if k > size * p) / sum(mass)
 
 
 def average_probability(size: int, below: float) -> float:
-    """The mean of ``probability_too_high`` over p uniform on (0, below)."""
+    """Return the mean of ``probability_too_high`` over p uniform on (0, below)."""
     cuts = [0.0, *(k / size for k in range(1, size) if k / size < below), below]
     nodes, weights = np.polynomial.legendre.leggauss(ORDER)
     total = 0.0
@@ -89,7 +89,7 @@ def average_probability(size: int, below: float) -> float:
 
 
 def simulate(p: float, size: int, *, groups: int, seed: int) -> Simulation:
-    """The mean baseline of drawn groups, read back from the advantages that training would compute.
+    """Return the mean baseline of drawn groups, read back from the advantages that training would compute.
 
     ``group_center`` is r - baseline, and exactly 0 for all of a group outside S.
     """

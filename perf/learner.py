@@ -114,7 +114,7 @@ def _arguments(shape: Shape) -> list[str]:
 
 
 def measure(shape: Shape, *, rounds: int, folder: Path) -> tuple[list[Measured], float, float]:
-    """All variants of one shape, the shared one first; then the gaps in log-probs and gradients."""
+    """Measure all variants of one shape, the shared one first, then the gaps in log-probs and gradients."""
     workers = [Worker(name, shape, folder) for name in ("shared", *(f"padded-{rows}" for rows in PADDED_ROWS))]
     try:
         for worker in workers:
@@ -131,7 +131,7 @@ def measure(shape: Shape, *, rounds: int, folder: Path) -> tuple[list[Measured],
 
 
 def gaps(ours: Path, theirs: Path) -> tuple[float, float]:
-    """Largest difference of a log-prob, and the gradients' difference as a share of their norm."""
+    """Return the largest difference of a log-prob, and the gradients' difference as a share of their norm."""
     import numpy as np
 
     a, b = np.load(ours), np.load(theirs)
@@ -192,7 +192,7 @@ def save_comparison(path: Path, model: Any, logp: Any) -> None:
 def make_groups(
     model_path: Path, shape: Shape, *, count: int = GROUPS, aggregation: str = "length_weighted"
 ) -> list[Any]:
-    """Groups of random tokens behind images of noise, weighed as LUSPO weighs them unless told otherwise."""
+    """Make groups of random tokens behind images of noise, weighed as LUSPO weighs them unless told otherwise."""
     import numpy as np
     from PIL import Image
     from transformers import AutoProcessor
@@ -241,7 +241,7 @@ def loss_of(logp_K: Any, inputs: Any) -> Any:
 
 
 def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]:
-    """The product's rows: prompt and image once, the responses after it, one group to a row."""
+    """Return a step on the product's rows: prompt and image once, the responses after it, one group to a row."""
     import torch
     from weighed_groups import pack
 
@@ -267,7 +267,7 @@ def shared_step(model_path: Path, shape: Shape) -> tuple[Any, Callable[[], Any]]
 
 
 def padded_step(model_path: Path, shape: Shape, *, rows: int) -> tuple[Any, Callable[[], Any]]:
-    """One row per response through transformers' own model, ``rows`` of them at a time."""
+    """Return a step on one row per response through transformers' own model, ``rows`` of them at a time."""
     import torch
     from transformers import AutoModelForImageTextToText
 
@@ -282,7 +282,7 @@ def padded_step(model_path: Path, shape: Shape, *, rows: int) -> tuple[Any, Call
 
 
 def padded_micro_batch(model: Any, part: list[tuple[Any, int]]) -> Any:
-    """Backward through one padded micro-batch; the log-probs of its responses, end to end."""
+    """Go backward through one padded micro-batch and return the log-probs of its responses, end to end."""
     import numpy as np
     import torch
 

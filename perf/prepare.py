@@ -56,7 +56,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=38_870)
     parser.add_argument("--dapo-rows", type=int, default=1_791_700)
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 2))
-    parser.add_argument("--folder", type=Path, default=Path("runs/perf-prepare"), help="scratch; removed at the end")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/perf-prepare"), help="scratch folder, removed at the end"
+    )
     options = parser.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)

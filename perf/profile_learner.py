@@ -88,7 +88,9 @@ def print_kept(point: Point, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("point", nargs="?", default="100m 1000 8 300")
-    parser.add_argument("--kept", action="store_true", help="the tensors kept, not the time")
+    parser.add_argument(
+        "--kept", action="store_true", help="print the tensors kept for the backward pass, not the time"
+    )
     options = parser.parse_args()
     model, *numbers = options.point.split()
     point = Point(model, *map(int, numbers))

@@ -87,8 +87,10 @@ def toy_run(folder: Path, *, sampler: str) -> RunDirectory:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?", help="a run directory")
-    parser.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help="of the toy run")
+    parser.add_argument("run", type=Path, nargs="?", help="a run directory (default: a new toy run)")
+    parser.add_argument(
+        "--sampler", choices=["auto", "vllm", "transformers"], default="auto", help="sampler of the toy run"
+    )
     options = parser.parse_args()
     if options.run:
         print_phases(RunDirectory(options.run).open())

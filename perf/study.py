@@ -48,7 +48,7 @@ Results = Mapping[str, Any]
 
 
 def load(folder: Path) -> dict[str, Results]:
-    """Study name -> its comparison, of those that are there: NAME.json or NAME/comparison.json."""
+    """Return study name -> its comparison, of those that are there: NAME.json or NAME/comparison.json."""
     found = {}
     for name in STUDIES:
         for path in (folder / f"{name}.json", folder / name / "comparison.json"):
@@ -58,7 +58,7 @@ def load(folder: Path) -> dict[str, Results]:
 
 
 def _known(tree: Any) -> Any:
-    """The same with NaN for null: a number that does not exist yet, in a study that has not come to its end."""
+    """Return the tree with NaN for null: a number that an unfinished study does not have yet."""
     if isinstance(tree, dict):
         return {key: _known(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -67,7 +67,7 @@ def _known(tree: Any) -> Any:
 
 
 def tables(results: Results) -> str:
-    """Final values, then differences in length and accuracy to the baseline, as Markdown."""
+    """Return final values, then differences in length and accuracy to the baseline, as Markdown."""
     rules, final, apart = results["rules"], results["final"], results["difference_to_baseline"]
     measures = [measure for measure in COLUMNS if measure in final]
     head = ["rule", *(COLUMNS[measure] for measure in measures)]
@@ -82,7 +82,7 @@ def tables(results: Results) -> str:
 
 
 def inside(results: Results) -> str:
-    """How the quantities that explain length moved, means over the seeds: first tenth of the steps -> last."""
+    """Return how the quantities that explain length moved, means over the seeds: first tenth of the steps -> last."""
     ends: dict[str, dict[str, list[list[float]]]] = {}
     for run in results["runs"]:
         for name, pair in run["first_and_last"].items():

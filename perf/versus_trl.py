@@ -75,17 +75,17 @@ class Point:
 
     @property
     def shape(self) -> Shape:
-        """One group, its responses a quarter of the longest to the longest."""
+        """Return one group, its responses a quarter of the longest to the longest."""
         return Shape(self.prompt, self.responses, self.tokens, spread=True, images=self.images)
 
     @property
     def operations(self) -> float:
-        """Of an optimizer step of ours."""
+        """Return the operations of an optimizer step of ours."""
         return operations(MODELS[self.model], self.prompt, self.shape.lengths, shared=True, images=self.images)
 
     @property
     def gain(self) -> float:
-        """TRL's operations, all rows padded to the longest, over ours."""
+        """Return TRL's operations, all rows padded to the longest, over ours."""
         return gain(MODELS[self.model], self.prompt, self.shape.lengths, padded=True, images=self.images)
 
     def __str__(self) -> str:
@@ -151,14 +151,14 @@ class Worker:
         self.process.wait()
 
     def summary(self) -> dict[str, float]:
-        """Medians of the steps after the first, and what the first one said."""
+        """Return medians of the steps after the first, and what the first one said."""
         first, *rest = self.steps
         medians = {key: statistics.median(step[key] for step in rest or [first]) for key in ("wall", "cpu")}
         return {**medians, "memory": self.steps[-1]["memory"], "loss": first["loss"], "norm": first["norm"]}
 
 
 def compare(point: Point, folder: Path) -> dict[str, Any]:
-    """Both sides of one point, step by step in turns. The first step is the warm-up and the check."""
+    """Measure both sides of one point, step by step in turns. The first step is the warm-up and the check."""
     sides = {"ours": Worker("ours", point, folder)}
     try:
         sides["ours"].step()
@@ -180,7 +180,10 @@ def compare(point: Point, folder: Path) -> dict[str, Any]:
 
 
 def candidates(point: Point) -> Sequence[int]:
-    """The large model's long steps are minutes, and one row at a time is as fast there: no trials."""
+    """Return the micro-batches to try.
+
+    The large model's long steps take minutes and get no trials: one row at a time is as fast there.
+    """
     return MICRO_BATCHES if point.model == "tiny" or point.prompt + point.tokens < 500 else MICRO_BATCHES[:1]
 
 
@@ -211,7 +214,7 @@ def show(results: Sequence[dict[str, Any]]) -> None:
 
 
 def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
-    """TRL's CPU seconds over ours, point by point, and what the operations alone would give."""
+    """Draw TRL's CPU seconds over ours, point by point, and what the operations alone would give."""
     from matplotlib.figure import Figure
 
     points = [Point(**result["point"]) for result in results]
@@ -246,7 +249,7 @@ def groups_of(point: Point, folder: Path) -> list[Any]:
 
 
 def our_step(point: Point, folder: Path) -> Callable[[], Any]:
-    """What makes an optimizer step of the product, packing included, and returns its UpdateResult."""
+    """Return a function that makes one optimizer step of ours, packing included, and returns its UpdateResult."""
     import torch
     from weighed_groups import pack
 
@@ -277,7 +280,7 @@ def our_step(point: Point, folder: Path) -> Callable[[], Any]:
 
 
 def work_ours(point: Point, folder: Path) -> None:
-    """An optimizer step of the product for each line of standard input."""
+    """Make an optimizer step of the product for each line of standard input."""
     step = our_step(point, folder)
     before = peak_mib()
     rate = matrix_rate()
@@ -300,7 +303,7 @@ def report(
 
 
 def trl_batch(groups: Sequence[Any]) -> dict[str, Any]:
-    """What GRPOTrainer._generate_and_score_completions returns, of these groups."""
+    """Return what GRPOTrainer._generate_and_score_completions would return of these groups."""
     import torch
 
     flat = [(group, index) for group in groups for index in range(len(group.rollouts))]
@@ -327,7 +330,7 @@ def trl_batch(groups: Sequence[Any]) -> dict[str, Any]:
 
 
 def trl_settings(**more: Any) -> Any:
-    """TRL's configuration of a comparison: one CPU, no KL term, a constant rate, nothing saved or reported."""
+    """Return TRL's configuration of a comparison: one CPU, no KL term, a constant rate, nothing saved or reported."""
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -347,7 +350,7 @@ def trl_settings(**more: Any) -> Any:
 
 
 def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
-    """An optimizer step of GRPOTrainer.train for each line of standard input."""
+    """Make an optimizer step of GRPOTrainer.train for each line of standard input."""
     sys.modules["vllm"] = None  # type: ignore[assignment]  # unused here; to TRL it is not installed
     import torch
     from datasets import Dataset
@@ -414,7 +417,7 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
 
 
 def build_models(folder: Path, names: set[str]) -> None:
-    """In a child, so that this process stays small."""
+    """Build the models in a child, so that this process stays small."""
     code = (
         "import json, pathlib, sys; from vlm_rl.toy.tiny_model import build_tiny_model as build; "
         "build(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2]))"
@@ -430,7 +433,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="measured steps of each side of a point")
     parser.add_argument("--out", type=Path, help="append one JSON line per point, and skip those already there")
     parser.add_argument("--show", type=Path, help="print (and plot) what such a file holds, and measure nothing")
-    parser.add_argument("--plot", type=Path, help="PNG of the ratios")
+    parser.add_argument("--plot", type=Path, help="write a PNG of the ratios here")
     for hidden in ("--worker", "--point", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -458,7 +461,7 @@ def points_of(options: argparse.Namespace) -> Sequence[Point]:
 
 
 def work_of(points: Sequence[Point]) -> str:
-    """The steps that the points take and their operations, TRL's at the micro-batch that wins the trial."""
+    """Return the steps that the points take and their operations, TRL's at the micro-batch that wins the trial."""
     total = sum((1 + point.rounds) * point.operations * (1 + point.gain) for point in points)
     steps = sum(1 + point.rounds for point in points)
     return (

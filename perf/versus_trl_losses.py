@@ -56,7 +56,7 @@ class Batch:
 
 
 def draw(seed: int, *, spread: float) -> Batch:
-    """Log-probs whose ratios to the old ones have about this spread, so that some clip and some do not."""
+    """Draw log-probs whose ratios to the old ones have about this spread, so that some clip and some do not."""
     rng = np.random.default_rng(seed)
     num = GROUPS * RESPONSES
     lengths = rng.integers(1, MAX_TOKENS + 1, size=num)
@@ -75,7 +75,7 @@ def draw(seed: int, *, spread: float) -> Batch:
 
 
 def ours(rule: Algorithm, batch: Batch, kl_coef: float) -> tuple[float, Tensor, dict[str, Tensor]]:
-    """Loss, its gradient [N, T], and the sums for the metrics."""
+    """Return our loss, its gradient [N, T], and the sums for the metrics."""
     logp_NT = batch.logp_NT.clone().requires_grad_()
     shape = (GROUPS, RESPONSES)
     weights_PG = token_weights(
@@ -108,7 +108,7 @@ def ours(rule: Algorithm, batch: Batch, kl_coef: float) -> tuple[float, Tensor, 
 
 
 def trls(name: str, rule: Algorithm, batch: Batch, kl_coef: float) -> tuple[float, Tensor, dict[str, float]]:
-    """The same through TRL's function, and its metrics."""
+    """Return the same through TRL's function, and its metrics."""
     from accelerate import Accelerator
     from trl import GRPOTrainer
 
@@ -163,7 +163,7 @@ def trls(name: str, rule: Algorithm, batch: Batch, kl_coef: float) -> tuple[floa
 
 
 def compare(name: str, *, seed: int, kl_coef: float = 0.0) -> tuple[float, float, float, float]:
-    """Our loss, its difference from TRL's, the gradients' difference over their norm, and the clip share."""
+    """Return our loss, its difference from TRL's, the gradients' difference over their norm, and the clip share."""
     rule = ALGORITHMS[name]
     batch = draw(seed, spread=0.3 if rule.ratio == "token" else 3e-3)
     value, gradient, sums = ours(rule, batch, kl_coef)

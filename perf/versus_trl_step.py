@@ -47,7 +47,7 @@ POINTS = (Point(16, 60, 4, 8, 100), Point(27, 400, 2, 8, 300))
 
 
 def parity(problem: Any, response: str, grade: Any, tokens: int) -> float:
-    """A reward that differs within a group and costs nothing; the same on both sides."""
+    """Return a reward that differs within a group and costs nothing; it is the same on both sides."""
     return float(len(response) % 2)
 
 
@@ -55,7 +55,7 @@ def parity(problem: Any, response: str, grade: Any, tokens: int) -> float:
 
 
 def compare(point: Point, folder: Path) -> dict[str, Worker]:
-    """Every side's worker after its steps, TRL's at its fastest micro-batch; they have ended."""
+    """Return every side's worker after its steps, TRL's at its fastest micro-batch; they have ended."""
     names = ["ours, transformers"] + ["ours, vllm"] * (importlib.util.find_spec("vllm") is not None)
     sides = {name: Worker(name, point, folder, script=__file__) for name in names}
     trials = {rows: Worker(f"trl-{rows}", point, folder, script=__file__) for rows in MICRO_BATCHES}
@@ -97,7 +97,7 @@ def show(point: Point, sides: dict[str, Worker]) -> None:
 
 
 def write_problems(folder: Path, point: Point) -> None:
-    """ViRL39K's layout with images of noise, and the same prepared."""
+    """Write a set in ViRL39K's layout with images of noise, and prepare it."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -120,7 +120,7 @@ def write_problems(folder: Path, point: Point) -> None:
 
 
 def work_ours(point: Point, folder: Path, *, sampler: str) -> None:
-    """A training step of the product for each line of standard input."""
+    """Make a training step of the product for each line of standard input."""
     from vlm_rl.config import parse_config
     from vlm_rl.session import Session
     from vlm_rl.train import train_step
@@ -161,7 +161,7 @@ def report(begun: tuple[float, float], ended: tuple[float, float], **values: flo
 
 
 def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
-    """A step of GRPOTrainer.train for each line of standard input."""
+    """Make a step of GRPOTrainer.train for each line of standard input."""
     sys.modules["vllm"] = None  # type: ignore[assignment]  # unused here; to TRL it is not installed
     import torch
     from datasets import load_dataset
@@ -228,7 +228,7 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
 
 
 def build(folder: Path, point: Point) -> None:
-    """Model and problems."""
+    """Build the model and the problems."""
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     build_tiny_model(folder / "model")

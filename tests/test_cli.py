@@ -116,7 +116,10 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert done.stdout == f"vlm-rl {vlm_rl.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["trian"], ["train"], ["eval", "--model"], ["prepare", "virl39k"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["trian"], ["train"], ["eval", "--model"], ["prepare", "virl39k"], ["quickstart", "--seeds", "0,b"]],
+)
 def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[str], capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
@@ -342,6 +345,7 @@ def test_grading_one_response(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "nowhere"], ["nowhere"]),
         (["demo", "run"], ["no evaluation"]),
         (["quickstart", "--out", "other"], ["other", "exists"]),
+        (["quickstart", "--algorithm", "ppo"], ["'ppo'", "known names: grpo"]),
     ],
 )
 def test_other_mistakes(refused, tmp_path: Path, arguments: list[str], words: list[str]) -> None:

@@ -17,6 +17,7 @@ import vlm_rl
 from vlm_rl.errors import UserError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,10 +80,10 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _add_train(commands: Commands) -> None:
     train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
-    train.add_argument("config", type=Path, help="a YAML file, or a run directory to continue")
-    train.add_argument("overrides", nargs="*", metavar="key.path=value")
-    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint that verifies")
-    train.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, load nothing")
+    train.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
+    train.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    train.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
+    train.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
     train.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
     train.set_defaults(command=_train)
 
@@ -105,7 +106,7 @@ def _train(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         if is_main() and (Path(config.out) / "config.yaml").is_file():
             command = resume_command(config.out)
-            print(f"to continue from the newest checkpoint: {command}", file=sys.stderr)
+            print(f"to resume from the newest checkpoint: {command}", file=sys.stderr)
         raise
 
 
@@ -120,17 +121,26 @@ def _add_eval(commands: Commands) -> None:
     evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, e.g. a checkpoint")
     evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
     evaluate.add_argument("--out", type=Path, help="folder for records and summaries")
-    evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
-    evaluate.add_argument("--template", default="think_answer", help="ours, or a benchmark's own, e.g. mathvision")
+    evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=_SAMPLER_HELP)
+    evaluate.add_argument(
+        "--template", default="think_answer", help="a prompt of ours, or a benchmark's own, e.g. mathvision"
+    )
     evaluate.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
-    evaluate.add_argument("--temperature", type=float, default=0.0)
+    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     evaluate.add_argument("--samples", type=int, default=1, help="responses per problem: the k of avg@k")
-    evaluate.add_argument("--top-p", type=float, default=1.0)
-    evaluate.add_argument("--max-tokens", type=int, default=2048, help="of a response")
-    evaluate.add_argument("--max-prompt-tokens", type=int, default=4096, help="of a prompt, its images included")
+    evaluate.add_argument("--top-p", type=float, default=1.0, help="1 samples from all tokens")
+    evaluate.add_argument("--max-tokens", type=int, default=2048, help="most tokens of a response")
+    evaluate.add_argument(
+        "--max-prompt-tokens", type=int, default=4096, help="most tokens of a prompt, its images included"
+    )
     evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated at a time")
-    evaluate.add_argument("--images", choices=["real", "blank", "shuffled"], default="real")
-    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument(
+        "--images",
+        choices=["real", "blank", "shuffled"],
+        default="real",
+        help="blank, shuffled: is the image needed?",
+    )
+    evaluate.add_argument("--seed", type=int, default=0, help="of the sampling")
     evaluate.set_defaults(command=_eval)
     actions = evaluate.add_subparsers(prog="vlm-rl eval", title="on results that exist", metavar="ACTION")
     _add_eval_compare(actions)
@@ -164,7 +174,7 @@ def _add_eval_export(actions: Commands) -> None:
     export.add_argument(
         "records", type=Path, help="a Parquet file of vlm-rl eval: RESULTS/eval/SET/step-000000.parquet"
     )
-    export.add_argument("--to", choices=["vlmevalkit", "lmms-eval"], required=True)
+    export.add_argument("--to", choices=["vlmevalkit", "lmms-eval"], required=True, help="the format")
     export.add_argument("--out", type=Path, required=True, help="a new .tsv (VLMEvalKit) or .jsonl (lmms-eval)")
     export.set_defaults(command=_eval_export)
 
@@ -182,7 +192,7 @@ def _add_score(commands: Commands) -> None:
     score.add_argument(
         "--responses", type=Path, nargs="+", required=True, help="JSON, JSON Lines, CSV or our Parquet"
     )
-    score.add_argument("--mode", choices=["strict", "official"], default="strict")
+    score.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
     score.add_argument(
         "--template", help="where the strict rule looks for the answer (default: the records' own, else plain)"
     )
@@ -204,9 +214,13 @@ def _add_grade(commands: Commands) -> None:
         "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?}"
     )
     grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
-    grade.add_argument("--type", "--answer-type", dest="answer_type", help="default: by the form of the gold")
-    grade.add_argument("--template", default="plain", help="think_answer and think_box require their tags")
-    grade.add_argument("--choices", nargs="*", help="the options' texts")
+    grade.add_argument(
+        "--type", "--answer-type", dest="answer_type", help="the kind of answer (default: by the form of the gold)"
+    )
+    grade.add_argument(
+        "--template", default="plain", help="plain, or think_answer or think_box, which require their tags"
+    )
+    grade.add_argument("--choices", nargs="*", help="the texts of a multiple choice's options")
     grade.add_argument("--tolerance", type=float, help="largest accepted difference of a float")
     grade.set_defaults(command=_grade)
 
@@ -257,10 +271,9 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _add_report(commands: Commands) -> None:
     report = commands.add_parser("report", help="write one self-contained HTML page about runs")
-    report.add_argument("runs", type=Path, nargs="+")
-    report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.add_argument("runs", type=Path, nargs="+", help="run directories")
+    report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
     report.add_argument("--figure", type=Path, help="also write a wide PNG of the first run")
-    report.add_argument("--hero", dest="figure", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     report.set_defaults(command=_report)
 
 
@@ -283,8 +296,8 @@ def _add_demo(commands: Commands) -> None:
         nargs="*",
         help="run directories, results of eval, folders of study (default: the quickstart's run, or a recorded one)",
     )
-    demo.add_argument("--host", default="127.0.0.1")
-    demo.add_argument("--port", type=int, default=7860)
+    demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
+    demo.add_argument("--port", type=int, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
     demo.add_argument(
         "--endpoint",
@@ -300,7 +313,12 @@ def _add_demo(commands: Commands) -> None:
         metavar="NAME=VARIABLE",
         help="the environment variable that holds an endpoint's key",
     )
-    demo.add_argument("--live-engine", choices=["auto", "vllm", "transformers"], default="transformers")
+    demo.add_argument(
+        "--live-engine",
+        choices=["auto", "vllm", "transformers"],
+        default="transformers",
+        help="engine that answers in the live panel",
+    )
     demo.add_argument("--live-models", type=int, default=2, help="checkpoints that the live panel may keep in memory")
     demo.set_defaults(command=_demo)
 
@@ -321,16 +339,29 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _add_quickstart(commands: Commands) -> None:
     quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
-    quick.add_argument("--seed", type=int, default=0)
-    quick.add_argument("--seeds", help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
-    quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto")
-    quick.add_argument("--algorithm", default="luspo")
-    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"))
+    quick.add_argument("--seed", type=int, default=0, help="of data, model and sampling")
+    quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
+    quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=_SAMPLER_HELP)
+    quick.add_argument("--algorithm", default="luspo", help="a name in vlm_rl/algorithms.py")
+    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="the run directory to make")
     quick.set_defaults(command=_quickstart)
 
 
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of a list such as 0,1,2, each once."""
+    try:
+        seeds = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers; write e.g. 0,1,2") from None
+    return list(dict.fromkeys(seeds))
+
+
 def _quickstart(options: argparse.Namespace) -> None:
-    seeds = [int(seed) for seed in options.seeds.split(",")] if options.seeds else [options.seed]
+    from vlm_rl.algorithms import resolve_algorithm
+    from vlm_rl.config import AlgorithmConfig
+
+    resolve_algorithm(AlgorithmConfig(name=options.algorithm))  # before minutes of warm start
+    seeds = options.seeds or [options.seed]
     outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
     for out in outs.values():
         if out.exists():

@@ -187,12 +187,14 @@ class RolloutConfig(ConfigSection):
     """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
     top_k: int = 0
     """Must be 0 (off), for the same reason."""
-    max_gap: PositiveFloat = 0.5
-    """The run stops where |learner's log-prob - sampler's|, averaged over tokens, is larger."""
+    max_gap: PositiveFloat | None = None
+    """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
+    null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
     batch_size: PositiveInt = 256
     """Responses that one rank's engine generates at the same time."""
     vllm: dict[str, Any] = {}
-    """Passed to vllm.LLM unchanged."""
+    """Passed to vllm.LLM unchanged. Options that the learner decides are refused, and so is tensor parallelism: each
+    rank has an engine with the whole model."""
 
     @model_validator(mode="after")
     def _same_distribution(self) -> RolloutConfig:
@@ -319,7 +321,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     try:
         tree = OmegaConf.load(path)
         if not OmegaConf.is_dict(tree):
-            raise UserError(f"{path}: the top level must be a mapping of sections")
+            raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
         for item in overrides:
             tree = _with_override(tree, item)
         return OmegaConf.to_container(tree, resolve=False)
@@ -348,9 +350,16 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
-    """Validate a tree of plain values as a model of class ``kind``; otherwise as parse_config."""
+    """Validate a tree of plain values as a model of class ``kind``. Raises UserError as load_config does.
+
+    Args:
+        kind: the class of the whole tree.
+        raw: the tree.
+        where: where the tree comes from, for messages.
+        overrides: those that are applied already, for messages.
+    """
     if not isinstance(raw, dict):
-        raise UserError(f"{where}: the top level must be a mapping of sections, got {type(raw).__name__}")
+        raise UserError(f"{where}: the top level must be a mapping of sections, not {type(raw).__name__}")
     for key, value in _strings(raw):
         if "${" in value:
             place = _place(key, where, overrides)
@@ -423,7 +432,7 @@ def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
         return f"{where}: unknown key {path}: {hint}"
     if detail["type"] == "missing":
-        return f"{where}: {path} is missing; it has no default"
+        return f"{where}: {path} is missing; add it, because it has no default"
     return f"{where}: {path} is {detail['input']!r}: {detail['msg']}"
 
 

@@ -28,7 +28,14 @@ from vlm_rl.types import LossInputs
 
 
 def token_ratio(logp_K: Tensor, old_logp_K: Tensor, response_K: Tensor, lengths_n: Tensor) -> Tensor:
-    """Return w_it = exp(lp_it - lp_old_it) [K] (GRPO, arXiv 2402.03300, equation 3)."""
+    """Return w_it = exp(lp_it - lp_old_it) [K] (GRPO, arXiv 2402.03300, equation 3).
+
+    Args:
+        logp_K: current log-probs.
+        old_logp_K: those at the weights that drew the responses.
+        response_K: the response that each token belongs to; not used by this ratio.
+        lengths_n: tokens of each response; not used by this ratio.
+    """
     return torch.exp(logp_K - old_logp_K)
 
 
@@ -37,7 +44,7 @@ def sequence_ratio(logp_K: Tensor, old_logp_K: Tensor, response_K: Tensor, lengt
 
     The per-token form s_it = sg(s_i) * exp(lp_it - sg(lp_it)) (GSPO-token, equation 14) has the value s_i on
     every token. Summed over a response with any weight that is constant in t, its gradient is |y_i| times that
-    weight times grad s_i: the gradient of a single term s_i per response.
+    weight times grad s_i: the gradient of a single term s_i per response. The arguments are those of token_ratio.
     """
     mean_n = _mean_by_response((logp_K - old_logp_K).detach(), response_K, lengths_n)
     return torch.exp(mean_n)[response_K] * torch.exp(logp_K - logp_K.detach())
@@ -57,7 +64,15 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def clip(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float) -> Tensor:
-    """Return l = -min(w A, clip(w, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; DAPO's two bounds)."""
+    """Return l = -min(w A, clip(w, 1 - low, 1 + high) A) (PPO, arXiv 1707.06347, eq. 7; DAPO's two bounds).
+
+    Args:
+        ratio_K: the importance ratio w.
+        advantage_K: A of each token's response.
+        logp_K: current log-probs; not used by this surrogate.
+        low: distance of the lower bound from 1.
+        high: distance of the upper bound from 1.
+    """
     clipped_K = ratio_K.clamp(1 - low, 1 + high)
     return -torch.minimum(ratio_K * advantage_K, clipped_K * advantage_K)
 
@@ -65,7 +80,8 @@ def clip(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high:
 def cispo(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float) -> Tensor:
     """Return l = -sg(clip(w, 1 - low, 1 + high)) A lp (CISPO, arXiv 2506.13585, equation 4).
 
-    low = 1 is no lower bound, since w > 0. A clipped token keeps a (bounded) gradient.
+    low = 1 is no lower bound, since w > 0. A clipped token keeps a (bounded) gradient. The arguments are those of
+    clip.
     """
     return -ratio_K.detach().clamp(1 - low, 1 + high) * advantage_K * logp_K
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
@@ -33,9 +34,11 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
 from vlm_rl.learner import layer_patches
+from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model
@@ -45,7 +48,10 @@ from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem
+from vlm_rl.types import Problem, Prompt
+
+# Mean |log-prob of the learner - of the sampler| per token that rounding cannot explain.
+DEFAULT_MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 ResumePoint = tuple[Path, Mapping[str, Any]]  # the folder, and the state that its manifest holds
 
@@ -71,6 +77,11 @@ class Session:
         model_path = checkpoint[0] if checkpoint else Path(config.model.path)
 
         self.builder = _make_prompt_builder(config.data, model_path)
+        check_architecture(
+            self.builder.config,
+            path=model_path,
+            longest=config.data.max_prompt_tokens + config.rollout.max_tokens,
+        )
         _check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
@@ -89,6 +100,8 @@ class Session:
             max_tokens=config.rollout.max_tokens,
             responses=config.rollout.responses_per_prompt,
         )
+
+        self.max_gap = config.rollout.max_gap or DEFAULT_MAX_GAP[self._dtype()]
 
         self.step = 0  # rollout steps finished
         self.order = PromptOrder(len(self.problems), config.seed)
@@ -123,7 +136,16 @@ class Session:
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
         from_main(lambda: _check_whole(path))
-        policy = self._load_plain_policy(path)
+        model: Any = load_model(path, dtype=self._dtype())
+        model.to(self.device)
+        check = SelfCheck(
+            model,
+            self._prompts_to_check(),
+            banned_ids=self.builder.banned_ids,
+            temperature=self.config.rollout.temperature,
+        )
+        policy = self._policy_of(model)
+        check.compare(policy, path=path)
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
         if self.config.model.freeze_vision:
@@ -132,9 +154,21 @@ class Session:
             policy.enable_checkpointing(offload=offload)
         return policy
 
-    def _load_plain_policy(self, path: Path) -> Policy:
+    def _prompts_to_check(self) -> list[Prompt]:
+        """Return the first prompt with images and the first without that fit, or the one of them there is."""
+        chosen: dict[bool, Prompt] = {}
+        for problem in self.problems:
+            if (has_images := bool(problem.images)) not in chosen:
+                prompt = self.builder.build(problem)
+                if len(prompt.ids) <= self.config.data.max_prompt_tokens:
+                    chosen[has_images] = prompt
+            if len(chosen) == 2:
+                break
+        return list(chosen.values())
+
+    def _policy_of(self, model: PreTrainedModel) -> Policy:
         return Policy(
-            load_model(path, dtype=self._dtype()),
+            model,
             banned_ids=self.builder.banned_ids,
             temperature=self.config.rollout.temperature,
             layer_patches=self.config.model.layer_patches,
@@ -145,7 +179,7 @@ class Session:
         path = Path(self.config.model.path)
         check_model_folder(path)
         from_main(lambda: _check_whole(path))
-        policy = self._load_plain_policy(path)
+        policy = self._policy_of(load_model(path, dtype=self._dtype()))
         return Reference(policy, zero_stage=self.config.train.zero_stage)
 
     def _make_learner(self) -> Learner:

@@ -134,6 +134,12 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
     """Draw the next problems in order, each with the tokens of its prompt.
 
     Problems whose prompts exceed data.max_prompt_tokens are left out and counted.
+
+    Args:
+        s: the run.
+        count: how many problems to draw.
+        prompts: keeps the prompts that this rank builds.
+        timings: gets the time of building them.
     """
     fitting: list[tuple[Problem, int]] = []
     while len(fitting) < count:
@@ -151,7 +157,14 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
 def sample_and_grade(
     s: Session, problems: Sequence[Problem], prompts: PromptCache, timings: Timings
 ) -> list[tuple[tuple[Rollout, ...], tuple[Reward, ...]]]:
-    """Return the responses and rewards of every problem, in order, on every rank; each rank does its share."""
+    """Return the responses and rewards of every problem, in order, on every rank; each rank does its share.
+
+    Args:
+        s: the run.
+        problems: those to answer, the same on every rank.
+        prompts: has or builds the prompts of this rank's share.
+        timings: gets the seconds of sampling, and of waiting for grades.
+    """
     mine = share(problems)
     with Scoring(s.reward) as scoring:
         with timings.phase("rollout"):
@@ -213,7 +226,14 @@ def weigh(s: Session, groups: Sequence[Group]) -> np.ndarray:
 
 
 def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: np.ndarray) -> list[PackedRow]:
-    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work."""
+    """Return this rank's rows of one mini-batch. Prompts are built for these alone: pixels are most of the work.
+
+    Args:
+        s: the run.
+        batch: the rollout batch, with the prompts of this rank.
+        groups: the mini-batch, on all ranks.
+        weights_PG: the weight of every token of each response of the mini-batch.
+    """
     plan = plan_rows(
         [batch.prompt_lengths[group.problem.id] for group in groups],
         [group.lengths_G.tolist() for group in groups],
@@ -255,7 +275,19 @@ def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timin
         entropy_coef=options.entropy_coef,
     )
     with timings.phase("update"):
-        return [s.learner.update(rows, loss) for rows in mini_batches]
+        return [s.learner.update(rows, loss, before_step=partial(check_gap, s)) for rows in mini_batches]
+
+
+def check_gap(s: Session, sums: Mapping[str, float]) -> None:
+    """Raise GapError if sampler and learner describe different distributions, by the sums over a mini-batch."""
+    gap = sums.get("gap", 0.0) / max(sums.get("tokens", 0.0), 1.0)
+    if not gap <= s.max_gap:  # NaN too
+        other = "model.layer_patches=off" if s.sampler.name == "transformers" else "rollout.sampler=transformers"
+        raise GapError(
+            f"step {s.step + 1}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on "
+            f"average, above rollout.max_gap={s.max_gap}: they compute different distributions. This update was not "
+            f"made; compare {other}"
+        )
 
 
 # -- logging ---------------------------------------------------------------------------------------
@@ -268,14 +300,15 @@ def log_step(
     results: Sequence[UpdateResult],
     timings: Timings,
 ) -> None:
-    """Log the finished step. Raises GapError if sampler and learner describe different distributions."""
+    """Log the finished step.
+
+    Args:
+        s: the run, whose step counter is already increased.
+        batch: the rollout batch.
+        weights: the token weights of each mini-batch.
+        results: what each optimizer step returned.
+        timings: the seconds of each phase.
+    """
     with timings.phase("diagnostics"):
         metrics = step_metrics(batch.groups, weights, results) | dict(batch.metrics) | s.counters()
     s.recorder.step(s.step, batch.groups, metrics | timings.metrics())
-    gap, limit = metrics.get("rollout/logprob_gap", 0.0), s.config.rollout.max_gap
-    if gap > limit:
-        raise GapError(
-            f"step {s.step}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on average, "
-            f"above rollout.max_gap={limit}: the engine computes a different distribution; compare "
-            "rollout.sampler=transformers, which shares the learner's arithmetic"
-        )

@@ -125,7 +125,7 @@ REFUSED = "train: code 2, named; eval: code 2, named; live panel: refused; writt
 
 # -- prepared sets and rows --------------------------------------------------------------------------
 
-ENTRIES = ("manifest cut", "data cut in the middle", "answer numbers", "id null", "image cut and closed")
+ENTRIES = ("manifest cut", "id null", "image cut and closed")
 
 
 def damaged_sets(folder: Path) -> str:

@@ -263,7 +263,7 @@ def test_text_golds_in_their_publishers_shapes(tmp_path: Path, grader: Grader) -
         ("", "holds no rows"),
         ("{", "cannot be read: Expecting property name"),
         ('{"id": "1", "response": "x"}\n{"id": "2", "resp', "cannot be read: Extra data"),
-        ({"1": {"reply": "x"}}, "no response: wanted one of"),
+        ({"1": {"reply": "x"}}, "no response: name its column one of"),
         ([], "holds no rows"),
         (["x"], "row 0 is no object"),
     ],

@@ -38,7 +38,7 @@ class Visit:
 
 @contextmanager
 def open_browser() -> Iterator[Any]:
-    """One Chromium for several pages; skips the test where none is installed."""
+    """Open one Chromium for several pages; skip the test where none is installed."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no Chromium on this machine: install chromium to run the tests of the web pages")
@@ -54,7 +54,7 @@ def open_browser() -> Iterator[Any]:
 
 @contextmanager
 def open_page(url: str, *, scheme: str = "light", width: int = 1280, browser: Any = None) -> Iterator[Visit]:
-    """Visit `url` in a fresh profile, of a browser of its own where none is given."""
+    """Visit `url` in a fresh profile, in a new browser where none is given."""
     with ExitStack() as stack:
         own = browser or stack.enter_context(open_browser())
         context = own.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def do_hostile(self, _body: dict[str, Any]) -> None:
-        """Markup, torn in the middle of its tags, in the reasoning and in the answer."""
+        """Send markup, torn in the middle of its tags, in the reasoning and in the answer."""
         self._start()
         for piece in (
             "<think><scr",
@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self._event({"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]})
 
     def do_apart(self, _body: dict[str, Any]) -> None:
-        """Reasoning in a field of its own, counted by the server, in one write of odd pieces; cut at the limit."""
+        """Send reasoning in its own field, counted by the server, in one write of odd pieces, cut at the limit."""
         self._start()
         self._event({"choices": [{"delta": {"reasoning_content": "hm <b>"}}]})
         self._event({"choices": [{"delta": {"content": "four"}}]})
@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         self._event({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": details})
 
     def do_plain(self, body: dict[str, Any]) -> None:
-        """Takes the standard's own fields only, as OpenAI's servers do."""
+        """Take the standard's own fields only, as OpenAI's servers do."""
         if "repetition_penalty" in body:
             self._whole(400, {"error": {"message": "Unrecognized request argument: repetition_penalty"}})
         else:

@@ -25,7 +25,7 @@ MAX_TOKENS = 64
 
 
 def square_image(names: list[str]) -> bytes:
-    """The PNG of a 3x3 grid of squares."""
+    """Return the PNG of a 3x3 grid of squares."""
     image = Image.new("RGB", (84, 84), (244, 243, 240))
     draw = ImageDraw.Draw(image)
     for index, name in enumerate(names):
@@ -37,13 +37,13 @@ def square_image(names: list[str]) -> bytes:
 
 
 def guess(rng: np.random.Generator) -> tuple[str, int, int]:
-    """(response, answer, tokens)"""
+    """Return (response, answer, tokens) of a guess."""
     answer = int(rng.integers(0, 9))
     return rf"<think>about {answer}</think><answer>\boxed{{{answer}}}</answer>", answer, 7 + int(rng.integers(0, 4))
 
 
 def scan(names: list[str], rng: np.random.Generator, *, check: bool) -> tuple[str, int, int]:
-    """(response, answer, tokens): cell by cell, at times with a slip, at times counted twice."""
+    """Return (response, answer, tokens): cell by cell, at times with a slip, at times counted twice."""
     count, words = 0, []
     for cell, name in zip(CELLS, names, strict=True):
         seen = name if rng.random() > 0.01 else "blue"

@@ -18,7 +18,7 @@ Metrics = Callable[[Planned, int], Mapping[str, float]]
 
 
 def study_tree(**changes: Any) -> dict[str, Any]:
-    """A study of three rules and two starts; changes replace top-level keys."""
+    """Return a study of three rules and two starts; changes replace top-level keys."""
     return {
         "base": {
             "data": {"train": ["data/toy-train"], "eval": ["data/toy-test"]},
@@ -50,7 +50,7 @@ def write_run(
     steps: int | None = None,
     evals: Mapping[int, tuple[Sequence[bool], Sequence[int]]] | None = None,
 ) -> RunDirectory:
-    """A run of `steps` steps (all of them if None); `evals` is step -> (which are correct, their lengths)."""
+    """Write a run of `steps` steps (all of them if None); `evals` is step -> (which are correct, their lengths)."""
     run = RunDirectory(planned.out).create(planned.config)
     for step in range(1, (steps or planned.config.train.steps) + 1):
         run.append_metrics(step, 1, metrics(planned, step))
@@ -82,7 +82,7 @@ def _row(correct: bool, length: int) -> dict[str, Any]:
 
 
 def lively(planned: Planned, step: int) -> dict[str, float]:
-    """Curves with a shape, different for every rule and seed; what a real run logs."""
+    """Return curves with a shape, different for every rule and seed; what a real run logs."""
     name = sum(map(ord, planned.rule))
     rng = np.random.default_rng([name, planned.seed, step])
     pace = 4 + name % 5 + np.random.default_rng([name, planned.seed]).normal()
@@ -114,7 +114,7 @@ def lively(planned: Planned, step: int) -> dict[str, float]:
 
 
 def lively_evals(planned: Planned, *, count: int = 40) -> dict[int, tuple[list[bool], list[int]]]:
-    """An evaluation at the beginning, in the middle and at the end."""
+    """Return an evaluation at the beginning, in the middle and at the end."""
     steps = planned.config.train.steps
     found = {}
     for step in range(0, steps + 1, planned.config.eval.every):

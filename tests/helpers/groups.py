@@ -71,7 +71,7 @@ def noise_image(width: int, height: int, seed: int) -> Image.Image:
 
 
 def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> Prompt:
-    """A prompt straight from the Hugging Face processor; one placeholder per image is put first."""
+    """Make a prompt straight from the Hugging Face processor; one placeholder per image is put first."""
     processor = _processor(model)
     rendered = "<|vision_start|><|image_pad|><|vision_end|>" * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
@@ -96,7 +96,7 @@ def _processor(model: Path) -> Any:
 def random_group(
     prompt: Prompt, lengths: Sequence[int], *, vocabulary: int, seed: int, banned: Sequence[int] = ()
 ) -> WeighedGroup:
-    """Responses of random allowed tokens with random advantages and weights."""
+    """Draw responses of random allowed tokens with random advantages and weights."""
     rng = np.random.default_rng(seed)
     allowed = np.setdiff1d(np.arange(vocabulary), np.array(banned, dtype=int))
     rollouts = [

@@ -44,7 +44,7 @@ def hostile_run(path: Path, *, steps: tuple[int, ...], seed: int = 0) -> RunDire
 
 
 def _evaluated(index: int, *, right: bool) -> dict[str, object]:
-    """One row of an evaluation; the verdict of the last problem is an attack too."""
+    """Return one row of an evaluation; the verdict of the last problem is an attack too."""
     text = attack("response") + rf" \boxed{{\href{{javascript:alert('link')}}{{x}}}} ${attack('formula')}$"
     return {
         "problem_id": f"{index} {attack('problem')}",

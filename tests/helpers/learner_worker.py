@@ -62,7 +62,7 @@ def five_groups(model: Path) -> list[WeighedGroup]:
 
 
 def make_groups(model: Path, config: Any) -> list[WeighedGroup]:
-    """Five groups: unequal prompts and images, one of them text only."""
+    """Make five groups: unequal prompts and images, one of them text only."""
     texts = ["How many?", "How many red squares are there, and why?"]
     return [
         random_group(
@@ -104,7 +104,7 @@ class Case:
     def rows(
         self, *, budget: int = 90, groups: Sequence[WeighedGroup] | None = None, mean_weight: float = 0.0
     ) -> list[PackedRow]:
-        """This rank's rows."""
+        """Return this rank's rows."""
         chosen = self.groups if groups is None else groups
         plan = plan_rows(
             [len(group.prompt.ids) for group in chosen],
@@ -272,7 +272,7 @@ def guarded(model: Path, stage: int) -> dict[str, Any]:
 
 
 def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """Bit for bit."""
+    """Say whether the values are equal bit for bit."""
     return all(torch.equal(a[name], b[name]) for name in b)
 
 
@@ -372,7 +372,7 @@ def weighed(case: Case, rule: Algorithm, *, hadw: bool) -> list[WeighedGroup]:
 def weigh(
     groups: Sequence[WeighedGroup], logps: Sequence[Sequence[np.ndarray]], rule: Algorithm, *, hadw: bool
 ) -> list[WeighedGroup]:
-    """The groups with the rule's advantages and weights, and old log-probs on both sides of its clip bounds."""
+    """Return the groups with the rule's advantages and weights, and old log-probs on both sides of its clip."""
     rng = np.random.default_rng(5)
     rewards_PG = rng.choice([0.0, 0.5, 1.5], size=(len(groups), 4))
     rewards_PG[1] = 1.5  # nothing to learn from

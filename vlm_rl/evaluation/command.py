@@ -213,7 +213,8 @@ def _sampling(options: argparse.Namespace) -> SamplingParams:
         raise UserError(f"--top-p is {options.top_p}; it must be above 0 and at most 1")
     if options.temperature == 0 and options.samples != 1:
         raise UserError(
-            f"--samples is {options.samples} at temperature 0: greedy decoding gives one; add --temperature 1.0"
+            f"--samples is {options.samples} at temperature 0: greedy decoding gives one response; "
+            "add --temperature 1.0"
         )
     return SamplingParams(
         temperature=options.temperature, max_tokens=options.max_tokens, responses=options.samples, top_p=options.top_p
@@ -241,7 +242,9 @@ def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
     sets = [_open_set(path, options.images) for path in options.data]
     names = [eval_set.name for eval_set in sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"--data names two sets called {repeated[0]!r}: their results would overwrite each other")
+        raise UserError(
+            f"--data names two sets called {repeated[0]!r}: their results would overwrite each other; rename one"
+        )
     for eval_set in sets:
         refuse_contaminated(eval_set.path, eval_set.problems, origin.contaminated)
         if options.mode == "official" and benchmark_of(eval_set.problems) is None:

@@ -52,7 +52,10 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
     for name, sets in zip(names[1:], loaded[1:], strict=True):
         shared = [benchmark for benchmark in loaded[0] if benchmark in sets]
         if not shared:
-            raise UserError(f"{name} and {names[0]} have no set in common: {sorted(sets)} and {sorted(loaded[0])}")
+            raise UserError(
+                f"{name} and {names[0]} have no set in common: {sorted(sets)} and {sorted(loaded[0])}; "
+                "give results of one set"
+            )
         for benchmark in shared:
             a, b = loaded[0][benchmark], sets[benchmark]
             tree["compared"].append(_compared(a, b, names=(benchmark, names[0], name)))
@@ -67,7 +70,9 @@ def _compared(a: SetResult, b: SetResult, *, names: tuple[str, str, str]) -> dic
     benchmark, name_a, name_b = names
     whole = pair(a.problems, b.problems)
     if whole is None:
-        raise UserError(f"{name_b} and {name_a} have no problem of {benchmark} in common")
+        raise UserError(
+            f"{name_b} and {name_a} have no problem of {benchmark} in common; give results of the same problems"
+        )
     parts = by_category(a.problems, b.problems)
     own = pair(_headline_parts(a), _headline_parts(b))
     other = [key for key in _SETTINGS if key in a.summary and key in b.summary and a.summary[key] != b.summary[key]]

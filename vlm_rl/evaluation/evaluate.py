@@ -89,11 +89,16 @@ def evaluate(
     """
     shown = with_images(problems, images, seed=seed)
     if not shown:
-        raise UserError(f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images")
+        raise UserError(
+            f"nothing to evaluate: {len(problems)} problems, none of which can be shown {images} images; "
+            "use a set with images"
+        )
     benchmark = benchmark_of(shown)
     if mode == "official" and benchmark is None:
         sources = ", ".join(sorted({problem.source or "no named source" for problem in shown}))
-        raise UserError(f"mode official needs problems of one known benchmark; these are of {sources}")
+        raise UserError(
+            f"mode official needs problems of one known benchmark; these are of {sources}; use mode strict"
+        )
     mine = share(shown)
     answered = dict(journal.done) if journal is not None else {}
     left = [problem for problem in mine if problem.id not in answered]
@@ -157,7 +162,15 @@ def grade_groups(
     grader: Grader,
     template: Template,
 ) -> list[list[EvalRecord]]:
-    """Return per problem the records of its responses, graded with the prompt's prefill in front, without images."""
+    """Return per problem the records of its responses, graded with the prompt's prefill in front, without images.
+
+    Args:
+        problems: those that were answered.
+        prompts: how each problem was asked, in the same order.
+        groups: the responses to each problem, in the same order.
+        grader: compares the answers with the golds.
+        template: where the answer must be in a response.
+    """
     answered = list(zip(problems, prompts, groups, strict=True))
     tasks = [
         task_of(problem, prompt.prefill + rollout.text, template)
@@ -178,7 +191,15 @@ def by_official_rule(
     grader: Grader,
     template: Template,
 ) -> list[list[EvalRecord]]:
-    """Return the same records with the verdicts of the benchmark's published rule."""
+    """Return the records with the verdicts of the benchmark's published rule.
+
+    Args:
+        benchmark: the benchmark that all problems come from.
+        problems: those that were answered.
+        groups: the records of each problem's responses, in the same order.
+        grader: compares what the rule leaves to it.
+        template: where the strict rule would look for the answer.
+    """
     answered = [
         (problem, Response(problem.id, record.response, record.sample_index))
         for problem, group in zip(problems, groups, strict=True)

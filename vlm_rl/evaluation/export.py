@@ -32,7 +32,7 @@ def export_records(options: argparse.Namespace) -> Path:
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{options.records}: cannot be read as records of vlm-rl eval: {error}") from None
     if not rows:
-        raise UserError(f"{options.records}: holds no records")
+        raise UserError(f"{options.records}: holds no records; run the evaluation again")
     text = FORMATS[options.to](rows)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, lambda path: path.write_text(text, encoding="utf-8", newline=""))

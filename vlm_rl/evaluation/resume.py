@@ -38,7 +38,16 @@ def answer_settings(
     seed: int,
     step: int,
 ) -> AnswerSettings:
-    """Return everything that decides the answers to these problems, except the policy itself."""
+    """Return everything that decides the answers to these problems, except the policy itself.
+
+    Args:
+        problems: the set.
+        builder: renders the prompts.
+        sampler: draws the responses.
+        params: how the responses are drawn.
+        seed: of the sampling.
+        step: the checkpoint's step, which the sampling depends on.
+    """
     return {
         "data_sha256": data_digest(problems),
         "num_ranks": world_size(),
@@ -60,9 +69,17 @@ def answer_settings(
 def evaluate_into(
     run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: AnswerSettings, step: int, **how: Any
 ) -> dict[str, Any]:
-    """Answer the set, write eval/NAME/step-N and return its summary; `how` goes to `evaluate`.
+    """Answer the set, write eval/NAME/step-N and return its summary.
 
     All ranks call it. Problems that a stopped call with these settings has answered are not answered or graded again.
+
+    Args:
+        run: the run directory or results folder.
+        name: of the set.
+        problems: the set.
+        settings: everything that decides the answers, from answer_settings at least.
+        step: the checkpoint's step.
+        how: further arguments of `evaluate`.
     """
     with Journal.open(journal_path(run, name, step), settings) as journal:
         evaluation = evaluate(problems, step=step, journal=journal, **how)

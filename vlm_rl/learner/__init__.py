@@ -3,6 +3,8 @@
     packing         groups to rows under a token budget, dealt out to ranks
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
+    architectures   which models it computes exactly; all others are refused
+    self_check      at start-up: its log-probs against the unmodified model's
     reference       the frozen policy of the KL term
     layer_patches   the switch for layers of transformers that ours may replace
     sft             a supervised start on reasoning traces
@@ -15,4 +17,14 @@ Two changes to transformers are outside layer_patches and always on: shared_pref
 attention implementation, and policy replaces a vision model's `get_placeholder_mask`.
 """
 
-__all__ = ["dry_run", "layer_patches", "learner", "packing", "policy", "reference", "sft"]
+__all__ = [
+    "architectures",
+    "dry_run",
+    "layer_patches",
+    "learner",
+    "packing",
+    "policy",
+    "reference",
+    "self_check",
+    "sft",
+]

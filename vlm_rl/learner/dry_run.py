@@ -29,6 +29,7 @@ from vlm_rl.config import Config
 from vlm_rl.data.model_folder import check_context
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.policy import MAX_LOGITS
@@ -100,12 +101,13 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
     source, raw = _model_configuration(config.model.path)
     model = _build(raw, source)
-    check_context(
+    longest = check_context(
         model.config,
         prompt_tokens=config.data.max_prompt_tokens,
         response_tokens=config.rollout.max_tokens,
         settings="data.max_prompt_tokens + rollout.max_tokens",
     )
+    check_architecture(model.config, path=source, longest=longest)
     on_gpu = source.startswith(str(SHIPPED)) or torch.cuda.is_available()
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)

@@ -103,9 +103,16 @@ class Learner:
                 filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
         return filled
 
-    def update(self, rows: Sequence[PackedRow], loss_function: LossFunction) -> UpdateResult:
+    def update(
+        self,
+        rows: Sequence[PackedRow],
+        loss_function: LossFunction,
+        *,
+        before_step: Callable[[Mapping[str, float]], object] | None = None,
+    ) -> UpdateResult:
         """Make one optimizer step over this rank's rows; all ranks give the same number of them.
 
+        `before_step` gets the sums over the response tokens of all ranks; what it raises leaves the weights alone.
         Raises GuardAbortError where the gradient guard has refused too many steps in a row.
         """
         totals: dict[str, Tensor] = {}
@@ -117,9 +124,11 @@ class Learner:
             if not row.is_padding:
                 for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums}.items():
                     totals[key] = totals.get(key, torch.zeros((), device=self.device)) + value.detach()
+        reduced = all_reduce_sums(totals)
+        if before_step is not None:
+            before_step(reduced)
         learning_rate = self._set_learning_rate()
         norm = self._step()
-        reduced = all_reduce_sums(totals)
         return UpdateResult(loss=reduced.pop("loss", 0.0), grad_norm=norm, learning_rate=learning_rate, sums=reduced)
 
     def _set_learning_rate(self) -> float:

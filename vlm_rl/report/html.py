@@ -157,5 +157,7 @@ def write_page(text: str, out: Path) -> Path:
     try:
         write_atomically(out, lambda place: place.write_text(text, encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot write the report to {out}: {error.strerror or error}") from None
+        raise UserError(
+            f"cannot write the report to {out}: {error.strerror or error}; choose a different --out"
+        ) from None
     return out

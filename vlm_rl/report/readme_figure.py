@@ -29,10 +29,14 @@ def write_readme_figure(run: RunDirectory, out: Path) -> Path:
     curves = RunCurves(run.open())
     compared = next((results for results in curves.evals.values() if len(results) > 1), None)
     if compared is None or not len(curves.rollouts.steps):
-        raise UserError(f"{run.path} needs rollouts and two evaluations of one benchmark for its picture")
+        raise UserError(
+            f"{run.path} needs rollouts and two evaluations of one benchmark for its picture; leave out --figure"
+        )
     examples = choose(side_by_side([compared[0], compared[-1]]), 6)
     if not examples:
-        raise UserError(f"{run.path}: the evaluations of {compared[0].benchmark} share no problem")
+        raise UserError(
+            f"{run.path}: the evaluations of {compared[0].benchmark} share no problem; leave out --figure"
+        )
     titles = (f"step {compared[0].step}", f"step {compared[-1].step}")
     picture = vega.png_of_svg(_drawing(curves, compared[0].benchmark, examples[0], titles))
     write_atomically(out, lambda place: place.write_bytes(picture))

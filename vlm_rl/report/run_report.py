@@ -54,7 +54,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
     Raises UserError if there is no run, one is not a run directory, or `out` cannot be written.
     """
     if not runs:
-        raise UserError("a report needs at least one run directory")
+        raise UserError("a report needs at least one run directory: vlm-rl report RUN")
     curves = [RunCurves(run.open(), name) for run, name in zip(runs, distinct_names(runs), strict=True)]
     sections = [
         reward_section(curves),

@@ -98,7 +98,14 @@ class Sampler(Protocol):
 
 
 def response_seed(seed: int, step: int, problem_id: str, index: int) -> int:
-    """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise."""
+    """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise.
+
+    Args:
+        seed: of the run.
+        step: the rollout step.
+        problem_id: the problem that is answered.
+        index: the response's place in its group.
+    """
     key = json.dumps([seed, step, problem_id, index]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 

@@ -45,8 +45,8 @@ _OURS = {
     **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), "the learner's needs"),
     **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), "the learner's needs"),
     **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "torchrun: one engine a rank"),
-    "data_parallel_size": "torchrun: one engine a rank",
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "torchrun, which starts one engine a rank"),
+    "data_parallel_size": "torchrun, which starts one engine a rank",
 }
 """Options of vllm.LLM that rollout.vllm may not set, and what decides them instead."""
 
@@ -78,7 +78,7 @@ class VllmSampler:
         """
         for key in options or {}:
             if key in _OURS:
-                raise UserError(f"rollout.vllm.{key} cannot be set here: it follows from {_OURS[key]}; remove it")
+                raise UserError(f"rollout.vllm.{key} cannot be set: it is decided by {_OURS[key]}; remove it")
         self.policy_version = 0
         self.dtype = dtype
         self._builder = builder

@@ -186,5 +186,8 @@ def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     for depth, name in enumerate(sections, 1):
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
-            raise UserError(f"{where}: cannot set {key}: {'.'.join(sections[:depth])} is {tree!r}, not a section")
+            raise UserError(
+                f"{where}: cannot set {key}: {'.'.join(sections[:depth])} is {tree!r}, not a section; "
+                "remove one of them"
+            )
     tree[last] = deepcopy(value)

@@ -2,7 +2,7 @@
 
 Each run is its own process, `jobs` at a time, with its output in a log beside its folder. Finished runs are left
 alone, begun ones resume from their checkpoints, and a stop lets the runs save first. So the same command always
-continues a study.
+resumes a study.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ _TAIL_BYTES = 16_384
 
 
 def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False) -> int:
-    """Train the runs that are missing from a study, `jobs` at a time, then write its report.
+    """Train the runs that are missing from a study, then write its report.
 
     Returns the exit code: 1 if at least one run failed, else 0.
+
+    Args:
+        path: the study file.
+        out: the folder of the runs and the report.
+        jobs: how many runs train at a time.
+        report_only: train nothing, and report on the runs that exist.
 
     Raises:
         UserError: before anything is started, for a mistake in the study file, a warm start that is no model folder,
@@ -59,7 +65,14 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False
 
 
 def run_all(study: Study, planned: Sequence[Planned], out: Path, *, jobs: int) -> list[Planned]:
-    """Train all runs that are not finished; return those that failed."""
+    """Train all runs that are not finished and return those that failed.
+
+    Args:
+        study: names the warm starts.
+        planned: the runs.
+        out: the folder of the study, which is locked meanwhile.
+        jobs: how many runs train at a time.
+    """
     for name, folder in study.starts.items():
         try:
             check_model_folder(folder)
@@ -138,8 +151,8 @@ def _resumable(planned: Planned) -> Planned:
     there = RunDirectory(planned.out).config().out
     if Path(there).resolve() != planned.out.resolve():
         raise UserError(
-            f"{planned.out} was started as {there} and cannot resume from a different place: move it back, give the "
-            "command in the folder where it was first given, or remove the run"
+            f"{planned.out} was started as {there} and cannot resume from a different place: move it back, run the "
+            "command in the folder where it was first run, or remove the run"
         )
     return Planned(planned.rule, planned.seed, planned.start, planned.config.model_copy(update={"out": there}))
 

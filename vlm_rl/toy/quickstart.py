@@ -56,7 +56,15 @@ class ToyData:
 
 
 def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: str) -> dict[str, Any]:
-    """Train, measure and report in the folder ``out``. Return the accuracies before and after, and the controls."""
+    """Train, measure and report. Return the accuracies before and after, and the controls.
+
+    Args:
+        toy: the prepared data.
+        out: the run directory to make.
+        seed: of the model, the training and the sampling.
+        sampler: the engine that draws the responses.
+        algorithm: a key of algorithms.ALGORITHMS.
+    """
     console, begun = make_console(), time.monotonic()
     model = build_tiny_model(
         toy.folder / "tiny-model", seed=seed, tokenizer_texts=toy.tokenizer_texts, weight_std=WEIGHT_STD
@@ -90,7 +98,16 @@ def quickstart(toy: ToyData, out: Path, *, seed: int, sampler: str, algorithm: s
 
 
 def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sampler: str, algorithm: str) -> Config:
-    """Return the configuration of the quickstart's training run."""
+    """Return the configuration of the quickstart's training run.
+
+    Args:
+        toy: the prepared data.
+        model: the folder of the warm start.
+        out: the run directory.
+        seed: of the training and the sampling.
+        sampler: the engine that draws the responses.
+        algorithm: a key of algorithms.ALGORITHMS.
+    """
     return parse_config(
         {
             "seed": seed,
@@ -114,7 +131,14 @@ def quickstart_config(toy: ToyData, model: Path, out: Path, *, seed: int, sample
 
 
 def measure_controls(toy: ToyData, *, warm: Path, trained: Path, seed: int) -> dict[str, float]:
-    """Return the greedy held-out accuracies that show what the learning curve means (transformers sampler)."""
+    """Return the greedy held-out accuracies that show what the learning curve means (transformers sampler).
+
+    Args:
+        toy: the prepared data.
+        warm: the folder of the warm start.
+        trained: the folder of the trained model.
+        seed: of the evaluations.
+    """
     problems = load_set(toy.heldout)
 
     def accuracy(model: Path, images: ImageMode = "real", prefill: str = "") -> float:

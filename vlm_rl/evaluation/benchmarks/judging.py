@@ -39,7 +39,7 @@ def matched(
         raise UserError(
             f"none of the {len(responses)} responses belongs to one of the {len(known)} annotated questions of "
             f"{benchmark.name}: the responses' ids begin {', '.join(response.id for response in responses[:3])}, "
-            f"the annotations' {', '.join(list(known)[:3])}: do the files fit each other?"
+            f"the annotations' {', '.join(list(known)[:3])}; give the annotations of the questions that were answered"
         )
     other = [
         (response, gold)
@@ -50,8 +50,8 @@ def matched(
         response, gold = other[0]
         raise UserError(
             f"{len(other)} of {len(answered)} responses name a different right answer than the annotations, as "
-            f"{response.id}: {response.gold!r} and {gold!r}: they answer different questions. Is a file taken for"
-            " a different trial's? Name each by its trial (trial3.json), or give its rows a column trial"
+            f"{response.id}: {response.gold!r} and {gold!r}. The two files are about different questions: give files "
+            "that fit. A file of one trial must have the trial in its name (trial3.json) or a column trial"
         )
     return answered, sorted({response.id for response in responses if response.id not in known})
 

@@ -28,13 +28,13 @@ _WRAPPERS = ("data", "results", "rows", "annotations", "responses", "predictions
 def read_rows(path: Path) -> list[tuple[str, Fields]]:
     """Return (where, row) of every row of a file. Raises UserError for what cannot be read."""
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: there is no such file; check the path")
     try:
         rows = list(_rows_of(path))
     except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if not rows:
-        raise UserError(f"{path}: holds no rows")
+        raise UserError(f"{path}: holds no rows; give a file that has some")
     return [(f"{path.name} {where}", row) for where, row in rows]
 
 

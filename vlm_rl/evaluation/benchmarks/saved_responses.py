@@ -52,7 +52,9 @@ def _text_column(rows: Sequence[tuple[str, Fields]]) -> str:
         return "response"
     where, row = rows[0]
     gold = "; an 'answer' beside the question is taken for the gold" if "answer" in row else ""
-    raise UserError(f"{where}: no response: wanted one of {', '.join(_TEXTS)}{gold}; the row has {sorted(row)[:12]}")
+    raise UserError(
+        f"{where}: no response: name its column one of {', '.join(_TEXTS)}{gold}; the row has {sorted(row)[:12]}"
+    )
 
 
 def _holds(row: Fields, name: str) -> bool:
@@ -67,7 +69,7 @@ def _id(row: Fields, benchmark: Benchmark, where: str) -> str:
                 return _plain(row[template])
             return template.format(**{name: _plain(row[name]) for name in names})
     wanted = ", ".join(benchmark.response_ids)
-    raise UserError(f"{where}: no id: wanted one of {wanted}; the row has {sorted(row)[:12]}")
+    raise UserError(f"{where}: no id: give the row one of {wanted}; it has {sorted(row)[:12]}")
 
 
 def _plain(value: Any) -> str:

@@ -32,7 +32,9 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
     template = _template(options)
     annotations = options.annotations or options.responses
     if options.annotations is None and not benchmark.carries_annotations:
-        raise UserError(f"--annotations is missing: responses to {benchmark.name} do not carry the golds")
+        raise UserError(
+            f"--annotations is missing; give the authors' file, because responses to {benchmark.name} hold no golds"
+        )
     try:
         problems = read_annotations(benchmark, _files(annotations))
     except UserError as error:
@@ -41,7 +43,7 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
     answered, left_out = matched(benchmark, problems, read_responses(benchmark, _files(options.responses)))
     if options.mode == "strict" and all(not answer.text and answer.published is not None for _, answer in answered):
         raise UserError(
-            f"{options.responses[0]}: holds verdicts and no answers: only --mode official can sum them up"
+            f"{options.responses[0]}: holds verdicts and no answers; use --mode official, which sums them up"
         )
     with Grader() as grader:
         judged = judge(benchmark, answered, mode=options.mode, grader=grader, template=template)
@@ -78,7 +80,7 @@ def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Proble
                     continue
                 raise UserError(f"{where}: {error}") from None
             if problems.setdefault(problem.id, problem) != problem:
-                raise UserError(f"{where}: a second, different question {benchmark.own_id(problem)!r}")
+                raise UserError(f"{where}: a second, different question {benchmark.own_id(problem)!r}; keep one")
     return list(problems.values())
 
 
@@ -179,5 +181,5 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         files += sorted(path.glob("trial*/*.json")) if path.is_dir() else [path]
         if path.is_dir() and not files:
-            raise UserError(f"{path}: a folder without trial1/*.json; name the files")
+            raise UserError(f"{path}: the folder holds no trial1/*.json; name the files instead")
     return files

@@ -1,0 +1,62 @@
+"""Which models the learner computes exactly, and a refusal of all others.
+
+Packed rows give every response its own prompt and itself to attend to, in full. A layer that attends to a window
+only, caps its scores or carries a state along the row computes something else there, and nothing would fail: the run
+would train on wrong log-probs. So a model trains only if its type is in SUPPORTED, and only without the features in
+`_unsupported_feature`. `self_check` compares the numbers of each model at start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vlm_rl.errors import UserError
+
+# model_type -> how it is tested, all in tests/learner/test_families.py: packed rows against the unmodified model.
+SUPPORTED = {
+    "llama": "log-probs and gradients",
+    "mistral": "log-probs and gradients, without a sliding window",
+    "qwen2": "log-probs and gradients, without sliding windows",
+    "qwen2_5_vl": "log-probs, gradients, images, 1 and 2 ranks, ZeRO 0 to 3",
+    "qwen2_vl": "log-probs and gradients, images",
+    "qwen3": "log-probs and gradients, without sliding windows",
+}
+
+
+def check_architecture(config: Any, *, path: object, longest: int) -> None:
+    """Raise UserError unless the learner computes this model exactly.
+
+    Args:
+        config: the transformers configuration of the model.
+        path: the model's folder, for the message.
+        longest: tokens of the longest prompt and response together.
+    """
+    if config.model_type not in SUPPORTED:
+        raise UserError(
+            f"model.path {path}: the learner does not support models of type {config.model_type!r}, whose layers may "
+            f"read a packed row differently: use one of {', '.join(SUPPORTED)}"
+        )
+    for feature in _unsupported_features(config.get_text_config(), longest):
+        raise UserError(
+            f"model.path {path}: the learner does not support {feature}: "
+            "its log-probs would be wrong on packed rows; use a model without it"
+        )
+
+
+def _unsupported_features(text: Any, longest: int) -> Iterator[str]:
+    """Yield the features of a text configuration that packed rows would compute differently, as `key value`."""
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    if window is not None and window < longest:  # a window that no row fills changes nothing
+        yield f"sliding_window {window} below the {longest} tokens of the longest prompt and response"
+    kinds = {"full_attention", "sliding_attention"}
+    yield from (f"layer_types {kind!r}" for kind in sorted(set(getattr(text, "layer_types", None) or ()) - kinds))
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"):
+        if getattr(text, key, None):
+            yield f"{key} {getattr(text, key)}"
+    for key in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if getattr(text, key, 0):
+            yield f"{key} {getattr(text, key)}"  # noise that the sampler does not have
+    rope = getattr(text, "rope_parameters", None) or {}
+    if (kind := rope.get("rope_type", "default")) in ("dynamic", "longrope"):
+        yield f"rope_type {kind!r}, which depends on the length of the row"

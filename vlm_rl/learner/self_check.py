@@ -1,0 +1,124 @@
+"""Check, before a run begins, that the learner gives the log-probs of the unmodified model.
+
+The reference knows nothing of packed rows, of our attention or of replaced layers: every response alone behind its
+prompt, through transformers' own attention, with the model's own positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.errors import UserError
+from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.policy import Policy
+from vlm_rl.types import Group, Problem, Prompt, Rollout
+
+LENGTHS = (5, 9)  # tokens of the responses to each prompt
+FLOAT32_LIMIT = 1e-3  # nats: largest difference of a token's log-prob
+NOISE_FACTOR = 4.0  # bfloat16: how much more than the model's own noise the mean difference may be
+
+
+class SelfCheck:
+    """The reference's log-probs of random responses to a few prompts, and the comparison with a policy's.
+
+    Build it on the loaded model, before Policy changes it; then call `compare` with the policy.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], *, banned_ids: Sequence[int], temperature: float
+    ) -> None:
+        """Draw the responses and compute the reference's log-probs [R] of each."""
+        rng = np.random.default_rng(0)
+        allowed = np.setdiff1d(np.arange(model.config.get_text_config().vocab_size), np.array(banned_ids, dtype=int))
+        self.prompts = prompts
+        self.responses = [[rng.choice(allowed, size=n).astype(np.int32) for n in LENGTHS] for _ in prompts]
+        score = partial(_unpacked, model, banned_ids=banned_ids, temperature=temperature)
+        with torch.no_grad(), _evaluating(model):
+            with _attention_of(model, "sdpa"):
+                self.expected = self._each(score)
+            self.noise = 0.0
+            if model.dtype != torch.float32:  # two kernels of transformers itself, whose difference is rounding
+                with _attention_of(model, "eager"):
+                    self.noise = float((self.expected - self._each(score)).abs().mean())
+
+    def compare(self, policy: Policy, *, path: object) -> None:
+        """Raise UserError unless the policy's packed row gives the reference's log-probs."""
+        groups = [_group(prompt, ids) for prompt, ids in zip(self.prompts, self.responses, strict=True)]
+        row = pack_row(
+            [Chunk(index, tuple(range(len(LENGTHS)))) for index in range(len(groups))],
+            groups=groups,
+            prompts=dict(enumerate(self.prompts)),
+            weights_PG=np.zeros((len(groups), len(LENGTHS))),
+            positions=partial(rope_positions, policy.model),
+        )
+        with torch.no_grad():
+            logp_K, _ = policy(row.to(self.expected.device))
+        difference_K = (logp_K - self.expected).abs()
+        in_float32 = policy.model.dtype == torch.float32
+        gap = float(difference_K.max() if in_float32 else difference_K.mean())
+        limit = FLOAT32_LIMIT if in_float32 else max(FLOAT32_LIMIT, NOISE_FACTOR * self.noise)
+        if not gap <= limit:
+            raise UserError(
+                f"model.path {path}: the learner's log-probs differ from the unmodified model's by {gap:.3g} "
+                f"per token, above {limit:.3g}: it computes this {policy.model.config.model_type} model wrongly. "
+                "Try model.layer_patches=off; if the difference stays, the model is not supported"
+            )
+
+    def _each(self, score: Any) -> Tensor:
+        pairs = zip(self.prompts, self.responses, strict=True)
+        return torch.cat([score(prompt, ids) for prompt, responses in pairs for ids in responses])
+
+
+def _unpacked(
+    model: PreTrainedModel, prompt: Prompt, ids: np.ndarray, *, banned_ids: Sequence[int], temperature: float
+) -> Tensor:
+    """Return the log-probs [R] of a response's tokens, the response alone behind its prompt."""
+    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64)).to(model.device)
+    extra: dict[str, Any] = {key: tensor.to(model.device) for key, tensor in prompt.vision.items()}
+    if hasattr(model.config, "vision_config"):
+        model.model.rope_deltas = None  # what an earlier call left behind
+        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
+    output = model(input_ids=tokens[None], use_cache=False, logits_to_keep=len(ids) + 1, **extra)
+    logits_RV = output.logits[0, :-1].float() / temperature
+    logits_RV[:, list(banned_ids)] = float("-inf")
+    return logits_RV.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
+
+
+def _group(prompt: Prompt, responses: Sequence[np.ndarray]) -> Group:
+    problem = Problem(id=prompt.problem_id, question="", images=(), answer="", answer_type="text")
+    rollouts = tuple(
+        Rollout(prompt.problem_id, index, ids, np.zeros(len(ids), np.float32), "", "stop", 0)
+        for index, ids in enumerate(responses)
+    )
+    return Group(problem, rollouts, (), np.zeros(len(rollouts)))
+
+
+@contextmanager
+def _attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the text layers attend by one of transformers' own implementations."""
+    is_vision = hasattr(model.config, "vision_config")
+    model.set_attn_implementation({"text_config": name} if is_vision else name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation({"text_config": attention.NAME} if is_vision else attention.NAME)
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
