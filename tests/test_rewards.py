@@ -194,6 +194,7 @@ FAULTS = {
     "raises": "raised ValueError: no judge there (own_reward.py line ",
     "exits": "raised SystemExit: 7 (own_reward.py line ",
     "exits_at_once": "ended its process with exit code 7",
+    "leaves_a_child": "ended its process with exit code 7",
     "is_killed": "was killed by signal 9",
 }
 

@@ -126,9 +126,12 @@ class RewardProcess:
         """Return the next message, or None when the run is stopped. Raises UserError if it does not come."""
         # Waits are counted, not clocked: a trainer that was suspended meanwhile does not blame the function.
         for _ in range(math.ceil(seconds / _WAIT_SECONDS)):
+            has_ended = self._process.poll() is not None  # asked first: what it sent before that still counts
             try:
                 if self._connection.poll(_WAIT_SECONDS):
                     return json.loads(self._connection.recv_bytes())
+                if has_ended:  # and something that it started keeps the pipe open
+                    raise EOFError
             except (OSError, EOFError, ValueError):
                 raise UserError(f"{place} {self._how_it_ended()}: fix the function, then resume") from None
             if is_stopped():

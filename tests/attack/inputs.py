@@ -202,7 +202,7 @@ def long_problems(folder: Path) -> str:
     gold = write_problems(golds, folder / "gold")
     over = ("--max-prompt-tokens", "200000")
     results = [
-        told(evaluate(folder, toys().model, question), "'long'", "--max-prompt-tokens"),
+        told(evaluate(folder, toys().model, question), "problem 'long'", "prompt tokens"),
         told(evaluate(folder, toys().model, question, *over), "--max-prompt-tokens", "context"),
         told(evaluate(folder, toys().model, gold), "accuracy 0.000"),
     ]

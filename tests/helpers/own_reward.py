@@ -87,6 +87,13 @@ def forks(*_: object) -> float:
     return 0.5 if os.fork() else 2.0
 
 
+def leaves_a_child(*_: object) -> float:
+    """End at once, and leave a child that holds everything open."""
+    if os.fork():
+        os._exit(7)
+    return hangs()
+
+
 def hangs(*_: object) -> float:
     time.sleep(10_000)
     return 0.0
