@@ -292,7 +292,8 @@ class Session:
         """Stream the policy's weights into the sampler. Raises StaleWeightsError unless exactly these arrived."""
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
-        check_fresh(self.sampler, fingerprint.result())
+        self.weights = fingerprint.result()
+        check_fresh(self.sampler, self.weights)
 
     def counters(self) -> dict[str, float]:
         """Return the run's totals so far, as metrics."""
