@@ -41,7 +41,8 @@ def load_set(path: str | Path) -> list[Problem]:
         _check_columns(file, images.schema)
         rows = images.table().to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as Parquet ({error}); prepare the set again") from None
+        reason = " ".join(str(error).split())  # Arrow's takes several lines
+        raise UserError(f"{file} cannot be read as Parquet ({reason}); prepare the set again") from None
     problems: dict[str, Problem] = {}
     for index, row in enumerate(rows):
         fault = _fault_of(row)

@@ -59,8 +59,9 @@ class ImageColumn:
         try:
             column = self._file.read_row_group(group, columns=self._leaf)["images"]
         except (pa.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
             raise UserError(
-                f"{self.path}: the images of row group {group} cannot be read ({error}); the file must stay as it "
+                f"{self.path}: the images of row group {group} cannot be read ({reason}); the file must stay as it "
                 "is while a run reads from it"
             ) from None
         # A missing image is an empty one, which no decoder takes.

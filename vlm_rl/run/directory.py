@@ -163,7 +163,7 @@ class RunDirectory:
                     raw = json.loads(line)
                     record = {key: math.nan if value is None else value for key, value in raw.items()}
                     record["step"], record["attempt"] = int(raw["step"]), int(raw["attempt"])
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue  # a line that a kill cut short never parses
                 yield record
 
