@@ -72,7 +72,7 @@ def test_the_reference_run_learns_and_saves(whole: tuple[RunDirectory, int]) -> 
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("share", [0.5, 0.93])
+@pytest.mark.parametrize("share", [0.5, pytest.param(0.93, marks=pytest.mark.slow)])
 def test_killed_while_writing_and_resumed(toys: Toys, changes: dict, whole: tuple[RunDirectory, int], share) -> None:
     """SIGKILL at a file operation of the run's folder: in the middle, and in the last save."""
     name = f"point-{share}"
@@ -155,6 +155,7 @@ def test_the_best_of_the_saved_steps_is_kept(toys: Toys) -> None:
     assert [step for step, _ in run.checkpoints()] == [best, 6]
 
 
+@pytest.mark.slow
 def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
     """12 problems, 4 a step: steps 1 to 3 are the first epoch, 4 to 6 the second."""
     expected = toys.train_run("six-steps", train={"steps": 6}, checkpoint={"every": 6})
