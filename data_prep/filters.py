@@ -32,7 +32,7 @@ def screen_row(row: UsableRow, options: Options, gold_check: GoldCheck | None) -
             raise RowError("pass_rate", f"the pass rate {rate:.4g} is outside {wanted}", known=True)
     if gold_check is not None and not gold_check(problem):
         if not problem.test_only:
-            detail = f"the grader does not accept the answer {problem.answer!r:.60} as equal to itself"
+            detail = f"the grader does not accept the answer {problem.answer!r:.60}, or a different spelling of it"
             raise RowError("gold_unverified", detail, known=True)
         row = replace(row, problem=replace(problem, meta={**problem.meta, "gold_unverified": True}))
     return _with_text_image(row, options)

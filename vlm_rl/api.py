@@ -26,6 +26,7 @@ def grade(
     choices: Sequence[str] = (),
     template: str = "plain",
     tolerance: float | None = None,
+    question: str = "",
     grader: Grader | None = None,
 ) -> Grade:
     r"""Grade one response against the right answer.
@@ -39,6 +40,7 @@ def grade(
         template: where the answer must be: "plain" accepts a box anywhere after the reasoning, "think_answer" and
             "think_box" require their tags.
         tolerance: the largest difference that is accepted of a float, in the unit of the gold.
+        question: the text of the problem; 50% is 50 where it asks for a percentage, 4:30 no time where for a ratio.
         grader: a `Grader` whose worker processes serve many calls; by default each call has its own.
 
     Returns:
@@ -57,7 +59,7 @@ def grade(
     if kind not in get_args(AnswerType):
         raise UserError(f"answer_type is {kind!r}; known: {', '.join(get_args(AnswerType))}")
     meta = {} if tolerance is None else {"tolerance": tolerance}
-    task = GradeTask(response, golds, kind, TEMPLATES[template], tuple(choices), meta)
+    task = GradeTask(response, golds, kind, TEMPLATES[template], tuple(choices), meta, question)
     if grader is not None:
         return grader.grade_many([task])[0]
     with Grader() as own:

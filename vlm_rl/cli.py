@@ -1,12 +1,14 @@
 """The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | quickstart.
 
-A UserError is printed as its message and exits with 2; any other exception is our fault and keeps its
-traceback. Heavy imports happen inside the function that runs a command, never before the arguments are parsed.
+A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
+keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
+parsed.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ from typing import TypeAlias
 
 import vlm_rl
 from vlm_rl.errors import UserError
+
+# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
@@ -33,15 +38,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.command(options)
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
     except BrokenPipeError:  # `vlm-rl ... | head`: the reader has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141  # what a shell reports for a process ended by SIGPIPE
     except UserError as error:
         print(f"vlm-rl: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        _discard_output()  # it may be what could not be written
+        print(f"vlm-rl: {error}: free some space, or make the place writable, and try again", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _discard_output() -> None:
+    """Let what is still to be printed go nowhere: another failure at the interpreter's exit would hide the first."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -211,7 +227,7 @@ def _add_grade(commands: Commands) -> None:
     grade.add_argument("--gold", action="append", help="the right answer; repeat it for alternatives")
     grade.add_argument("--response", help="the whole response")
     grade.add_argument(
-        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?}"
+        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?, question?}"
     )
     grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
     grade.add_argument(
@@ -222,6 +238,7 @@ def _add_grade(commands: Commands) -> None:
     )
     grade.add_argument("--choices", nargs="*", help="the texts of a multiple choice's options")
     grade.add_argument("--tolerance", type=float, help="largest accepted difference of a float")
+    grade.add_argument("--question", help="the problem's text: where it asks for a percentage, 50%% is 50")
     grade.set_defaults(command=_grade)
 
 
@@ -229,7 +246,7 @@ def _grade(options: argparse.Namespace) -> None:
     from vlm_rl.data.golds import infer_answer_type
     from vlm_rl.grading.command import grade_file, grade_one
 
-    names = ("gold", "response", "answer_type", "choices", "tolerance")
+    names = ("gold", "response", "answer_type", "choices", "tolerance", "question")
     row = {name: value for name in names if (value := getattr(options, name)) is not None}
     if (options.file is None) != (options.out is None) or (options.file is None) == (not row):
         raise UserError("grade takes either --gold and --response, or --file and --out")
@@ -299,6 +316,8 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=int, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
+    demo.add_argument("--token-file", type=Path, help="file with the token that visitors must know")
+    demo.add_argument("--public-url", default="", metavar="URL", help="address of a reverse proxy before the demo")
     demo.add_argument(
         "--endpoint",
         action="append",
@@ -334,7 +353,15 @@ def _demo(options: argparse.Namespace) -> None:
     endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
     live = LiveOptions(endpoints, engine=options.live_engine, max_loaded=options.live_models)
     folders = options.runs or default_folders()
-    launch(folders, host=options.host, port=options.port, open_wider=options.open_wider, live=live)
+    launch(
+        folders,
+        host=options.host,
+        port=options.port,
+        open_wider=options.open_wider,
+        public_url=options.public_url,
+        token_file=options.token_file,
+        live=live,
+    )
 
 
 def _add_quickstart(commands: Commands) -> None:

@@ -44,6 +44,7 @@ def test_a_file_keeps_its_fields_and_order(tmp_path: Path) -> None:
         ('{"gold": "1", "response": "5", "tolerance": "x"}', ["tolerance is 'x'"]),
         ('{"gold": "1", "response": "5", "tolerance": -1}', ["tolerance is -1"]),
         ('{"gold": "1", "response": "5", "choices": "AB"}', ["choices is 'AB'"]),
+        ('{"gold": "1", "response": "5", "question": 7}', ["question is 7"]),
         (b'{"gold": "1", "response": "\\udcff"}'.decode("unicode_escape"), ["UTF-8"]),
     ],
 )

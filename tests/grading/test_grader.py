@@ -277,6 +277,28 @@ def test_a_real_gold_accepts_itself_and_no_other_number(grader: Grader) -> None:
     assert [problem.answer for problem, grade in zip(numbers[::3], grades, strict=True) if grade.correct] == []
 
 
+# (gold, its type as prepared, whether its other spellings are accepted)
+SPELLED: list[tuple[str, AnswerType, bool]] = [
+    (r"3,\!250", L, True),
+    (r"3,\!250", N, True),
+    ("12,345.5", F, True),
+    ("-1234", N, True),
+    (r"-\frac{1}{2}", X, True),
+    (r"2\frac{3}{4}", X, True),
+    (r"3{,}5", X, False),  # a decimal comma, which the grader reads as that of a list
+    ("9999/99999999", X, True),
+    ("1,234", L, True),  # two numbers
+    ("7/3/2021", T, True),
+]
+
+
+@pytest.mark.parametrize(("gold", "kind", "accepted"), SPELLED)
+def test_a_gold_is_checked_against_its_other_spellings(
+    grader: Grader, gold: str, kind: AnswerType, accepted: bool
+) -> None:
+    assert grader.verifies_itself(Problem("p", "", (), gold, kind)) == accepted
+
+
 # -- code in an answer --------------------------------------------------------------------------------
 
 PAYLOADS = [

@@ -34,8 +34,8 @@ def task(gold: str, answer: str, kind: Any = "expression") -> GradeTask:
 # Each limit on both sides: (a text that it refuses, a neighbour that it lets through).
 LIMITS = [
     ("characters", "x" * 1001, "x" * 1000),
-    ("nested brackets", "(" * 41 + "x" + ")" * 41, "(" * 40 + "x" + ")" * 40),
-    ("nested brackets", "[{(" * 14 + "x", "[{(" * 13 + "x" + ")}]" * 13 + "[{("),
+    ("nested brackets", "(" * 17 + "x" + ")" * 17, "(" * 16 + "x" + ")" * 16),
+    ("nested brackets", "[{(" * 6 + "x", "[{(" * 5 + "x" + ")}]" * 5 + "[{("),
     ("an exponent tower", "2^{x^{y^{z}}}", "2^{x^{y}}+2^{x^{y}}"),
     ("an exponent tower", "((x^{a})^{b})^{c}", "(x^{a})^{b}"),
     ("a huge power", "x^{12345}", "x^{1234}"),
@@ -53,8 +53,13 @@ LIMITS = [
     ("a long sum or product", r"\sum_{k=1}^{12345} k", r"\sum_{k=1}^{100} k"),
     ("a huge power", r"\int_{0}^{9} x^{12345} dx", r"\int_{0}^{1234} x dx"),
     ("a long sum or product", r"\prod_{k=1}^{10^{9}} k", r"\prod_{k=1}^{10} k"),
+    ("an indefinite integral", r"\int x dx", r"\int_{0}^{1} x dx"),
+    ("an indefinite integral", r"\int\sin x dx", r"\int\limits_0^1 \sin x dx"),
+    ("a derivative of high order", r"\frac{d^{10}}{dx^{10}} x^{12}", r"\frac{d^{9}}{dx^{9}} x^{12}"),
+    ("many signs in a row", "-" * 16 + "x", "-" * 15 + "x"),
+    ("many signs in a row", "|" * 16 + "x", "|" * 15 + "x"),
     ("several integrals", r"\int_0^1\int_0^1 x dx dy", r"\int_0^1 x dx"),
-    ("several integrals", r"\iint x", r"\int x"),
+    ("several integrals", r"\iint x", r"\int_0^1 x"),
 ]  # fmt: skip
 
 

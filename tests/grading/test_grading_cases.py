@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_rl import cli
-from vlm_rl.grading.grader import Grader, GradeTask
+from vlm_rl.grading.grader import Grader, GradeTask, try_grade
 from vlm_rl.grading.latex import clean
 from vlm_rl.grading.rational import TooLargeError, parse_rational
 from vlm_rl.grading.reasons import PHRASES
@@ -67,6 +67,15 @@ def test_the_corpus_through_the_command(tmp_path: Path, capsys: pytest.CaptureFi
     assert rules <= PHRASES.keys(), "every rule has its two phrases in vlm_rl/grading/reasons.py"
     summary = capsys.readouterr().out
     assert f"{len(CASES)} responses" in summary and "grader version" in summary
+
+
+def test_every_gold_of_the_corpus_accepts_itself() -> None:
+    for case in CASES:
+        for gold in case["gold"] if isinstance(case["gold"], list) else [case["gold"]]:
+            if case["answer_type"] != "choice":  # a text that two options share names neither
+                task = GradeTask(rf"\boxed{{{gold}}}", gold, case["answer_type"], PLAIN)
+                grade = try_grade(task, {}, {})  # needs no worker: it is the same text
+                assert grade is not None and grade.correct, (gold, grade)
 
 
 def documented() -> list[tuple[str, str, str, bool]]:

@@ -19,7 +19,13 @@ _FLOAT = re.compile(r"[-−+]?(\d*\.\d+|\d{1,3}(,\d{3})+\.\d+)")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _TIME_OF_DAY = re.compile(r"\d{1,2}(:\d{2}){0,2} ?(?i:[ap]\.? ?m\.?)")
-_OR = re.compile(r",? (?:and|or) |,? ?\\(?:text|mathrm|mbox) ?\{ ?(?:and|or) ?\} ?|\\(?:lor|vee)(?![A-Za-z])")
+_OR = re.compile(
+    r",? (?:and|or) |,? ?\\(?:text|mathrm|mbox) ?\{ ?(?:and|or) ?\} ?|\\(?:lor|vee)(?![A-Za-z])"
+    r"|(?<=[\d)}]) ?or ?(?=[-+\d(\\]|[a-z] ?=)"  # 2or3
+)
+# The separators in 3,\!250, 3{,}250 and 1,234 cm; a comma alone counts only if all groups have three digits.
+_THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\s*(?:\\!\s*)+|(?:\\!\s*)+,|\{,\}\s*(?:\\!\s*)*)\s*(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<![\w^.,])(?<!, )[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "max", "min", "lim"}
 # An option's label: "(A)" anywhere, or "A." "A:" "A)" at the start of a word.
 _LABELS = (
@@ -57,7 +63,7 @@ def infer_answer_type(answer: str) -> AnswerType:
     One letter A to J is a choice. Mathematics between commas, "or" or "and", without brackets, is a list. Words and
     times of day are text. Everything else that is not a plain number is an expression, units and percentages too.
     """
-    text = answer.strip()
+    text = _THOUSANDS.sub("", answer.strip())
     if _LETTER.fullmatch(text):
         return "choice"
     if _INTEGER.fullmatch(text):
@@ -67,7 +73,8 @@ def infer_answer_type(answer: str) -> AnswerType:
     plain = _TEXT_COMMAND.sub(r"\1", text)
     if _is_words(plain) or _TIME_OF_DAY.fullmatch(plain):
         return "text"
-    parts = split_list(_OR.sub(", ", text))
+    text = _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
+    parts = split_list(_OR.sub(", ", text).replace(";", ","))
     if len(parts) > 1 and not any(_is_words(part) for part in parts):
         return "list"
     return "expression"

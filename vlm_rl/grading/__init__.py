@@ -5,18 +5,24 @@ The path of a response:
     extraction            the contents of each \boxed{} where the template wants the answer
     latex                 one spelling for Unicode and for the many notations of LaTeX
     equality              exact rules, the first that applies decides, each with the file of its kind of answer:
-      worded_answers        outcomes (no solution, DNE), ordinals, plain words; number_words reads "twenty-one"
+      worded_answers        outcomes (no solution, DNE), ordinals, plain words; number_words reads "twenty-one",
+                            chinese_numerals reads 二十一
       solution_families     k\pi with k in the integers
+      clock_times           4:30, 16:30, 4:30 PM
+      derivatives           dv/dt as a symbol of its own
       equations             x = 5, chains, curves, ratios
       inequalities          x > 2 as an interval
       containers            sets, tuples, intervals, lists, matrices
+      values                single values, by the next three:
       quantities            percent signs, units, precision and tolerance; rational reads exact fractions
+      questions             whether a percentage or a ratio is asked for
       closed_form           roots, \pi and polynomials
     choices               multiple choice: letters, texts and values of options
     limits                refuses texts that are too expensive to compare
     symbolic_client       asks math-verify about what is left (math_verify_gaps: what it does not see),
     symbolic_server       in processes with limits of time and memory that can be killed
     reasons               the sentence that goes with a verdict
+    spellings             other spellings of a gold, by which data preparation checks that it is read as it is meant
 
 grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
 command is `vlm-rl grade`. All but grader and command is private to this room. The room imports nothing else of the

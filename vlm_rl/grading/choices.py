@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vlm_rl.grading.decision import AskSymbolic, Decision
+from vlm_rl.grading.decision import AskSymbolic, Decision, SymbolicQuery
 from vlm_rl.grading.equality import AnswerComparison, without_introduction
 from vlm_rl.grading.latex import canonical, clean, outer_brackets
 
@@ -147,5 +147,12 @@ def _same_value(choice: str, answer: str, ask: AskSymbolic) -> bool | None:
     if _folded(clean(choice)) == _folded(clean(answer)):
         return True
     has_words = _WORD.search(clean(choice)) or _WORD.search(clean(answer))
-    # math-verify is never asked about prose: it would read words as products of letters.
-    return AnswerComparison("expression", (lambda _query: False) if has_words else ask).compare(choice, answer).equal
+    return AnswerComparison("expression", _ask_nothing if has_words else ask).compare(choice, answer).equal
+
+
+def _ask_nothing(query: SymbolicQuery) -> bool | str:
+    """Answer a query about prose: nothing is equal and nothing has a value.
+
+    math-verify is never asked, because it would read words as products of letters.
+    """
+    return "" if query[0] == "value" else False

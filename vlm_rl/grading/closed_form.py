@@ -165,7 +165,7 @@ class ClosedFormParser(RationalParser):
         value = self.primary(depth)
         if self.next == "!":
             self.take()
-            value = factorial(_rational(value))
+            value = _as_form(factorial(_rational(value)))
         if self.next == "^":
             self.take()
             exponent = self.group(depth) if self.next in ("{", "(") else self.signed(next_depth(depth))

@@ -42,7 +42,7 @@ def grade_file(source: Path, out: Path, *, template: str, infer_type: InferType)
     Raises UserError with the file, the line and the value for the first bad line; nothing is written then.
 
     Args:
-        source: A file of JSON Lines with the keys gold, response, answer_type?, choices? and tolerance?.
+        source: A file of JSON Lines with the keys gold, response, answer_type?, choices?, tolerance? and question?.
         out: The file to write. It appears only when it is complete.
         template: Name of the template that says where in a response the answer is.
         infer_type: Returns the answer type that follows from a gold, for lines that give none.
@@ -125,12 +125,15 @@ def _task(row: Any, where: str, template: Template, infer_type: InferType) -> Gr
         kind = "choice" if options else infer_type(golds[0])
     if kind not in ANSWER_TYPES:
         raise UserError(f"{where}: answer_type is {_shown(kind)}; known: {', '.join(ANSWER_TYPES)}")
+    question = row.get("question", "")
+    if not isinstance(question, str):
+        raise UserError(f"{where}: question is {_shown(question)}; give a text or leave it out")
     tolerance = row.get("tolerance")
     if tolerance is None:
-        return GradeTask(row["response"], golds, kind, template, options)
+        return GradeTask(row["response"], golds, kind, template, options, question=question)
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
         raise UserError(f"{where}: tolerance is {_shown(tolerance)}; give a number, 0 or more")
-    return GradeTask(row["response"], golds, kind, template, options, {"tolerance": tolerance})
+    return GradeTask(row["response"], golds, kind, template, options, {"tolerance": tolerance}, question)
 
 
 def _text(value: Any, where: str, key: str) -> str:

@@ -5,6 +5,7 @@ r"""Read sets, tuples, intervals, lists and matrices, and say which kinds may eq
 [1,2]    bracket, a list or a closed interval: in order
 (1,2]    interval: in order, with the same ends
 1, 2     bare: in any order if the answer type is `list`, else in order
+1; 2     bare: in any order
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ Kind = Literal["set", "tuple", "bracket", "interval", "bare"]
 
 _COMMAS = frozenset(",;")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_SEMICOLON = frozenset(";")
+_OR = re.compile(r" ?,? or |\\(?:lor|vee)(?![A-Za-z])")
 _CONJUNCTION = re.compile(r" ?,? (?:and|or) |\\(?:lor|vee|land|wedge)(?![A-Za-z])")
 _NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")  # x_{1} of x_{1} = 2
 _SUCH_THAT = re.compile(r"\\mid|[|:]")  # of \{x | x>2\}
@@ -42,6 +45,7 @@ class Collection:
     kind: Kind
     items: list[str]
     ends: str = ""
+    is_unordered: bool = False  # of a bare list: alternatives, with semicolons between them
 
     @property
     def distinct_items(self) -> list[str]:
@@ -62,18 +66,32 @@ def parse_collection(text: str, answer_type: AnswerType) -> Collection | None:
     if (answer_type != "list" or quantity.unit) and as_rational(quantity.body) is not None:
         return None  # 1,234 is a number, and so is $1,234 in a list
     items = bare_items(text)
-    return Collection("bare", items) if len(items) > 1 else None
+    is_unordered = len(split_top_level(text, _SEMICOLON)) > 1
+    return Collection("bare", items, is_unordered=is_unordered) if len(items) > 1 else None
 
 
 def bare_items(text: str) -> list[str]:
-    """Return the parts between commas, semicolons and the words "and" and "or" outside all brackets."""
+    """Return the parts between commas, semicolons and the words "and" and "or" outside all brackets.
+
+    Alternatives of several items each stay whole: `p=5,q=2;p=7,q=2` and `p=5,q=2 or p=7,q=2` have two parts.
+    """
+    groups = split_top_level(_OR.sub(";", text), _SEMICOLON)
+    sizes = {len(_flat_items(group)) for group in groups}
+    is_grouped = len(groups) > 1 and len(sizes) == 1 and sizes != {1}
+    # "1, 2 or 3, 4" has four parts, but values with names come together.
+    if is_grouped and (";" in text or all(_names(Collection("bare", _flat_items(group))) for group in groups)):
+        return groups
+    return _flat_items(text)
+
+
+def _flat_items(text: str) -> list[str]:
     items = split_top_level(_CONJUNCTION.sub(", ", text), _COMMAS)
     return items[:-1] if len(items) > 2 and not items[-1] else items
 
 
 def order_matters(gold: Collection, answer: Collection, answer_type: AnswerType) -> bool | None:
     """Return whether the items must come in the same order; None if the two kinds can never be equal."""
-    any_order = answer_type == "list"
+    any_order = answer_type == "list" or gold.is_unordered
     if gold.kind == "set":
         return False if answer.kind in ("set", "bare") else None
     if gold.kind == "bare":
@@ -96,6 +114,12 @@ def sort_by_name(gold: Collection, answer: Collection) -> tuple[Collection, Coll
         return gold, answer
     left, right = (replace(side, items=sorted(side.items)) if _names(side) else side for side in (gold, answer))
     return left, right
+
+
+def has_names(collection: Collection) -> bool:
+    """Return whether a bare list names its values, or those of each alternative: `p=5, q=2` or `p=5,q=2;p=7,q=2`."""
+    groups = [Collection("bare", items) for item in collection.items if len(items := bare_items(item)) > 1]
+    return collection.kind == "bare" and all(map(_names, groups or [collection]))
 
 
 def _names(collection: Collection) -> set[str]:

@@ -12,17 +12,16 @@ the decision is pending too. The caller gets all results that were asked for in 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
-from typing import Any
 
-from vlm_rl.grading.closed_form import parse_closed_form
+from vlm_rl.grading.clock_times import may_be_ratio, parse_time
 from vlm_rl.grading.containers import (
     Collection,
     as_rational,
     bare_items,
+    has_names,
     matrix_rows,
     order_matters,
     pair_off,
@@ -30,31 +29,31 @@ from vlm_rl.grading.containers import (
     sort_by_name,
     unmatched,
 )
-from vlm_rl.grading.decision import AskSymbolic, Decision, all_equal, refusal
+from vlm_rl.grading.decision import Decision, all_equal, any_equal, refusal
+from vlm_rl.grading.derivatives import name_derivatives
 from vlm_rl.grading.equations import (
     EQUALS,
     chain_agrees,
     is_list,
+    numbers_agree,
     ratio_terms,
     same_curve,
     same_label,
     same_ratio,
+    split_equation,
     value_label,
+    with_remainder,
+    without_units,
 )
 from vlm_rl.grading.inequalities import as_intervals, has_relation
 from vlm_rl.grading.latex import canonical, clean, split_top_level
-from vlm_rl.grading.limits import MAX_SYMBOLIC_ITEMS, refuse_explosive
-from vlm_rl.grading.math_verify_gaps import unseen_difference
+from vlm_rl.grading.limits import MAX_SYMBOLIC_ITEMS
 from vlm_rl.grading.quantities import (
     Margin,
-    Unit,
-    compound_measure,
-    margin_of,
-    parse_unit,
-    same_number,
     split_quantity,
 )
-from vlm_rl.grading.rational import TooLargeError, is_date, parse_rational
+from vlm_rl.grading.questions import asks_ratio
+from vlm_rl.grading.rational import TooLargeError, is_date
 from vlm_rl.grading.solution_families import (
     INTEGERS,
     parse_family,
@@ -63,8 +62,8 @@ from vlm_rl.grading.solution_families import (
     same_numbers,
     with_parameter_of,
 )
+from vlm_rl.grading.values import ValueComparison
 from vlm_rl.grading.worded_answers import compare_wording, is_prose, normalized_words
-from vlm_rl.types import AnswerType
 
 _UNION, _ABOUT = frozenset(["\\cup"]), frozenset(["\\approx"])
 _INTRODUCTION = re.compile(
@@ -74,31 +73,30 @@ _INTRODUCTION = re.compile(
 )
 _MEMBERSHIP = re.compile(r"^[a-z] ?\\in(?![A-Za-z]) ?")  # x \in (1,2)
 _POINT_NAME = re.compile(r"^[A-Z](?:_\{[0-9]\})?'* ?(?=\()")  # A(2,3)
+_TUPLE_NAMES = re.compile(r"^\(([a-z](?: ?, ?[a-z])+)\) ?(?:=|\\in(?![A-Za-z])) ?")  # (p,q) = (5,2)
 _SET_DESCRIPTION = re.compile(r"[<>=]|\\(?:le|ge|ne|mathbb|setminus|backslash)(?![A-Za-z])")
 _ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either|oder|ou)(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
 _APPROXIMATE = re.compile(r"\\(?:approx|sim|simeq|cong|doteq)(?![A-Za-z])|\.\.\.|\\[lc]?dots(?![A-Za-z])")
 _CONNECTIVE_SIGN = re.compile(r"\\(?:land|wedge|lor|vee)(?![A-Za-z])")
 _CONNECTIVE = re.compile(rf"{_CONNECTIVE_SIGN.pattern}| (?:and|or) ")
-_BEFORE_LETTER_UNIT = re.compile(r"(?<=[0-9.])(?=[A-Za-z]$)")  # 5m
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.([0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerComparison:
+class AnswerComparison(ValueComparison):
     """Compare answers to one problem.
 
     A rule is a method that returns a Decision, or None if it does not apply. All texts but those of `compare` are
     `clean`.
     """
 
-    answer_type: AnswerType
-    ask: AskSymbolic
-    meta: Mapping[str, Any] = field(default_factory=dict)  # precision (digits), tolerance, unit
-
     def compare(self, gold: str, answer: str) -> Decision:
         """Decide whether two raw texts are equal. Raises UndecidedError for texts that are not evaluated."""
         try:
-            return self._decide(clean(gold), without_introduction(clean(answer)), is_whole=True)
+            left, right = clean(gold), without_introduction(clean(answer))
+            if self.answer_type != "text":
+                left, right = name_derivatives(left, right)
+            return self._decide(left, right, is_whole=True)
         except TooLargeError as error:
             raise refusal(str(error)) from None
         except RecursionError:
@@ -108,6 +106,7 @@ class AnswerComparison:
         """Decide between two texts, which are the whole answers or parts of them, such as the items of a set."""
         decision = (
             self._text(gold, answer)
+            or self._time(gold, answer)
             or (self._family(gold, answer) if is_whole else None)
             or self._approximation(gold, answer)
             or self._equation(gold, answer)
@@ -134,6 +133,16 @@ class AnswerComparison:
         if decision := compare_wording(gold, answer):
             return decision
         return Decision(False, "text") if is_date(gold) else None
+
+    # -- times ---------------------------------------------------------------------------------
+
+    def _time(self, gold: str, answer: str) -> Decision | None:
+        """Compare 4:30 with a time as a time; it is a ratio only where the question or the other side says so."""
+        wanted = parse_time(gold)
+        if wanted is None or asks_ratio(self.question):
+            return None
+        given = parse_time(answer)
+        return None if given is None and may_be_ratio(gold, answer) else Decision(wanted == given, "time")
 
     # -- families of solutions -----------------------------------------------------------------
 
@@ -174,26 +183,46 @@ class AnswerComparison:
         return self._decide(gold, parts[1]) if first.equal is False else first
 
     def _equation(self, gold: str, answer: str) -> Decision | None:
-        """Compare the values of `x = 5` and `x = 10/2 = 5`, and curves such as `y = 2x+3` as equations."""
+        """Compare the values of `x = 5`, `x = 10/2 = 5` and `|3-8| = 5`, and curves such as `y = 2x+3`."""
         if "=" not in gold and "=" not in answer:
             return None
-        golds, answers = split_top_level(gold, EQUALS), split_top_level(answer, EQUALS)
-        if (len(golds) == 1 and len(answers) == 1) or is_list(golds) or is_list(answers):
+        golds, answers = split_equation(gold), split_equation(answer)
+        if len(golds) == len(answers) == 1:  # 3+5=8 says 8
+            return None if (golds[0], answers[0]) == (gold, answer) else self._decide(golds[0], answers[0])
+        if is_list(golds) or is_list(answers):
             return None
         gold_label, answer_label = value_label(golds), value_label(answers)
-        if len(golds) == 1:
-            values = answers[1:] if answer_label else answers
-            if not chain_agrees(values, all_numbers=not answer_label):
-                return Decision(False, "equation")
-            return self._decide(gold, values[-1])
-        if len(answers) == 1:
-            return self._decide(golds[-1], answer) if gold_label else Decision(False, "equation")
-        labelled = gold_label and answer_label and chain_agrees(answers[1:], all_numbers=False)
-        if labelled and same_label(golds, answers):
+        is_ratio = ":" in f"{gold_label}{answer_label}"
+        compare = self._named_ratio if is_ratio else self._decide
+        if len(golds) == 1 and answer_label:
+            return compare(gold, answers[-1]) if chain_agrees(answers[1:]) else Decision(False, "equation")
+        if len(answers) == 1 and gold_label:
+            return compare(golds[-1], answer)
+        if len(golds) == 1 or len(answers) == 1:
+            return self._chain(golds, answers)
+        if is_ratio and canonical(golds[0]) != canonical(answers[0]):
+            return Decision(False, "ratio")
+        if is_ratio:
+            return compare(golds[-1], answers[-1])
+        if gold_label and answer_label and chain_agrees(answers[1:]) and same_label(golds, answers):
             return self._decide(golds[-1], answers[-1])
         if len(golds) == len(answers) == 2 and same_curve(golds, answers):
             return Decision(True, "closed_form")
         return self._symbolic(gold, answer)
+
+    def _chain(self, golds: list[str], answers: list[str]) -> Decision:
+        """Compare a value with `|3-8| = 5`: every member of the chain must have that value."""
+        golds, answers = (
+            [*(with_remainder(without_units(part)) for part in side[:-1]), side[-1]] for side in (golds, answers)
+        )
+        if not numbers_agree([*golds, *answers]):
+            return Decision(False, "equation")
+        pairs = [(gold, answer) for gold in golds for answer in answers]
+        return Decision(all_equal([self._decide(gold, answer).equal for gold, answer in pairs]), "equation")
+
+    def _named_ratio(self, gold: str, answer: str) -> Decision:
+        """Compare the values of V_1:V_2, of which 4:30 is no time."""
+        return self._ratio(gold, answer) or self._decide(gold, answer)
 
     def _ratio(self, gold: str, answer: str) -> Decision | None:
         """Compare `3:4` with a ratio of as many terms, or one of two terms with a quotient."""
@@ -267,7 +296,15 @@ class AnswerComparison:
             return Decision(False, "guess_list")
         if golds is not None and golds.kind == "tuple":
             answer = _POINT_NAME.sub("", answer)
+        if golds is not None and (names := _TUPLE_NAMES.match(answer)) and has_names(golds):
+            letters = re.findall("[a-z]", names[1])
+            if letters != sorted(letters):
+                return Decision(False, golds.kind)  # (q,p) = (5,2) for p=5, q=2
+            answer = answer[names.end() :]
         answers = parse_collection(answer, self.answer_type)
+        is_bare = answers is not None and answers.kind == "bare"
+        if golds is None and is_bare and as_rational(split_quantity(answer).body) is not None:
+            answers = None  # 3,250 for 3250
         if self.answer_type == "list" and golds is None and answers is not None:
             golds = Collection("bare", [gold])
         if golds is None and answers is None:
@@ -280,9 +317,25 @@ class AnswerComparison:
         if ordered is None:
             return Decision(False, golds.kind)
         golds, answers = sort_by_name(golds, answers)
+        # The order inside an alternative, such as p=5,q=2 of a list of two, counts.
+        has_groups = any(len(bare_items(item)) > 1 for item in golds.items)
+        rules = replace(self, answer_type="expression") if has_groups and self.answer_type == "list" else self
         if "set" in (golds.kind, answers.kind):
-            return self._items(golds.distinct_items, answers.distinct_items, ordered=ordered, path=golds.kind)
-        return self._items(golds.items, answers.items, ordered=ordered, path=golds.kind)
+            return rules._members(golds.distinct_items, answers.distinct_items, path=golds.kind)
+        return rules._items(golds.items, answers.items, ordered=ordered, path=golds.kind)
+
+    def _members(self, golds: list[str], answers: list[str], *, path: str) -> Decision:
+        """Decide whether every member of either set equals one of the other: 2 and \\sqrt{4} are one member."""
+        if len(golds) == len(answers):
+            decision = self._items(golds, answers, ordered=False, path=path)
+            if decision.equal is not False:
+                return decision
+        left, right = unmatched(golds, answers)
+        if len(left) + len(right) > MAX_SYMBOLIC_ITEMS:
+            return Decision(False, path)
+        verdicts = [any_equal([self._decide(gold, answer).equal for answer in answers]) for gold in left]
+        verdicts += [any_equal([self._decide(gold, answer).equal for gold in golds]) for answer in right]
+        return Decision(all_equal(verdicts), path)
 
     def _items(self, golds: list[str], answers: list[str], *, ordered: bool, path: str) -> Decision:
         """Decide item by item. Every pair is compared, so that all symbolic queries are asked in one batch."""
@@ -295,77 +348,6 @@ class AnswerComparison:
         if len(left) > MAX_SYMBOLIC_ITEMS:
             raise refusal(f"{len(left)} items to pair off")
         return Decision(pair_off([[self._decide(gold, answer).equal for answer in right] for gold in left]), path)
-
-    # -- numbers, percent signs, units ---------------------------------------------------------
-
-    def _quantity(self, gold: str, answer: str, *, is_whole: bool) -> Decision:
-        """Compare units, then numbers within the problem's margin, then what is left as expressions."""
-        measures = compound_measure(gold), compound_measure(answer)
-        if any(measures):
-            return Decision(measures[0] == measures[1], "unit")
-        wanted, given = split_quantity(gold), split_quantity(answer)
-        if wanted.unit and given.unit is None:  # `5m` may be a product, but not where metres are asked for
-            spaced = split_quantity(_BEFORE_LETTER_UNIT.sub(" ", answer))
-            given = spaced if spaced.unit == wanted.unit else given
-        gold_unit = wanted.unit or (self._stated_unit() if is_whole else None)
-        if gold_unit is not None and given.unit is not None and gold_unit != given.unit:
-            return Decision(False, "unit")
-        if (wanted.unit is not None and given.percent) or (wanted.percent and given.unit is not None):
-            return Decision(False, "unit")
-        gold_value, answer_value = as_rational(wanted.body), as_rational(given.body)
-        percents = {"gold_percent": wanted.percent, "answer_percent": given.percent}
-        if gold_value is not None and answer_value is not None:
-            return Decision(same_number(gold_value, answer_value, self._margin, **percents), "number")
-        if is_prose(wanted.body) or is_prose(given.body):
-            return Decision(normalized_words(wanted.body) == normalized_words(given.body), "text")
-        if gold_value is not None and self._margin:
-            decimal = self._decimal(given.body)
-            if isinstance(decimal, Fraction):
-                return Decision(same_number(gold_value, decimal, self._margin, **percents), "rounded")
-            return Decision(None if decimal is None else False, "rounded")
-        if wanted.percent == given.percent:
-            return self._expression(wanted.body, given.body)
-        left, right = (rf"\frac{{{side.body}}}{{100}}" if side.percent else side.body for side in (wanted, given))
-        return self._expression(left, right)
-
-    @property
-    def _margin(self) -> Margin:
-        return margin_of(self.meta)
-
-    def _stated_unit(self) -> Unit | None:
-        """Return the unit that the problem states beside the gold."""
-        stated = self.meta.get("unit")
-        return parse_unit(clean(str(stated))) if stated else None
-
-    def _decimal(self, text: str) -> Fraction | str | None:
-        """Return the value of a number such as 5\\sqrt{3}; "" if it is no number, None while that is not known."""
-        exact = as_rational(text)
-        if exact is not None:
-            return exact
-        refuse_explosive(text)
-        decimal = self.ask(("value", text))
-        if decimal is None:
-            return None
-        value = parse_rational(decimal)
-        return "" if value is None else value
-
-    # -- expressions ---------------------------------------------------------------------------
-
-    def _expression(self, gold: str, answer: str) -> Decision:
-        """Compare closed forms exactly; ask math-verify about the rest."""
-        left, right = parse_closed_form(gold), parse_closed_form(answer)
-        if left is not None and right is not None:
-            return Decision(left.equals(right), "closed_form")
-        return self._symbolic(gold, answer)
-
-    def _symbolic(self, gold: str, answer: str) -> Decision:
-        """Ask math-verify, unless the texts differ in what it does not see."""
-        if self.answer_type == "text":
-            return Decision(False, "text")  # 6:30 on a clock is no quotient
-        if (rule := unseen_difference(gold, answer)) is not None:
-            return Decision(False, rule)
-        refuse_explosive(answer)
-        return Decision(self.ask(("equal", gold, answer)), "math_verify")
 
 
 def without_introduction(text: str) -> str:

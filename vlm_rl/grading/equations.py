@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from itertools import pairwise
 
 from vlm_rl.grading.closed_form import ClosedForm, parse_closed_form
 from vlm_rl.grading.containers import as_rational, bare_items
 from vlm_rl.grading.latex import canonical, split_top_level
-from vlm_rl.grading.quantities import split_quantity
+from vlm_rl.grading.quantities import parse_unit, split_quantity
 
 EQUALS = frozenset("=")
 _COLON = frozenset(":")
@@ -16,13 +17,35 @@ _TIME_OF_DAY = re.compile(r"[0-9] ?[AaPp]\.? ?[Mm]\.?$")
 _LABEL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z])[A-Za-z0-9_{}\\ .'(),]*|\([a-z](?: ?, ?[a-z])+\)"
     r"|[a-z]\^\{-1\} ?\([a-z]\)|P ?\((?:[^()]|\([^()]*\))*\)|\|[A-Z]{2}\|"  # f^{-1}(x), P(X=2), |AB|
-    r"|[A-Za-z]{1,2}(?: ?[-+/] ?[A-Za-z]{1,2}){1,4}"  # the sum asked for: a+b
+    r"|[A-Za-z]{1,2}(?:_\{[0-9]\})?(?: ?[-+/] ?[A-Za-z]{1,2}(?:_\{[0-9]\})?){1,4}"  # the sum asked for: a+b
+    r"|[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?(?: ?: ?[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?){1,4}"  # V_1:V_2
 )
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
+# \log_{2} 8 and \lfloor 3.7 \rfloor, which name nothing
+_EVALUATION = re.compile(
+    r"\\(?:(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|ln|lg|exp|gcd|max|min|lfloor|lceil)(?![A-Za-z])"
+    r"(?:[^A-Za-z\\]|\\(?:pi|circ|frac|sqrt|rfloor|rceil)(?![A-Za-z])|\\[{} ])*"
+)
+_UNIT = re.compile(r"(?<=[0-9.)}]) ([A-Za-z]+(?:\^\{[0-9]\})?)(?= ?(?:[-+*/)]|\\(?:times|cdot|div)(?![A-Za-z])|$))")
+_VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?")
+_REMAINDER = re.compile(r"([^\\]{1,100}?) ?\\pmod\{([1-9][0-9]{0,9})\}")
 _GRAPH = {"y", "f(x)"}
 _ASSIGNED = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})? ?=")
 _ROOT, _INDEX = re.compile("[tx-z]"), re.compile(r"(?<=^[tx-z])_\{[0-9]\}$")  # x_1 and x_2 are two values of x
 _TO = re.compile(r"(?<=[0-9)}]) to (?=[-0-9(\\])")
+
+
+def split_equation(text: str) -> list[str]:
+    """Return the parts between the "=" of a `clean` text, the name of a value first: `2=x` as x, 2.
+
+    Of equal numbers only the last is left: `3+5=8` has the single part 8.
+    """
+    parts = split_top_level(text, EQUALS)
+    numbers = _numbers(parts)
+    if len(set(numbers)) == 1 and numbers[0] is not None:
+        return parts[-1:]
+    is_reversed = len(parts) == 2 and _VARIABLE.fullmatch(parts[1]) and not value_label(parts)
+    return parts[::-1] if is_reversed else parts
 
 
 def is_list(parts: list[str]) -> bool:
@@ -36,7 +59,14 @@ def is_list(parts: list[str]) -> bool:
 
 def value_label(parts: list[str]) -> str | None:
     """Return the part in front of the first "=" if it only names the value, else None."""
-    return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) else None
+    return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) and not _is_number(parts[0]) else None
+
+
+def _is_number(text: str) -> bool:
+    r"""Return whether a text is a number such as \sqrt{12} or \log_{2} 8, which names nothing."""
+    form = parse_closed_form(text)
+    is_constant = form is not None and all(name.isdigit() for name in form.symbols)
+    return is_constant or _EVALUATION.fullmatch(text) is not None
 
 
 def same_label(golds: list[str], answers: list[str]) -> bool:
@@ -51,16 +81,31 @@ def same_label(golds: list[str], answers: list[str]) -> bool:
     return described and as_rational(split_quantity(golds[-1]).body) is not None
 
 
-def chain_agrees(values: list[str], *, all_numbers: bool) -> bool:
-    """Return whether the values of a chain a = b = c name no two different numbers.
+def chain_agrees(values: list[str]) -> bool:
+    """Return whether the values of a chain a = b = c name no two different numbers, and a number last if any."""
+    numbers = _numbers(values)
+    return numbers_agree(values) and (numbers[-1] is not None or len(set(numbers)) == 1)
 
-    With `all_numbers` each of them must be a number. Without it some may be expressions, but a chain with a number in
-    it must end in one.
-    """
-    numbers = [as_rational(split_quantity(value).body) for value in values]
-    if None in numbers and (all_numbers or (numbers[-1] is None and len(set(numbers)) > 1)):
-        return False
-    return len({number for number in numbers if number is not None}) <= 1
+
+def numbers_agree(values: list[str]) -> bool:
+    """Return whether no two of the values are different numbers."""
+    return len({*_numbers(values)} - {None}) <= 1
+
+
+def _numbers(values: list[str]) -> list[Fraction | None]:
+    return [as_rational(split_quantity(value).body) for value in values]
+
+
+def without_units(text: str) -> str:
+    """Return `12 cm+3 cm` as `12+3`: the last member of a chain states the unit."""
+    return _UNIT.sub(lambda unit: "" if parse_unit(unit[1], number_before=False) else unit[0], text)
+
+
+def with_remainder(text: str) -> str:
+    r"""Return 2 for `17 \pmod{5}`, a member of a chain; any other text stays."""
+    match = _REMAINDER.fullmatch(text)
+    number = as_rational(match[1]) if match else None
+    return text if match is None or number is None or number.denominator != 1 else str(number % int(match[2]))
 
 
 def same_curve(golds: list[str], answers: list[str]) -> bool:
@@ -78,9 +123,12 @@ def ratio_terms(text: str) -> list[str] | None:
 
 
 def same_ratio(golds: list[str], answers: list[str]) -> bool:
-    """Return whether two ratios of equally many terms are proportional."""
+    """Return whether two ratios of equally many terms are proportional; with a zero among them, the same."""
     left, right = ([form for term in terms if (form := parse_closed_form(term))] for terms in (golds, answers))
-    return all((a * d).equals(b * c) for (a, c), (b, d) in pairwise(zip(left, right, strict=True)))
+    pairs = list(zip(left, right, strict=True))
+    if not all(form.numerator for form in (*left, *right)):  # any two products with a zero are equal
+        return all(a.equals(b) for a, b in pairs)
+    return all((a * d).equals(b * c) for (a, c), (b, d) in pairwise(pairs))
 
 
 def _left_minus_right(left: str, right: str) -> ClosedForm | None:

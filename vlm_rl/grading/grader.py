@@ -30,11 +30,12 @@ from vlm_rl.grading.latex import canonical, clean
 from vlm_rl.grading.limits import refuse_long
 from vlm_rl.grading.quantities import margin_of
 from vlm_rl.grading.reasons import explain, shorten
+from vlm_rl.grading.spellings import other_spellings
 from vlm_rl.grading.symbolic_client import SymbolicClient, SymbolicReply
 from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.types import AnswerType, Grade, Problem, Verdict
 
-GRADER_VERSION = "6"  # of the rules: a different version may give different verdicts
+GRADER_VERSION = "7"  # of the rules: a different version may give different verdicts
 MAX_BOXES = 8  # different answers in the boxes of a response
 MAX_SPELLINGS = 64  # different texts in them
 MAX_QUERIES = 40  # symbolic queries for a response
@@ -51,6 +52,7 @@ class GradeTask:
     template: Template
     choices: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)  # precision (digits), tolerance, unit
+    question: str = ""  # where it asks for a percentage, 50% is 50
 
 
 class Grader:
@@ -104,13 +106,16 @@ class Grader:
         return self.grade_many([task_of(problem, response, template)])[0]
 
     def verifies_itself(self, problem: Problem) -> bool:
-        """Return whether the problem's gold, given as an answer, is graded correct; if not, no answer can be."""
+        """Return whether the gold, given as an answer, is graded correct, and so is a number in other spellings."""
         template = TEMPLATES["think_answer"]
+        answers = [problem.answer, *other_spellings(problem.answer, problem.answer_type)]
         try:
-            response = template.wrap("The gold itself.", problem.answer)
+            responses = [template.wrap("The gold itself.", answer) for answer in answers]
         except ValueError:
             return False
-        return self.grade_problem(problem, response, template).correct
+        return all(
+            grade.correct for grade in self.grade_many([task_of(problem, text, template) for text in responses])
+        )
 
     def grade_many(self, tasks: Sequence[GradeTask]) -> list[Grade]:
         """Return the grades in the order of the tasks. Equal symbolic queries are answered once, and in batches."""
@@ -130,7 +135,15 @@ class Grader:
 def task_of(problem: Problem, response: str, template: Template) -> GradeTask:
     """Return the grading task of a response to a problem."""
     golds = (problem.answer, *problem.meta.get("alternatives", ()))
-    return GradeTask(response, golds, problem.answer_type, template, tuple(problem.choices), problem.meta)
+    return GradeTask(
+        response,
+        golds,
+        problem.answer_type,
+        template,
+        tuple(problem.choices),
+        problem.meta,
+        problem.meta.get("typeset_text", problem.question),
+    )
 
 
 def try_grade(
@@ -204,7 +217,7 @@ def _explained(verdict: Verdict, answer: str, gold: str, path: str, task: GradeT
 def _compare(gold: str, answer: str, task: GradeTask, ask: AskSymbolic) -> Decision:
     if task.answer_type == "choice":
         return compare_choice(gold, answer, task.choices, ask)
-    return AnswerComparison(task.answer_type, ask, task.meta).compare(gold, answer)
+    return AnswerComparison(task.answer_type, ask, task.meta, task.question).compare(gold, answer)
 
 
 def _boxes_agree(texts: list[str], task: GradeTask, ask: AskSymbolic) -> bool | None:

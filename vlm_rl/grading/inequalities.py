@@ -1,9 +1,10 @@
-r"""Read inequalities in one variable as intervals: `x>2`, `-1<x\le 3`, `|x-1|<2`, `x<1 or x>3`, `\{x \mid x<3\}`."""
+r"""Read inequalities in one variable as intervals: `x>2`, `-1<2x\le 3`, `|x-1|<2`, `x<1 or x>3`, `\{x \mid x<3\}`."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from vlm_rl.grading.closed_form import parse_closed_form
 from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
@@ -21,6 +22,7 @@ _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(r" or |, ?or |\\(?:lor|vee)(?![A-Za-z])|(?<=[0-9}]), ?(?=[a-z] ?[<>])")
 _AND = re.compile(r" and |\\(?:land|wedge)(?![A-Za-z])")
+_LESS = ("<", "\\le")
 _UNION = frozenset(["\\cup"])
 _COMMAS = frozenset(",;")
 
@@ -68,19 +70,15 @@ def _distance(text: str) -> Intervals | None:
     if len(pieces) == 3 and pieces[2].startswith("|"):
         pieces = [pieces[2], _flipped(pieces[1]), pieces[0]]
     match = _ABSOLUTE.fullmatch(pieces[0]) if len(pieces) == 3 else None
-    form = parse_closed_form(match[1]) if match else None
-    if match is None or form is None or len(form.symbols) != 1 or not _is_bound(pieces[2]):
+    linear = _Linear.of(match[1]) if match else None
+    if linear is None or not _is_bound(pieces[2]):
         return None
     _, sign, bound = pieces
-    (variable,) = form.symbols
-    parts = form.linear_parts(variable)
-    offset, slope = (part.as_rational() for part in parts) if parts else (None, None)
-    if offset is None or slope is None:
-        return None
-    offset, slope = (-offset, -slope) if slope < 0 else (offset, slope)
-    low, high = (rf"\frac{{{end}({bound})-({offset})}}{{{slope}}}" for end in "-+")
+    ends = linear.solved(f"-({bound})"), linear.solved(bound)
+    low, high = ends if linear.slope > 0 else ends[::-1]
+    variable = linear.variable
     opening, closing = ("(", ")") if sign in "<>" else ("[", "]")
-    if sign in ("<", "\\le"):
+    if sign in _LESS:
         return Intervals((f"{opening}{low},{high}{closing}",), variable)
     return Intervals((f"(-\\infty,{low}{closing}", f"{opening}{high},\\infty)"), variable)
 
@@ -107,23 +105,60 @@ def _inequalities(text: str) -> Intervals | None:
 def _chain(text: str) -> tuple[str, str, str] | None:
     """Return (variable, lower end, upper end) of `a < x \\le b` as (x, "(a", "b]"); an end is "" where unbounded."""
     pieces = [piece.strip() for piece in _SIGN.split(text.strip())]
-    if len(pieces) == 5 and pieces[1] in (">", "\\ge"):
-        pieces = [pieces[4], _flipped(pieces[3]), pieces[2], _flipped(pieces[1]), pieces[0]]
-    if len(pieces) == 3 and not _VARIABLE.fullmatch(pieces[0]):
-        pieces = [pieces[2], _flipped(pieces[1]), pieces[0]]
     if len(pieces) == 3:
-        variable, sign, bound = pieces
-        if not (_VARIABLE.fullmatch(variable) and _is_bound(bound)):
+        if _Linear.of(pieces[0]) is None:
+            pieces = _turned(pieces)
+        middle, sign, bound = pieces
+        low, high = (("", ""), (sign, bound)) if sign in _LESS else ((_flipped(sign), bound), ("", ""))
+    elif len(pieces) == 5:
+        pieces = pieces if pieces[1] in _LESS else _turned(pieces)
+        middle = pieces[2]
+        low, high = (pieces[1], pieces[0]), (pieces[3], pieces[4])
+    else:
+        return None
+    linear = _Linear.of(middle)
+    ends = [end for end in (low, high) if end[0]]
+    if linear is None or not all(sign in _LESS and _is_bound(bound) for sign, bound in ends):
+        return None
+    if linear.slope < 0:
+        low, high = high, low
+    lower = ("(" if low[0] == "<" else "[") + linear.solved(low[1]) if low[0] else ""
+    upper = linear.solved(high[1]) + (")" if high[0] == "<" else "]") if high[0] else ""
+    return linear.variable, lower, upper
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """One side of an inequality, `offset + slope * variable`."""
+
+    variable: str
+    offset: Fraction
+    slope: Fraction  # not 0
+
+    @classmethod
+    def of(cls, text: str) -> _Linear | None:
+        """Read a variable or an expression that is linear in the only letter it has; None for anything else."""
+        if _VARIABLE.fullmatch(text):
+            return cls(text, Fraction(0), Fraction(1))
+        form = parse_closed_form(text)
+        if form is None or len(form.symbols) != 1:
             return None
-        if sign in (">", "\\ge"):
-            return variable, ("(" if sign == ">" else "[") + clean(bound), ""
-        return variable, "", clean(bound) + (")" if sign == "<" else "]")
-    if len(pieces) != 5 or {pieces[1], pieces[3]} - {"<", "\\le"}:
-        return None
-    low, low_sign, variable, high_sign, high = pieces
-    if not (_VARIABLE.fullmatch(variable) and _is_bound(low) and _is_bound(high)):
-        return None
-    return variable, ("(" if low_sign == "<" else "[") + low, high + (")" if high_sign == "<" else "]")
+        (variable,) = form.symbols
+        parts = form.linear_parts(variable)
+        offset, slope = (part.as_rational() for part in parts) if parts else (None, None)
+        is_number = variable == "e" or variable.isdigit()  # of \sqrt{2}
+        return None if is_number or offset is None or slope is None else cls(variable, offset, slope)
+
+    def solved(self, bound: str) -> str:
+        """Return what the variable is where this side equals the bound."""
+        if (self.offset, self.slope) == (0, 1):
+            return clean(bound)
+        return rf"\frac{{({bound})-({self.offset})}}{{{self.slope}}}"
+
+
+def _turned(pieces: list[str]) -> list[str]:
+    """Return `2 > x` as `x < 2`."""
+    return [_flipped(piece) if index % 2 else piece for index, piece in enumerate(reversed(pieces))]
 
 
 def _flipped(sign: str) -> str:

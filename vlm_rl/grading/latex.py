@@ -79,6 +79,10 @@ _TEXT = re.compile(
     rf"\\(?:{_FONTS}|operatorname\*?|[mhf]box|framebox|ensuremath|unit|si|underline|emph)\s*"
     r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
+# 3,\!250 and 3{,}250, whose comma is no comma of a list
+_THOUSANDS = re.compile(
+    r"(?<=[0-9])\s*(?:(?:\\!\s*)*,\s*(?:\\!\s*)+|\\!\s*,|\{,\}\s*(?:\\!)?)\s*(?=[0-9]{3}(?![0-9]))"
+)
 _PUNCTUATION = re.compile(r"(?<![_^])(?:\\(?:text|math(?:ord|punct|bin|rel))\s*)?\{\s*([-+,:.])\s*\}")  # 1{,}0
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#x[0-9A-Fa-f]{1,6}|[A-Za-z]{2,8});")
 _HTML = re.compile(r"<(b|i|u|em|strong|p|span)>([^<>]*)</\1>")
@@ -156,7 +160,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\.([0-9]*)\\dot ?\{?([0-9])\}?([0-9]*)\\dot ?\{?([0-9])\}?", r".\1\\overline{\2\3\4}"),
         (r"([0-9]\.[0-9]*) ?\\(?:bar|dot|overline) ?(?:\{ ?([0-9]+) ?\}|([0-9]))", r"\1\\overline{\2\3}"),
         (r"([0-9]\.[0-9]*)\(([0-9]+)\)", r"\1\\overline{\2}"),  # 0.1(6) is 0.1666...
-        (r"\\(vec|hat|bar|overline) +([0-9A-Za-z])", r"\\\1{\2}"),
+        (r"\\(vec|hat|bar|overline|dd?ot|tilde) +([0-9A-Za-z])", r"\\\1{\2}"),
         (r"(?:\\|(?<![A-Za-z\\]))sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<=[0-9]) ?(?:\^ ?)?\{? ?(st|nd|rd|th)(?![A-Za-z]) ?\}?", r"\1"),  # 57^{th}
         (r"\^\s*(-?[0-9]*\.[0-9]+|-?[0-9]+|[A-Za-z])", r"^{\1}"),
@@ -169,7 +173,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (r"\\sqrt\s*(\[[0-9A-Za-z]\])?\s*([0-9]+|[A-Za-z])", r"\\sqrt\1{\2}"),
         (r"(?<![0-9A-Za-z])sq\. ?(?=[a-z])", "sq "),
-        (r"(?<=[0-9 ])\{ *([A-Za-z]{1,5}) *\}$", r" \1"),
+        (r"(?<=[0-9])\{ *(\^\\circ|[A-Za-z][A-Za-z ]{0,30}(?:\^\{[0-9]\})?) *\}(?=\^\{[0-9]\}$|$)", r" \1"),
+        (r"(?<= )\{ *([A-Za-z]{1,7}) *\}$", r" \1"),
         (r"(?<![0-9A-Za-z_{}])\(?([0-9]+)\)? ?_\{ ?10 ?\}", r"\1"),  # base ten
         (r"\(([0-9A-F]+)\) ?_(?=\{)", r"\1_"),
         (r"(?<=[0-9A-F]_)\{ ?\( ?([0-9]{1,2}) ?\) ?\}", r"{\1}"),
@@ -177,6 +182,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             rf"(?<=[0-9]) ?({_LARGER_UNIT}),? and (?=[0-9]+ ?(?:{_SMALLER_UNIT})[ .]*$)",
             r" \1 ",
         ),  # 3 hours and 20 minutes
+        (r"or(?<=[0-9)} ]or) ?(?=[-+0-9(\\]|[a-z] ?=)", " or "),  # 2or3
         (r"\s+", " "),
         (r" (?=\^)", ""),
     )
@@ -214,11 +220,15 @@ def _clean_cached(text: str) -> str:
 
 def _clean(text: str) -> str:
     text = _unicode_to_latex(_HTML.sub(r"\2", _ENTITY.sub(lambda match: unescape(match.group()), text)))
+    if "," in text:
+        text = _THOUSANDS.sub("", text)
     text = _PUNCTUATION.sub(r"\1", text)
     for _ in range(3):
         text = _TEXT.sub(r" \1 ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    if "dots" in text or "..." in text:
+        text = _REPEATED.sub(_with_overline, _DOTS.sub(r"\\dots ", text))
     return _degrees_as_radians(_open_ends(_strip(_SYSTEM.sub(_system_as_list, text))))
 
 
@@ -300,6 +310,23 @@ def outer_brackets(text: str) -> tuple[str, str, str] | None:
                 return None
             return opening, text[len(opening) : piece.start()].strip(), token
     return None
+
+
+_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z]) ?|(?<=[-0-9,+= ])\.{3}(?!\.) ?")
+_REPEATED = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{2,40}) ?\\dots(?! ?[0-9,])")
+
+
+def _with_overline(match: re.Match[str]) -> str:
+    r"""Return 0.1666\dots as 0.1\overline{6}; without digits that are repeated before the dots it stays."""
+    whole, decimals = match.groups()
+    for size in range(1, len(decimals) // 2 + 1):
+        cycle = decimals[-size:]
+        if decimals.endswith(2 * cycle):
+            start = decimals
+            while start.endswith(cycle):
+                start = start[:-size]
+            return rf"{whole}.{start}\overline{{{cycle}}}"
+    return match[0]
 
 
 _DEGREES = re.compile(

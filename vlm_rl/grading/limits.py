@@ -13,7 +13,7 @@ from vlm_rl.grading.decision import refusal
 MAX_TEXT = 8_000  # characters of an answer
 MAX_SYMBOLIC_TEXT = 1_000  # characters of an expression for math-verify
 MAX_SYMBOLIC_ITEMS = 24  # items that are left to pair off, after those of equal text or number
-MAX_DEPTH = 40  # nested brackets
+MAX_DEPTH = 16  # nested brackets: the time of math-verify's grammar grows with their square
 
 _EXPLOSIVE: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("a long sum or product", re.compile(r"\\(?:sum|prod)(?![A-Za-z]).{0,80}(?:[0-9]{4,}|\^ ?\{?[0-9]+ ?\^)")),
@@ -22,6 +22,9 @@ _EXPLOSIVE: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("a power of a power of digits", re.compile(r"\^ ?[{(] ?[0-9]+ ?\^ ?[{(]? ?[0-9]{2,}")),
     ("a huge factorial", re.compile(r"[0-9]{5,} ?!|\^ ?\{?[0-9]+\}? ?\)? ?!|! ?\)? ?!")),
     ("a huge binomial", re.compile(r"\\[dt]?binom[^A-Za-z]{0,80}(?:\^|[0-9]{5,})")),
+    ("an indefinite integral", re.compile(r"\\int(?![A-Za-z]) ?+(?:\\limits ?+)?+(?!_)")),
+    ("a derivative of high order", re.compile(r"\\frac ?\{ ?(?:d|\\partial) ?\^ ?\{? ?[0-9]{2}")),
+    ("many signs in a row", re.compile(r"(?:[-+] ?){16}|(?:\| ?){16}")),
     ("several integrals", re.compile(r"\\int.{0,200}\\int|\\i{2,4}nt(?![A-Za-z])")),
 )
 # The upper end of \int_{0}^{12345} is not a power of its lower end.

@@ -1,10 +1,11 @@
-"""Read numbers in English words: `five`, `twenty-one`, `minus 3`, `2.5 million`, `one hundred and five`."""
+"""Read numbers in words: `five`, `twenty-one`, `minus 3`, `2.5 million`, `one hundred and five`, and in Chinese."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
+from vlm_rl.grading.chinese_numerals import parse_chinese
 from vlm_rl.grading.rational import NUMBER, parse_rational
 
 _SMALL = (
@@ -35,7 +36,9 @@ _DIGITS_AND_SCALE = re.compile(rf"({NUMBER}) ?({'|'.join(_SCALES)})")
 def parse_words(text: str) -> Fraction | None:
     """Return the number that the whole text names, or None."""
     text = text.strip().casefold()
-    if not text.isascii() or len(text) > 100:
+    if not text.isascii():
+        return parse_chinese(text)
+    if len(text) > 100:
         return None
     value = _parse_positive(_SIGN.sub("", text, count=1))
     return -value if value is not None and _SIGN.match(text) else value

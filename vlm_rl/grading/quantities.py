@@ -6,11 +6,13 @@ Units are compared by name and exponent and never converted: a different unit is
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from vlm_rl.grading.chinese_numerals import NUMERALS
 from vlm_rl.grading.number_words import COUNTING, parse_words
 from vlm_rl.grading.rational import NUMBER, parse_rational
 
@@ -56,9 +58,10 @@ _DEGREE_TAIL = re.compile(
 )
 _ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes or feet, not the bare number
-_PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct))$")
-_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
-_MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥¢])$")
+_PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct)|प्रतिशत)$")
+_CHINESE_PERCENT_HEAD = re.compile("^百分之")
+_MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥₹]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
+_MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥₹¢])$")
 _MEASURED = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]+|$|(?=[0-9]))")
 _PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
 _BRACKETED_TAIL = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
@@ -69,6 +72,11 @@ _CHINESE_TAIL = re.compile(
     rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
     rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
 )
+# After a numeral in characters only a counter or a unit: 三角形 is a triangle, not three of something.
+_CHINESE_COUNTER = re.compile(
+    rf"(?<=[{NUMERALS}])((?:[个個名位只条张本棵辆台枚](?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{0,3}}"
+    r"|(?:[平立]方)?(?:厘米|毫米|分米|千米|米)|公里|公斤|千?克|吨|秒|分钟?|小?时|天|周|月|年|毫?升|度|元|人|次|种|岁))$"
+)
 _CHINESE_UNITS = {
     "米": "m", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
     "公斤": "kg", "吨": "t", "秒": "s", "分": "min", "分钟": "min", "时": "h", "小时": "h", "天": "day",
@@ -76,8 +84,24 @@ _CHINESE_UNITS = {
     "角": "jiao", "千瓦": "kW", "公顷": "ha",
 }  # fmt: skip
 _CHINESE_POWERS = {"平方": 2, "立方": 3}
+# Hindi: up to three words, none of which changes the number or puts it in doubt.
+_HINDI_WORD = r"[\u0900-\u0963\u0971-\u097f]+"
+_HINDI_TAIL = re.compile(rf"(?<=[0-9)}}]) ?({_HINDI_WORD}(?:[ /]{_HINDI_WORD}){{0,2}})$")
+_HINDI_MODIFIERS = """
+    सौ हज़ार हजार लाख करोड़ अरब दर्जन गुना गुणा गुनी आधा बटा दशमलव भाग से तक अधिक ज्यादा ज़्यादा कम लगभग करीब या और
+    नहीं न घात वर्गमूल प्रतिशत प्रति शायद अथवा
+"""
+_NO_HINDI_UNITS = frozenset(unicodedata.normalize("NFKC", _HINDI_MODIFIERS).split())
+_HINDI_NAMES = {
+    "m": "मीटर", "cm": "सेमी सेंटीमीटर सेन्टीमीटर", "mm": "मिमी मिलीमीटर", "km": "किमी किलोमीटर", "g": "ग्राम",
+    "kg": "किग्रा किलोग्राम किलो", "s": "सेकंड सेकेंड", "min": "मिनट", "h": "घंटे घंटा घण्टे", "day": "दिन",
+    "week": "सप्ताह", "month": "महीने माह", "year": "वर्ष साल", "L": "लीटर", "degree": "डिग्री अंश",
+    "rupee": "रुपये रुपए रुपया", "dollar": "डॉलर",
+}  # fmt: skip
+_HINDI_UNITS = {name: unit for unit, names in _HINDI_NAMES.items() for name in names.split()}
+_HINDI_POWERS = {"वर्ग": 2, "घन": 3}
 _OHM, _MICRO = re.compile(r"(?<=[0-9) ])(k|M)? ?\\Omega$"), re.compile(r"(?<=[0-9) ])\\mu ?(?=[msgFCLA]$)")
-_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "¢": "cent"}
+_COINS = {"\\dollar": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _COINS |= {"USD": "dollar", "EUR": "euro", "GBP": "pound sterling"}
 
 Unit = Mapping[str, int]  # exponent by name: {"m": 1, "s": -1}
@@ -97,6 +121,8 @@ def split_quantity(text: str) -> Quantity:
     text = _MICRO.sub(" u", _OHM.sub(r" \1ohm", text))
     if match := _PERCENT_TAIL.search(text):
         return Quantity(text[: match.start()].strip(), percent=True)
+    if match := _CHINESE_PERCENT_HEAD.search(text):
+        return Quantity(text[match.end() :], percent=True)
     if match := _DEGREE_TAIL.search(text):
         scale = (match["scale"] or "")[:1].upper()
         return Quantity(text[: match.start()].strip(), {f"degree {scale}".strip(): 1})
@@ -111,8 +137,11 @@ def split_quantity(text: str) -> Quantity:
     if match := _BRACKETED_TAIL.search(text):
         unit = parse_unit(match[1] or match[2], number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
-    if match := _CHINESE_TAIL.search(text):
+    if match := _CHINESE_TAIL.search(text) or _CHINESE_COUNTER.search(text):
         return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
+    if match := _HINDI_TAIL.search(text):
+        unit = _hindi_unit(match[1])
+        return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
     if match := _FRACTION_TAIL.search(text):
         unit = parse_unit(f"{match[1]}/{match[2]}", number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
@@ -198,6 +227,19 @@ def _chinese_unit(name: str) -> Unit:
     return exponents
 
 
+def _hindi_unit(name: str) -> Unit | None:
+    """Return the unit of वर्ग मीटर or किमी/घंटा; a counted noun is its own unit. None for words that are no unit."""
+    exponents: dict[str, int] = {}
+    for side, part in zip((1, -1), name.split("/"), strict=False):
+        words = part.split()
+        if not words or _NO_HINDI_UNITS.intersection(words):
+            return None
+        power = _HINDI_POWERS.get(words[0], 1) if len(words) > 1 else 1
+        noun = " ".join(words[power > 1 :])
+        exponents[_HINDI_UNITS.get(noun, noun)] = side * power
+    return exponents
+
+
 def _known_unit(name: str) -> str | None:
     """Return the symbol of a unit by its symbol or its name, singular or plural; None for other words."""
     lower = name.lower() if len(name) > 1 else name
@@ -232,15 +274,28 @@ def margin_of(meta: Mapping[str, Any]) -> Margin:
 
 
 def same_number(
-    gold: Fraction, answer: Fraction, margin: Margin, *, gold_percent: bool = False, answer_percent: bool = False
+    gold: Fraction,
+    answer: Fraction,
+    margin: Margin,
+    *,
+    gold_percent: bool = False,
+    answer_percent: bool = False,
+    by_numeral: bool = False,
 ) -> bool:
-    """Return whether two numbers are equal within the margin, one or both of them followed by a percent sign."""
-    if gold_percent == answer_percent:
-        return margin.allows(gold, answer)
-    if gold_percent:  # 50% is 0.5, not 50
-        return margin.allows(gold / 100, answer)
-    # A bare 50 may have asked for a percentage. A bare 0.5 is a share, so 0.5% is a different number.
-    return margin.allows(gold, answer / 100) or (abs(gold) > 1 and margin.allows(gold, answer))
+    """Return whether two numbers are equal within the margin.
+
+    Args:
+        gold: The gold's number, without its percent sign.
+        answer: The answer's number, without its percent sign.
+        margin: How far the answer may be from the gold.
+        gold_percent: Whether the gold has a percent sign: 50% is 0.5.
+        answer_percent: Whether the answer has one.
+        by_numeral: Whether 50 and 50% are equal too.
+    """
+    if (by_numeral or gold_percent == answer_percent) and margin.allows(gold, answer):
+        return True
+    shares = gold / 100 if gold_percent else gold, answer / 100 if answer_percent else answer
+    return gold_percent != answer_percent and margin.allows(*shares)
 
 
 def _round(number: Fraction, places: int) -> Fraction:

@@ -76,6 +76,9 @@ def is_prose(text: str) -> bool:
 def normalized_words(text: str) -> str:
     """Return the letters and digits of a text in words: without case, punctuation and a leading article."""
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
-    text = re.sub(r"[\s\\\"'.!-]+", " ", text).strip().casefold()
+    text = re.sub(r"(?<=[A-Za-z])[,;:]|[,;:](?= ?[A-Za-z])", " ", text)  # not the comma of 1,2
+    # The point of 1.5, the sign of -10 and the factorial of 5! count.
+    text = re.sub(r"[\s\\\"']+|\.(?![0-9])|(?<![0-9])\.|(?<![0-9)])!|-(?![0-9])|(?<=\w)-", " ", text)
+    text = " ".join(text.split()).casefold()
     text = re.sub(r"^(?:an?|the) (?=[a-z]{2})", "", text)
     return re.sub(r"(?<=[0-9]) (?=[a-z])", "", text)  # 6:30 pm

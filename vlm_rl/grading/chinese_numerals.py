@@ -1,0 +1,67 @@
+"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `1.5亿`, `三点五`, `三分之一`, `负七`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from vlm_rl.grading.rational import NUMBER, parse_rational
+
+_DIGITS = "零一二三四五六七八九"
+_PLACES = {"千": 1000, "百": 100, "十": 10}
+_SCALES = {"亿": 10**8, "万": 10**4}
+_VARIANTS = str.maketrans("〇两兩壹贰叁肆伍陆柒捌玖拾佰仟萬億負點", "零二二一二三四五六七八九十百千万亿负点")
+NUMERALS = "".join((_DIGITS, *_PLACES, *_SCALES)) + "〇两兩壹贰叁肆伍陆柒捌玖拾佰仟萬億"
+_DIGITS_AND_SCALE = re.compile(rf"({NUMBER}) ?([{''.join((*_PLACES, *_SCALES))}])")
+
+
+def parse_chinese(text: str) -> Fraction | None:
+    """Return the number that the whole text names, or None."""
+    text = text.strip().translate(_VARIANTS)
+    if len(text) > 40:
+        return None
+    positive = text.removeprefix("负").removeprefix("-")
+    value = _parse_positive(positive)
+    return -value if value is not None and positive != text else value
+
+
+def _parse_positive(text: str) -> Fraction | None:
+    below, share, above = text.partition("分之")
+    if share:
+        parts = _parse_positive(above), _parse_positive(below)
+        return parts[0] / parts[1] if parts[0] is not None and parts[1] else None
+    if match := _DIGITS_AND_SCALE.fullmatch(text):
+        number = parse_rational(match[1])
+        return None if number is None else number * (_SCALES | _PLACES)[match[2]]
+    whole, point, decimals = text.partition("点")
+    value = _whole_number(whole)
+    if value is None or (point and not decimals) or not all(digit in _DIGITS for digit in decimals):
+        return None
+    return value + sum(Fraction(_DIGITS.index(digit), 10**place) for place, digit in enumerate(decimals, start=1))
+
+
+def _whole_number(text: str) -> Fraction | None:
+    """Return the whole number that a text names, or None unless it is written as a number of this value is."""
+    total = section = digit = 0
+    for character in text:
+        if character in _DIGITS:
+            digit = _DIGITS.index(character)
+        elif character in _PLACES:
+            section, digit = section + (digit or 1) * _PLACES[character], 0
+        elif character in _SCALES:
+            total, section, digit = total + (section + digit) * _SCALES[character], 0, 0
+        else:
+            return None
+    number = total + section + digit
+    is_usual = bool(text) and text.replace("一十", "十") == _written(number).replace("一十", "十")
+    return Fraction(number) if is_usual else None
+
+
+def _written(number: int) -> str:
+    """Return a number below 10^12 in Chinese: 105 as 一百零五."""
+    for scale, size in (_SCALES | _PLACES).items():
+        if number >= size:
+            many, rest = divmod(number, size)
+            gap = "零" if 0 < rest < size // 10 else ""
+            return _written(many) + scale + gap + (_written(rest) if rest else "")
+    return _DIGITS[number]

@@ -1,0 +1,23 @@
+"""Read from a question what its answer may look like: a percentage, or a ratio."""
+
+from __future__ import annotations
+
+import re
+
+# "what percentage of", "by what percent", "express it as a percentage"; but not "what is 20 percent of 5"
+_PERCENTAGE = re.compile(
+    r"\b(?:(?:what|which|how many|find|calculate|compute|determine|express|give|write|as)\W+(?:[^\W\d_]+\W+){0,6}?"
+    r"|in\W{1,3})(?:percent|per cent|\\?%)|百分(?:之几|比|率|数)",
+    re.IGNORECASE,
+)
+_RATIO = re.compile(r"ratio|proportion|odds|scale|比", re.IGNORECASE)
+
+
+def asks_percentage(question: str) -> bool:
+    """Return whether the question asks for a percentage."""
+    return _PERCENTAGE.search(question) is not None
+
+
+def asks_ratio(question: str) -> bool:
+    """Return whether the question is about a ratio, so that 4:30 is no time."""
+    return _RATIO.search(question) is not None
