@@ -53,6 +53,7 @@ from vlm_rl.demo.server import guarded
 from vlm_rl.demo.token_counts import TokenCounter
 from vlm_rl.demo.uploads import MAX_BYTES, Uploads
 from vlm_rl.errors import UserError
+from vlm_rl.run.checkpoint import commit, saving
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.templates import TEMPLATES
@@ -632,9 +633,11 @@ def page(tiny_model, server, tmp_path_factory) -> Iterator[Page]:
     text = (run.path / "config.yaml").read_text()
     (run.path / "config.yaml").write_text(text.replace("models/tiny", str(tiny_model)))
     second = build_tiny_model(folder / "other", seed=1, tokenizer_texts=SQUARES.tokenizer_texts())
+    root = run.path / "checkpoints"
     for step in (1, 2):
-        place = shutil.copytree(second, run.path / "checkpoints" / f"step-{step:06d}")
-        (place / "MANIFEST.json").write_text("{}")
+        with saving(root, step=step) as work:
+            shutil.copytree(second, work, dirs_exist_ok=True)
+            commit(work, root, step=step, info={})
     weights = run.path / "checkpoints" / "step-000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     endpoints = [Endpoint(name, server.url(name), "m") for name in ("endless", "good", "hostile", "broken")]
