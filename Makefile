@@ -25,7 +25,7 @@ PYTEST_ARGS ?=
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow mutate lint format types audit soak docs demo clean
+.PHONY: help venv quickstart quickstart-seeds smoke study test test-slow crash mutate lint format types audit soak docs demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -63,6 +63,9 @@ test: $(STAMP) ## the tests, without the minute-long ones
 
 test-slow: $(STAMP) ## the minute-long tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not gpu' --timeout 1800 $(PYTEST_ARGS)
+
+crash: $(STAMP) ## kill a toy run at every write, sync, rename and fork, and compare what resumes: many hours
+	$(TEST_ENV) $(BIN)/python -m tests.crash_walk
 
 # Which mathematics to break: one of the modules under only_mutate in pyproject.toml.
 MODULE ?= vlm_rl/advantages.py

@@ -122,6 +122,7 @@ def write_problems(folder: Path, point: Point) -> None:
 def work_ours(point: Point, folder: Path, *, sampler: str) -> None:
     """Make a training step of the product for each line of standard input."""
     from vlm_rl.config import parse_config
+    from vlm_rl.run.lock import RunLock
     from vlm_rl.session import Session
     from vlm_rl.train import train_step
 
@@ -142,7 +143,8 @@ def work_ours(point: Point, folder: Path, *, sampler: str) -> None:
         "checkpoint": {"every": 100},
     }
     before = peak_mib()
-    with Session(parse_config(config, where="versus_trl_step.py")) as session:
+    whole = parse_config(config, where="versus_trl_step.py")
+    with RunLock(Path(whole.out)) as lock, Session(whole, lock=lock) as session:
         session.sync_weights()
         while sys.stdin.readline():
             begun = now()

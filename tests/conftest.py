@@ -80,7 +80,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Generator[Runner]:
     """Yield a runner of commands, each in its own process, which has imported everything once."""
     from tests.helpers.toy_runs import Runner
 
-    with Runner(tmp_path_factory.mktemp("commands")) as commands:
+    with Runner(tmp_path_factory.mktemp("commands"), crash=True) as commands:
         yield commands
 
 

@@ -384,3 +384,12 @@ def test_overrides_may_stand_behind_a_flag(capsys: pytest.CaptureFixture[str]) -
         cli.main(["train", recipe, "--dry-run", "--rnaks=8"])
     assert stopped.value.code == 2
     assert "unrecognized arguments: --rnaks=8" in capsys.readouterr().err
+
+
+def test_a_full_disk_below_standard_output_is_one_message() -> None:
+    words = [sys.executable, "-m", "vlm_rl", "grade", "--gold", "1", "--response", "1"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("vlm-rl: [Errno 28] No space left on device: free some space"), done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,12 +1,14 @@
 """The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | quickstart.
 
-A UserError is printed as its message and exits with 2; any other exception is our fault and keeps its
-traceback. Heavy imports happen inside the function that runs a command, never before the arguments are parsed.
+A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
+keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
+parsed.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ from typing import TypeAlias
 
 import vlm_rl
 from vlm_rl.errors import UserError
+
+# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
@@ -33,15 +38,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.command(options)
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
     except BrokenPipeError:  # `vlm-rl ... | head`: the reader has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141  # what a shell reports for a process ended by SIGPIPE
     except UserError as error:
         print(f"vlm-rl: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        _discard_output()  # it may be what could not be written
+        print(f"vlm-rl: {error}: free some space, or make the place writable, and try again", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _discard_output() -> None:
+    """Let what is still to be printed go nowhere: another failure at the interpreter's exit would hide the first."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ def evaluate_if_due(s: Session) -> None:
         max_tokens=s.config.eval.max_tokens or s.config.rollout.max_tokens,
         responses=s.config.eval.samples,
     )
-    weights = f"{s.sampler.fingerprint().checksum:016x}"
+    weights = f"{s.weights.checksum:016x}"
     for name, problems in s.eval_sets.items():
         how = {"builder": s.builder, "sampler": s.sampler, "params": params, "seed": s.config.seed, "step": s.step}
         settings = {"weights": weights, **answer_settings(problems, **how)}

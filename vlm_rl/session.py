@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -41,8 +40,9 @@ from vlm_rl.learner.reference import Reference
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
-from vlm_rl.run.checkpoint import commit, prune, recover, saving
+from vlm_rl.run.checkpoint import commit, prune, recover, saving, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
@@ -56,23 +56,29 @@ DEFAULT_MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 ResumePoint = tuple[Path, Mapping[str, Any]]  # the folder, and the state that its manifest holds
 
 
+class NonFiniteError(RuntimeError):
+    """Raised where a weight or an optimizer's state is NaN or infinite when a checkpoint is due."""
+
+
 class Session:
     """The parts of one run. Use as a context manager: it closes engines and workers."""
 
-    def __init__(self, config: Config, *, resume: bool = False) -> None:
+    def __init__(self, config: Config, *, lock: RunLock, resume: bool = False) -> None:
         """Build everything, cheap checks first; nothing is written before all of them have passed.
 
-        Raises UserError for a mistake in configuration, data, model or run directory.
+        Rank 0 acquires the lock of the run directory; the caller releases it. Raises UserError for a mistake in
+        configuration, data, model or run directory, and where another process writes into that directory.
         """
         self.config = config
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
         self.run = RunDirectory(config.out)
+        self.lock = lock
         # Rank 0 looks and tells the others: a shared file system may show them the files later.
         # A run that exists already is refused here, before the model is loaded, which may take minutes.
         checkpoint = from_main(
-            lambda: _checkpoint_to_resume(self.run, config) if resume else self.run.refuse_existing()
+            lambda: _checkpoint_to_resume(self.run, config, lock) if resume else self.run.refuse_existing()
         )
         model_path = checkpoint[0] if checkpoint else Path(config.model.path)
 
@@ -197,15 +203,15 @@ class Session:
     # -- the run directory ---------------------------------------------------------------------------
 
     def _start_run(self, resume: bool) -> Recorder:
-        if rank() == 0 and resume:
-            self.run.remove_leftovers()
-        elif rank() == 0:
-            self.run.create(self.config)
-        barrier()
+        from_main(self.run.remove_leftovers if resume else self._create_run)
         attempts = [int(record["attempt"]) for record in self.run.metrics()]
         if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
             self.run.stamp_contaminated(contaminated)
         return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+
+    def _create_run(self) -> None:
+        self.run.create(self.config)
+        self.lock.acquire()
 
     def _where_it_resumes(self, checkpoint: ResumePoint | None) -> str:
         """Return one line that says where the run resumes and which step is next."""
@@ -242,6 +248,10 @@ class Session:
                 "start it with the same number of ranks"
             )
         self.learner.load(folder)
+        if name := self.learner.non_finite():
+            raise UserError(
+                f"{folder}: {name} holds NaN or infinity: move this checkpoint away, and resume from the earlier one"
+            )
         self.learner.restore(state["learner"])
         self.step = state["step"]
         self.order.cursor = state["cursor"]
@@ -256,9 +266,18 @@ class Session:
             self.recorder.add_metrics(self.step, {"timing/save": time.perf_counter() - begun})
 
     def save(self, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of the current weights with this state, prune old ones, and return its folder."""
+        """Write a checkpoint of the current weights with this state, prune old ones, and return its folder.
+
+        Raises NonFiniteError before anything is written where a weight or the optimizer's state is not finite.
+        """
         root = self.run.path / "checkpoints"
-        with saving(root, step=state["step"]) if rank() == 0 else nullcontext() as own:
+        if name := self.learner.non_finite():
+            raise NonFiniteError(
+                f"step {state['step']}: {name} holds NaN or infinity: this state is not saved, and the newest "
+                f"checkpoint in {root} stays the newest: resume from it; if this comes back, start a new run with a "
+                "lower train.lr"
+            )
+        with (saving if rank() == 0 else writing_checkpoint)(root, step=state["step"]) as own:
             work = Path(all_gather(str(own))[0])
             self.learner.save(work)
             if rank() == 0:
@@ -284,7 +303,8 @@ class Session:
         """Stream the policy's weights into the sampler. Raises StaleWeightsError unless exactly these arrived."""
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
-        check_fresh(self.sampler, fingerprint.result())
+        self.weights = fingerprint.result()
+        check_fresh(self.sampler, self.weights)
 
     def counters(self) -> dict[str, float]:
         """Return the run's totals so far, as metrics."""
@@ -293,7 +313,11 @@ class Session:
         return {"epoch": self.order.epoch, "steps/skipped": skipped, **dict(self.ledger.metrics()), **belief}
 
     def stop_if_asked(self, state: Mapping[str, Any]) -> None:
-        """Save this state, unless its step is saved already, and raise StoppedError if any rank received SIGTERM."""
+        """Save this state, unless its step is saved already, and raise StoppedError if any rank received SIGTERM.
+
+        Raises UserError where another machine has taken the run directory over.
+        """
+        from_main(self.lock.check)
         if not any(all_gather(self.stop_requested)):
             return
         if from_main(lambda: state["step"] not in [step for step, _ in self.run.checkpoints()]):
@@ -322,10 +346,11 @@ def _load_problems(config: Config) -> tuple[list[Problem], dict[str, list[Proble
     return problems, eval_sets
 
 
-def _checkpoint_to_resume(run: RunDirectory, config: Config) -> ResumePoint | None:
-    """Return the newest checkpoint that verifies, or None where there is none yet.
+def _checkpoint_to_resume(run: RunDirectory, config: Config, lock: RunLock) -> ResumePoint | None:
+    """Take the lock of the run, and return its newest checkpoint that verifies, or None where there is none yet.
 
-    Raises UserError where the configuration differs from the run's own in a key that a resume may not change.
+    Raises UserError where the configuration differs from the run's own in a key that a resume may not change, where
+    another process writes there, and where there are checkpoints of which none verifies.
     """
     previous = run.open().config().model_dump()
     changed = [key for key in changed_keys(previous, config.model_dump()) if not key.startswith(MUTABLE_KEYS)]
@@ -334,6 +359,7 @@ def _checkpoint_to_resume(run: RunDirectory, config: Config) -> ResumePoint | No
             f"{run.path}: cannot resume with a different {changed[0]}: the run has "
             f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
         )
+    lock.acquire()
     newest = recover(run.path / "checkpoints")
     return (newest[0], newest[1].info) if newest else None
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from vlm_rl.metrics import difficulty_metrics
 from vlm_rl.periodic_evaluation import evaluate_if_due
 from vlm_rl.recorder import Timings, step_metrics
 from vlm_rl.rewards import Scoring
+from vlm_rl.run.lock import RunLock
 from vlm_rl.session import Session
 from vlm_rl.types import Group, Problem, Reward, Rollout
 
@@ -55,8 +57,9 @@ def train(config: Config, *, resume: bool = False) -> None:
         UserError: for a mistake in configuration, data or model, before anything is written.
         StoppedError: after SIGTERM, once the state is saved; exits with errors.EXIT_STOPPED.
         GapError: where sampler and learner describe different distributions.
+        NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
-    with Session(config, resume=resume) as s:
+    with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s:
         s.sync_weights()
         evaluate_if_due(s)
         while s.step < config.train.steps:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -28,7 +31,8 @@ from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.distributed import all_gather, init_ranks, rank, world_size
+from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
+from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief, difficulty_weights
 from vlm_rl.learner import policy as policy_module
 from vlm_rl.learner.guard import GuardAbortError
@@ -289,6 +293,55 @@ def aborts(model: Path, stage: int) -> dict[str, Any]:
     return {"tries": all_gather(tries), "error": ""}
 
 
+def saved(model: Path, stage: int) -> dict[str, Any]:
+    """Save and load; then load a state that would run code; then look for a NaN that only the last rank holds."""
+    case, again, attacked = (Case(model, stage, optimizer="adamw") for _ in range(3))
+    case.train(case.rows(), steps=1)
+    folder = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
+    finite = case.learner.non_finite()
+    case.learner.save(folder)
+    again.learner.load(folder)
+    again.learner.restore(case.learner.state())
+    both = [learner.update(case.rows(), loss_function) for learner in (case.learner, again.learner)]
+    result = {"finite": finite, "moved": norm_of(case.delta()), "same": equal(case.weights(), again.weights())}
+    result["same_norm"] = both[0].grad_norm == both[1].grad_norm
+
+    if rank() == 0:
+        for shard in (folder / "learner").rglob("*.pt"):
+            torch.save({"module": Payload(str(folder / "marker"))}, shard)
+    barrier()
+    try:
+        attacked.learner.load(folder)
+        refusal = ""
+    except UserError as error:
+        refusal = str(error)
+    result |= {"refusals": all_gather(refusal), "folder": str(folder), "ran": (folder / "marker").exists()}
+
+    moments = next(iter(case.learner._optimizer.state.values()))["exp_avg"]
+    largest_name, largest = max(case.policy.model.named_parameters(), key=lambda item: item[1].numel())
+    weight = getattr(largest, "ds_tensor", largest).data.view(-1)
+    result["largest"] = largest_name
+    for name, tensor in {"weight": weight, "moment": moments.view(-1)}.items():
+        good = float(tensor[0])
+        if rank() == world_size() - 1:
+            tensor[0] = math.nan
+        result[name] = all_gather(case.learner.non_finite())
+        tensor[0] = good
+    if rank() == 0:
+        shutil.rmtree(folder)
+    return result
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.marker}",)
+
+
 # -- every algorithm -------------------------------------------------------------------------------
 
 # What each variant adds to its algorithm.
@@ -445,6 +498,7 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "one_group": one_group,
     "guarded": guarded,
     "aborts": aborts,
+    "saved": saved,
     "some_algorithms": some_algorithms,
     "every_algorithm": every_algorithm,
     "every_variant": every_variant,

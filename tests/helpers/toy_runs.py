@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import yaml
 
+from tests.helpers import crash_points
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.counting_squares import SQUARES
@@ -32,13 +33,17 @@ ENVIRONMENT = {
 DEADLINE = 240.0  # seconds for a run, which takes a few
 
 
-def clean_environment() -> dict[str, str]:
-    """Return the environment without what a process group of this process may have set."""
+def clean_environment(*, crash: bool = False) -> dict[str, str]:
+    """Return the environment without what a process group of this process may have set.
+
+    With `crash` it preloads the library of crash_points, where there is a compiler for it.
+    """
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return (
         {key: value for key, value in os.environ.items() if key not in ranks}
         | ENVIRONMENT
         | {"PYTHONPATH": str(ROOT)}
+        | ({"LD_PRELOAD": str(library)} if crash and (library := crash_points.library()) else {})
     )
 
 
@@ -53,8 +58,10 @@ class ExitResult:
 class Runner:
     """Starts commands through tests/helpers/train_worker.py. Use as a context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, crash: bool = False) -> None:
+        """With `crash`, runs may be killed at the points of crash_points."""
         self.folder = folder
+        self.crash = crash
         self.count = 0
 
     def __enter__(self) -> Self:
@@ -64,7 +71,7 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=clean_environment(),
+            env=clean_environment(crash=self.crash),
         )
         assert self._reply() == "ready"
         return self

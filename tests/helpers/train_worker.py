@@ -12,7 +12,9 @@ runs a single job on several ranks.
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,6 +26,8 @@ from typing import Any
 
 import torch
 
+from tests.helpers import crash_points
+from tests.helpers.processes import children_of
 from vlm_rl import periodic_evaluation, session
 from vlm_rl import train as loop
 from vlm_rl.cli import main
@@ -32,6 +36,8 @@ from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.recorder import Timings
+from vlm_rl.run import lock
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.types import Grade
 
@@ -41,29 +47,21 @@ Job = dict[str, Any]
 # -- faults --------------------------------------------------------------------------------------
 
 
-def kill_at_event(folder: str, number: int) -> None:
-    """Kill the process (SIGKILL) just before file operation `number` below `folder`."""
-    _count_events(folder, lambda count: os.kill(os.getpid(), signal.SIGKILL) if count == number else None)
+def die_at_point(folder: str, number: int) -> None:
+    """Kill the process (SIGKILL) at its number-th operation on a file below `folder`, or fork; see crash_points.c."""
+    _without_renewals()
+    crash_points.arm(folder, number=number)
 
 
-def count_events(folder: str, out: str) -> None:
-    """Write the number of such file operations in a whole run to `out`."""
-    _count_events(folder, lambda count: Path(out).write_text(str(count)))
+def list_points(folder: str, log: str) -> None:
+    """Write a line for each such operation to `log`."""
+    _without_renewals()
+    crash_points.arm(folder, log=log)
 
 
-def _count_events(folder: str, act: Callable[[int], Any]) -> None:
-    state = {"count": 0, "busy": False}
-    touching = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in touching or state["busy"] or not str(arguments[0]).startswith(folder):
-            return
-        state["count"] += 1
-        state["busy"] = True
-        act(state["count"])
-        state["busy"] = False
-
-    sys.addaudithook(hook)
+def _without_renewals() -> None:
+    """Let the run's lock never be renewed: how often it is depends on the machine's speed."""
+    lock.RENEWAL_SECONDS = 1e6
 
 
 def terminate_in(phase: str, step: int) -> None:
@@ -78,6 +76,76 @@ def interrupt_in(phase: str, step: int) -> None:
         raise KeyboardInterrupt
 
     _before(phase, step, interrupt)
+
+
+def remove_run_in(phase: str, step: int, folder: str) -> None:
+    """Remove the run's folder when the phase begins for the step-th time."""
+    _before(phase, step, lambda: shutil.rmtree(folder))
+
+
+def pause_in(phase: str, step: int, begun: str, until: str) -> None:
+    """When the phase begins for the step-th time, make the file `begun` and wait for the file `until`."""
+
+    def pause() -> None:
+        Path(begun).touch()
+        while not Path(until).exists():
+            time.sleep(0.02)
+
+    _before(phase, step, pause)
+
+
+def turn_clock_back_in(phase: str, step: int) -> None:
+    """Set the clock that Python reads back by an hour when the phase begins for the step-th time."""
+
+    def turn_back() -> None:
+        now, now_ns = time.time, time.time_ns
+        time.time = lambda: now() - 3600
+        time.time_ns = lambda: now_ns() - 3600 * 10**9
+
+    _before(phase, step, turn_back)
+
+
+def poison(what: str, number: int) -> None:
+    """Put a NaN into a weight, or into a moment of the optimizer, just before the number-th save."""
+    save, times = session.Session.save, {"count": 0}
+
+    def poisoned(self: session.Session, state: Any) -> Path:
+        times["count"] += 1
+        if times["count"] == number:
+            weight = next(iter(self.policy.parameters()))
+            moments = next(iter(self.learner._optimizer.state.values()))
+            (weight if what == "weight" else moments[what]).data.view(-1)[0] = math.nan
+        return save(self, state)
+
+    session.Session.save = poisoned
+
+
+def full_disk_at(what: str) -> None:
+    """Let the first write of rollouts, metrics, an evaluation or its journal meet a full disk, which /dev/full is."""
+    method = {"rollouts": "write_rollouts", "metrics": "append_metrics", "evaluation": "write_eval"}
+
+    def with_full_disk(write: Callable[..., Any], file: Callable[..., Path]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            path = file(*args)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to("/dev/full")
+            return write(*args, **kwargs)
+
+        return call
+
+    def temporary(folder: Path, name: str) -> Path:
+        return folder / f".{name}.{os.getpid()}.tmp"
+
+    files: dict[str, Callable[..., Path]] = {
+        "rollouts": lambda run, step, *_: temporary(run.path / "rollouts", f"step-{step:06d}.parquet"),
+        "metrics": lambda run, *_: run.path / "metrics.jsonl",
+        "evaluation": lambda run, name, step, *_: temporary(run.path / "eval" / name, f"step-{step:06d}.parquet"),
+        "journal": lambda path, *_: path.with_name(f"{path.name}.new"),
+    }
+    if what == "journal":
+        Journal.open = with_full_disk(Journal.open, files[what])
+    else:
+        setattr(RunDirectory, method[what], with_full_disk(getattr(RunDirectory, method[what]), files[what]))
 
 
 def raise_in(phase: str, step: int, rank: int) -> None:
@@ -112,8 +180,11 @@ def _before(phase: str, number: int, act: Callable[[], None]) -> None:
         Timings.phase = watched(Timings.phase, lambda _, name: name == phase)
 
 
-def kill_after_answers(number: int) -> None:
-    """Answer problem by problem, and kill the process once the journal holds `number` problems."""
+def kill_after_answers(number: int, sent: str = "SIGKILL", children: str = "") -> None:
+    """Answer problem by problem, and send the process a signal once the journal holds `number` problems.
+
+    The process ids of its children are written to the file `children` before.
+    """
     periodic_evaluation.evaluate_into = partial(periodic_evaluation.evaluate_into, batch_size=1)
     add, kept = Journal.add, {"count": 0}
 
@@ -121,7 +192,9 @@ def kill_after_answers(number: int) -> None:
         add(self, groups)
         kept["count"] += len(groups)
         if kept["count"] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if children:
+                Path(children).write_text(json.dumps(children_of(os.getpid())))
+            os.kill(os.getpid(), signal.Signals[sent])
 
     Journal.add = counted
 
@@ -187,8 +260,13 @@ def record_keys(out: str) -> None:
 
 FAULTS: dict[str, Callable[..., None]] = {
     "undecided": undecided,
-    "kill_at_event": kill_at_event,
-    "count_events": count_events,
+    "die_at_point": die_at_point,
+    "list_points": list_points,
+    "poison": poison,
+    "full_disk_at": full_disk_at,
+    "remove_run_in": remove_run_in,
+    "pause_in": pause_in,
+    "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
     "interrupt_in": interrupt_in,
     "kill_after_answers": kill_after_answers,
@@ -203,7 +281,9 @@ FAULTS: dict[str, Callable[..., None]] = {
 
 def run(job: Job) -> int:
     """Run a command line with its faults and return the exit code."""
-    for name, arguments in job.get("faults", {}).items():
+    of_ranks = job.get("faults_of_ranks")
+    faults = of_ranks[int(os.environ["RANK"])] if of_ranks else job.get("faults", {})
+    for name, arguments in faults.items():
         FAULTS[name](**arguments)
     try:
         if "warm_start" in job:
@@ -249,7 +329,7 @@ def fork(job: Job) -> int:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() - begun > job.get("kill_after", job["deadline"]):
+        if time.monotonic() - begun > job["deadline"]:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
 

@@ -41,7 +41,7 @@ WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_algorithm", "every_variant")
 ALL = tuple(name for name in CASES if name not in GRADIENTS)
-FEW = ("three_steps", "text_here_images_there", "guarded")
+FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
 FAST: list[Start] = [(1, 0, (*ALL, "some_algorithms")), (2, 3, FEW)]
@@ -251,6 +251,24 @@ def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(results) -> None:
     case = results["aborts"]
     assert set(case["tries"]) == {5}
     assert "2 optimizer steps in a row" in case["error"]
+
+
+@over("saved")
+def test_a_saved_state_loads_without_running_code(results) -> None:
+    case = results["saved"]
+    assert case["moved"] > 0 and case["same"] and case["same_norm"], "the next step must be the same"
+    for refusal in case["refusals"]:
+        assert refusal.startswith(case["folder"]) and ".pt is not a file that DeepSpeed wrote" in refusal
+    assert not case["ran"]
+
+
+@over("saved")
+def test_a_nan_on_any_rank_is_known_to_all(results) -> None:
+    """Under ZeRO 3 the padding of shards must not be taken for one."""
+    case = results["saved"]
+    assert case["finite"] is None
+    assert set(case["weight"]) == {case["largest"]}
+    assert set(case["moment"]) == {"the optimizer's exp_avg"}
 
 
 def test_what_only_rank_0_can_see_is_known_to_all() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from tests.helpers import disks
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import UserError
-from vlm_rl.run import checkpoint
+from vlm_rl.run import checkpoint, finite_weights
 from vlm_rl.run.checkpoint import (
     CheckpointError,
     begin,
@@ -34,6 +38,7 @@ from vlm_rl.run.checkpoint import (
     verify,
 )
 
+WEIGHTS = "model.safetensors"
 INFO = {"config_hash": "c", "seed": 7, "data_cursor": 12, "world_size": 1, "algorithm": {"belief": 0.1 + 0.2}}
 
 
@@ -272,13 +277,11 @@ def test_a_save_that_will_not_fit_is_refused_before_it_writes(tmp_path: Path) ->
 @pytest.fixture
 def small_disk(tmp_path: Path):
     """A file system of 256 KB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    try:
+        with disks.small_disk(tmp_path / "small", kilobytes=256) as place:
+            yield place
+    except disks.CannotMountError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("written_by", ["python", "safetensors", "torch"])
@@ -346,7 +349,7 @@ for turn in range(1, int(sys.argv[4]) + 1):
     step += 0 if same_step and step else 1
     work = begin(root, step=step, needed_bytes=0)
     (work / "learner").mkdir()
-    for name in ("model.safetensors", "learner/shard.pt"):
+    for name in ("tokenizer.json", "learner/shard.pt"):
         (work / name).write_bytes(os.urandom(20_000))
     commit(work, root, step=step, info={"turn": turn})
     print(step, turn, flush=True)
@@ -440,13 +443,79 @@ def test_prune_counts_from_the_newest_that_verifies(tmp_path: Path) -> None:
     assert newest_step(tmp_path) == 2
 
 
-def test_prune_never_deletes_the_last_finite_one(tmp_path: Path) -> None:
+def test_prune_never_deletes_the_last_finite_one(tmp_path: Path, capsys) -> None:
     for step in (1, 2):
-        save(tmp_path, step, finite=True)
-    for step in (3, 4, 5):
-        save(tmp_path, step, finite=False)
-    prune(tmp_path, keep_last=2, keep_every=0, best=None)
-    assert kept_steps(tmp_path) == [2, 4, 5]
+        save(tmp_path, step)
+    for step in (3, 4):
+        save_weights(tmp_path, step, torch.tensor([1.0, math.nan]))
+    prune(tmp_path, keep_last=1, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [2, 3, 4]
+    assert "step-000004: damaged: w in model.safetensors holds NaN or infinity" in capsys.readouterr().err
+
+
+# -- weights that are not finite -------------------------------------------------------------------
+
+
+def save_weights(root: Path, step: int, tensor: torch.Tensor) -> Path:
+    with saving(root, step=step) as work:
+        save_file({"a": torch.ones(3), "empty": torch.zeros(0), "w": tensor, "z": torch.arange(4)}, work / WEIGHTS)
+        return commit(work, root, step=step, info=INFO)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_nan_or_an_infinity_in_any_place_is_seen_and_nothing_else(tmp_path: Path, dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    finite = torch.tensor([limits.max, limits.min, limits.tiny, limits.smallest_normal / 4, -0.0], dtype=dtype)
+    verify(save_weights(tmp_path, 1, finite))
+    for step, bad in enumerate([math.nan, math.inf, -math.inf], start=2):
+        for place in (0, 4):
+            tensor = finite.clone()
+            tensor[place] = bad
+            with pytest.raises(CheckpointError, match=rf"step-00000{step}: damaged: w in model\.safetensors"):
+                verify(save_weights(tmp_path, step, tensor))
+    assert newest_step(tmp_path) == 1
+
+
+def test_a_nan_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
+    tensor = torch.zeros(finite_weights._BLOCK + 2, dtype=torch.bfloat16)
+    tensor[-1] = math.nan
+    with pytest.raises(CheckpointError, match="w in model"):
+        verify(save_weights(tmp_path, 1, tensor))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 8, b"\xff" * 100, b"\x02" + bytes(7) + b"[]", b"\x09" + bytes(7) + b'{"a": 12}']
+)
+def test_weights_in_another_format_are_refused_by_name(tmp_path: Path, data: bytes) -> None:
+    with saving(tmp_path, step=1) as work:
+        (work / WEIGHTS).write_bytes(data)
+        path = commit(work, tmp_path, step=1, info=INFO)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a safetensors file"):
+        verify(path)
+
+
+# -- a run of which no checkpoint is left ----------------------------------------------------------
+
+
+def test_a_recovery_refuses_where_there_are_checkpoints_and_none_verifies(tmp_path: Path, capsys) -> None:
+    root = tmp_path / "checkpoints"
+    for step in (1, 2):
+        (save(root, step) / "config.json").write_text("damaged")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"none of its 2 checkpoints verifies.*nothing was changed") as refusal:
+        recover(root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    command = re.search(r"\((mv .*)\)", str(refusal.value))
+    assert command is not None
+    subprocess.run(shlex.split(command[1]), check=True)
+    assert recover(root) is None  # what the message said
+    assert capsys.readouterr().err.count("PASSED OVER") == 2
+
+
+def test_a_run_folder_that_vanished_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"could not be written.*No such file"):
+        begin(tmp_path / "run" / "checkpoints", step=1)
+    assert not (tmp_path / "run").exists()
 
 
 # -- models from elsewhere ------------------------------------------------------------------------

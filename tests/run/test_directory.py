@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers import disks
 from tests.helpers.example_run import build_run
 from tests.helpers.rollout_rows import CONFIG, rollout_row
 from vlm_rl.errors import UserError
@@ -121,6 +123,43 @@ def test_a_log_cut_at_any_byte_reads_and_continues(run):
         assert [m["step"] for m in run.metrics()] == [*range(1, complete + 1), 9], cut
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00garbage",
+        b'{"step": 2',
+        b"[" * 100_000,
+        b'{"step": Infinity, "attempt": 1, "reward": 1}',
+        b'{"step": 2, "attempt": 1e400}',
+        b'{"step": 2, "attempt": 99999999999, "reward": 1}',
+        b'{"step": -2, "attempt": 1}',
+        b'{"step": 2, "attempt": true}',
+        b'{"step": 2, "attempt": 2, "reward": "high"}',
+        b'{"step": 2, "attempt": 2, "reward": [1]}',
+        b'{"step": 2, "attempt": 2, "reward": 1' + b"0" * 400 + b"}",
+        b'{"attempt": 2}',
+        b"7",
+        b"null",
+    ],
+)
+def test_a_damaged_line_of_metrics_is_left_out(run, line):
+    run.append_metrics(1, 1, {"reward": 0.1})
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    run.append_metrics(2, 1, {"reward": 0.2})
+    assert [(m["step"], m["attempt"], m["reward"]) for m in run.metrics()] == [(1, 1, 0.1), (2, 1, 0.2)]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff", "[" * 100_000])
+def test_a_damaged_summary_is_named(run, text):
+    run.write_eval("toy", 1, [], {"accuracy": 0.5})
+    for name in ("eval/toy/step-000001.json", "controls.json", "CONTAMINATED.json"):
+        (run.path / name).write_bytes(text.encode(errors="surrogateescape"))
+    for read, name in [(run.evals, "step-000001.json"), (run.controls, "controls"), (run.contaminated, "CONT")]:
+        with pytest.raises(UserError, match=f"{name}.* is damaged"):
+            read()
+
+
 def test_rollouts_come_back_with_the_fixed_columns(run):
     path = run.write_rollouts(12, 1, [rollout_row(12), rollout_row(12, response_index=1, extracted="4")])
     assert path.relative_to(run.path).as_posix() == "rollouts/step-000012.parquet"
@@ -149,6 +188,45 @@ def test_missing_rollouts_say_which_there_are(run):
     run.write_rollouts(3, 1, [rollout_row()])
     with pytest.raises(UserError, match="no rollouts of step 7; it has steps 3 to 3"):
         run.rollouts(7)
+
+
+def write_something_of(run: RunDirectory, what: str) -> None:
+    if what == "metrics":
+        run.append_metrics(1, 1, {"reward": 0.1})
+    elif what == "rollouts":
+        run.write_rollouts(3, 1, [rollout_row()])
+    else:
+        run.write_eval("toy", 3, [], {"accuracy": 0.5})
+
+
+WRITTEN = ("metrics", "rollouts", "eval")
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_a_full_or_a_read_only_disk_is_a_message_with_the_file(tmp_path, what):
+    try:
+        with disks.small_disk(tmp_path / "small", kilobytes=256) as disk:
+            run = RunDirectory(disk / "run").create(CONFIG)
+            disks.fill(disk)
+            with pytest.raises(UserError, match=rf"run/{what}.* could not be written: .*No space left"):
+                write_something_of(run, what)
+            (disk / "ballast").unlink()
+            write_something_of(run, what)
+            before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+            disks.make_read_only(disk)
+            with pytest.raises(UserError, match=rf"run/{what}.* could not be written: .*Read-only"):
+                write_something_of(run, what)
+            assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    except disks.CannotMountError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_a_run_folder_that_vanished_is_a_message_and_is_not_made_again(run, what):
+    shutil.rmtree(run.path)
+    with pytest.raises(UserError, match=rf"run/{what}.* could not be written: No such file"):
+        write_something_of(run, what)
+    assert not run.path.exists()
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path):

@@ -11,12 +11,29 @@ from vlm_rl.samplers import fingerprint as fingerprint_module
 from vlm_rl.samplers.fingerprint import fingerprint
 
 
-def test_a_fingerprint_does_not_depend_on_the_layout() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(n, 6, generator=generator) for n in (4, 2, 2))
-    separate = fingerprint([("q", q), ("k", k), ("v", v)])
-    fused = fingerprint([("qkv", torch.cat([k, q, v, torch.zeros(3, 6)])), ("bias", -torch.zeros(5))])
-    assert separate == fused
+def test_a_fingerprint_does_not_depend_on_the_order_of_the_tensors() -> None:
+    tensors = {
+        name: torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for name, n in (("q", 4), ("k", 2))
+    }
+    assert fingerprint(tensors.items()) == fingerprint(reversed(tensors.items()))
+    assert fingerprint([("b", torch.zeros(5))]) == fingerprint([("b", -torch.zeros(5))])
+
+
+def test_the_same_elements_elsewhere_are_found() -> None:
+    """Tensors, rows or elements that changed places, a transpose, and a shard shifted by one row."""
+    a, b = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    right = fingerprint([("a", a), ("b", b)])
+    moved = {
+        "tensors": [("a", b), ("b", a)],
+        "rows": [("a", a[[1, 0, 2, 3]]), ("b", b)],
+        "elements": [("a", a[:, [1, 0, 2, 3]]), ("b", b)],
+        "transpose": [("a", a.T), ("b", b)],
+        "shift": [("a", a.roll(1, dims=0)), ("b", b)],
+        "halves of two": [("a", torch.cat([a[:2], b[:2]])), ("b", torch.cat([a[2:], b[2:]]))],
+        "shape": [("a", a.reshape(2, 8)), ("b", b)],
+        "zeros": [("a", torch.cat([a, torch.zeros(1, 4)])), ("b", b)],
+    }
+    assert {name for name, tensors in moved.items() if fingerprint(tensors) == right} == set()
 
 
 def test_a_fingerprint_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,6 +431,46 @@ def test_a_dropped_tensor_is_found(sampler: Sampler, sharp_model: Path, dropped:
     check_fresh(sampler, builder.result())
 
 
+def swapped(first: str, second: str):
+    """An edit that puts two tensors of one shape into each other's place."""
+
+    def edit(model: torch.nn.Module) -> None:
+        parameters = dict(model.named_parameters())
+        one, other = parameters[first], parameters[second]
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
+
+    return edit
+
+
+LAYER = "model.language_model.layers."
+MISPLACED = {
+    "layers": swapped(f"{LAYER}0.mlp.down_proj.weight", f"{LAYER}1.mlp.down_proj.weight"),
+    "gate-and-up": swapped(f"{LAYER}0.mlp.gate_proj.weight", f"{LAYER}0.mlp.up_proj.weight"),
+    "key-and-value": swapped(f"{LAYER}1.self_attn.k_proj.weight", f"{LAYER}1.self_attn.v_proj.weight"),
+    "tower-gate-and-up": swapped(
+        "model.visual.blocks.0.mlp.gate_proj.weight", "model.visual.blocks.0.mlp.up_proj.weight"
+    ),
+    "transposed": lambda model: (weight := dict(model.named_parameters())[f"{LAYER}0.self_attn.o_proj.weight"]).copy_(
+        weight.T.clone()
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISPLACED)
+def test_a_tensor_in_the_wrong_place_is_found(sampler: Sampler, sharp_model: Path, case: str) -> None:
+    """The engine holds every element of the learner's weights, but not where it belongs."""
+    model = load(sharp_model)
+    with torch.no_grad():
+        MISPLACED[case](model)
+    sampler.load_weights(model.named_parameters(), version=1)
+    check_fresh(sampler, fingerprint(model.named_parameters()))
+    with pytest.raises(StaleWeightsError):
+        check_fresh(sampler, fingerprint(load(sharp_model).named_parameters()))
+    sampler.load_weights(load(sharp_model).named_parameters(), version=1)
+
+
 # --- choosing an engine ----------------------------------------------------------------------
 
 

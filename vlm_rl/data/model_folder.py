@@ -16,8 +16,8 @@ def check_model_folder(path: str | Path) -> None:
     """Raise UserError unless this is a local model folder that loads without running code of its own.
 
     Weights must be safetensors, and no configuration may name code (`auto_map`). Folders inside are not checked,
-    since no loader opens them. Only resume opens learner/ of our checkpoints, which holds DeepSpeed's pickles,
-    and only after the checkpoint's manifest was verified.
+    since no loader opens them. Only resume opens learner/ of our checkpoints, which holds DeepSpeed's pickles: after
+    the checkpoint's manifest was verified, and without running code.
     """
     folder = Path(path)
     if not folder.is_dir():

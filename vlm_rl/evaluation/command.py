@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from vlm_rl.config import Config, check_benchmark_name, parse_config
 from vlm_rl.data.model_folder import check_context, check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
-from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, share
-from vlm_rl.errors import UserError
+from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template, published_prompts, template_names
 from vlm_rl.evaluation.evaluate import score_line
@@ -39,6 +41,7 @@ from vlm_rl.evaluation.resume import (
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.checkpoint import MANIFEST, read_manifest
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
@@ -68,7 +71,9 @@ class Origin:
 def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     """Answer every set and write eval/<set>/step-<step>.parquet and .json below `options.out`.
 
-    Raises UserError before anything is written for wrong options, model, sets or results folder.
+    Raises:
+        UserError: before anything is written, for wrong options, model, sets or results folder.
+        StoppedError: after SIGTERM; the same command continues.
     """
     params = _sampling(options)
     template, prompt = _template(options)
@@ -90,7 +95,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         response_tokens=options.max_tokens,
         settings="--max-prompt-tokens + --max-tokens",
     )
-    with _results_folder(options, origin) as results, Grader() as grader:
+    with _results_folder(options, origin) as results, Grader() as grader, _stopping_on_sigterm():
         sampler = make_sampler(
             options.sampler,
             model_path=str(options.model),
@@ -290,21 +295,45 @@ def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None
 
 
 @contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """End with errors.EXIT_STOPPED on SIGTERM, with everything closed; finished problems are in the journal."""
+
+    def stop(*_: object) -> None:
+        print("stopped by SIGTERM; the same command continues where it was", flush=True)
+        raise StoppedError
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[RunDirectory]:
-    """Open the folder for the results; a new one is removed again if it gets neither a result nor answers."""
+    """Open the folder for the results; a new one is removed again if it gets neither a result nor answers.
+
+    Raises UserError where another process writes there.
+    """
     results = RunDirectory(options.out)
     is_new = not (options.out / "config.yaml").exists()
     barrier()  # no rank writes before all have looked
-    if rank() == 0 and is_new:
-        results.create(_configuration(options))
-    try:
-        if rank() == 0 and origin.contaminated:
+
+    def open_folder(lock: RunLock) -> None:
+        if is_new:
+            results.create(_configuration(options))
+        lock.acquire()
+        if origin.contaminated:
             results.stamp_contaminated(origin.contaminated)
-        yield results
-    except BaseException:
-        if rank() == 0 and is_new and not results.evals() and not _has_answers(options.out):
-            shutil.rmtree(options.out)
-        raise
+
+    with RunLock(results.path) as lock:
+        from_main(partial(open_folder, lock))
+        try:
+            yield results
+        except BaseException:
+            if rank() == 0 and is_new and not results.evals() and not _has_answers(options.out):
+                shutil.rmtree(options.out)
+            raise
 
 
 def _has_answers(out: Path) -> bool:

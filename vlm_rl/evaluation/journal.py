@@ -4,8 +4,8 @@
         journal.done["p7"]              # the records of a problem that was answered before
         journal.add([records, ...])     # flushed to the disk before it returns
 
-The first line holds the settings; each further line is one problem. A last line that a kill cut off is dropped. A
-journal of different settings is started afresh, since its responses are of no use.
+The first line holds the settings; each further line is one problem. A last line that a kill cut off is dropped, and
+so is a damaged one. A journal of different settings is started afresh, since its responses are of no use.
 """
 
 from __future__ import annotations
@@ -13,12 +13,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from vlm_rl.run.eval_record import EvalRecord
+from vlm_rl.run.writing import writing
+
+
+def _records(line: bytes) -> list[EvalRecord]:
+    """Return the records of a problem; none where the line is damaged, so that the problem is answered again."""
+    try:
+        return [EvalRecord(**fields) for fields in json.loads(line)]
+    except (ValueError, TypeError, RecursionError):
+        return []
 
 
 class Journal:
@@ -37,18 +47,27 @@ class Journal:
         done: dict[str, list[EvalRecord]] = {}
         if lines and lines[0] == head.encode():
             for line in lines[1:]:
-                records = [EvalRecord(**fields) for fields in json.loads(line)]
-                done[records[0].problem_id] = records
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f"{path.name}.new")  # a kill while this is written leaves the old one in place
-        journal = cls(path, fresh.open("w", encoding="utf-8"), {})
-        journal._file.write(head + "\n")
-        journal.add(list(done.values()))
-        fresh.replace(path)
+                if records := _records(line):
+                    done[records[0].problem_id] = records
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            fresh = path.with_name(f"{path.name}.new")  # a kill while this is written leaves the old one in place
+            journal = cls(path, fresh.open("w", encoding="utf-8"), {})
+            journal._file.write(head + "\n")
+            journal._add(list(done.values()))
+            fresh.replace(path)
         return journal
 
     def add(self, groups: Sequence[Sequence[EvalRecord]]) -> None:
-        """Keep the records of finished problems; they are on the disk when this returns."""
+        """Keep the records of finished problems; they are on the disk when this returns.
+
+        Raises UserError where the file system refuses, and where the file is no longer there.
+        """
+        with writing(self.path):
+            self.path.stat()  # a file that was removed could be written to without an error
+            self._add(groups)
+
+    def _add(self, groups: Sequence[Sequence[EvalRecord]]) -> None:
         for records in groups:
             kept = [replace(record, image=None) for record in records]
             self._file.write(json.dumps([asdict(record) for record in kept], ensure_ascii=True) + "\n")
@@ -67,4 +86,5 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # on a full disk it tries once more what `add` could not write
+            self._file.close()

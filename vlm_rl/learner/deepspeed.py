@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +33,52 @@ def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.opti
     return initialize(
         model=model, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
     )[0]
+
+
+def load_checkpoint(engine: Any, folder: Path, *, tag: str) -> bool:
+    """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
+
+    DeepSpeed's files are pickles, and a pickle may name any function to be called. torch is told to build nothing but
+    tensors, plain values and the three classes that DeepSpeed stores. Raises UserError, which names the file, for
+    anything else.
+    """
+    import_deepspeed()
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    read = engine.checkpoint_engine.load
+
+    def read_safely(path: str, map_location: Any = None) -> Any:
+        try:
+            return read(path, map_location=map_location)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            named = re.search(r"GLOBAL (\S+)", str(error))
+            reason = f"it names {named[1]}" if named else type(error).__name__
+            raise UserError(
+                f"{path} is not a file that DeepSpeed wrote ({reason}), and nothing in it was run: "
+                "move this checkpoint away, and do not trust where it comes from"
+            ) from None
+
+    engine.checkpoint_engine.load = read_safely
+    with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]), _weights_only():
+        return engine.load_checkpoint(str(folder), tag=tag)[0] is not None
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Let every torch.load be one with weights_only=True, whatever its caller asks for; DeepSpeed asks for False."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    previous = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if previous is not None:
+            os.environ[name] = previous
 
 
 def gathered(parameter: nn.Parameter, *, zero_stage: int) -> AbstractContextManager[Any]:

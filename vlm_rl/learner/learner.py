@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from vlm_rl.config import TrainConfig
-from vlm_rl.distributed import all_reduce_sums, barrier, rank, world_size
+from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.learner.deepspeed import check_zero_stage, gathered, start_engine
+from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, start_engine
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
@@ -172,6 +172,20 @@ class Learner:
             with gathered(parameter, zero_stage=self.config.zero_stage):
                 yield name, parameter.data
 
+    def non_finite(self) -> str | None:
+        """Return the name of a weight or an optimizer's state that is NaN or infinite on any rank; the same on all.
+
+        Each tensor is read once, on its own device. ZeRO 3 pads its shards with memory that nothing has set, so that
+        weights are looked at whole; the float32 masters are their source and need no look of their own.
+        """
+        largest = [(name, _largest(tensor)) for name, tensor in self.stream_weights()]
+        for state in self._optimizer.state.values():
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            largest += [(f"the optimizer's {key}", _largest(tensor)) for key, tensor in tensors.items()]
+        finite = torch.stack([value.to(self.device) for _, value in largest]).isfinite().tolist()
+        mine = next((name for (name, _), is_finite in zip(largest, finite, strict=True) if not is_finite), None)
+        return next((name for name in all_gather(mine) if name is not None), None)
+
     def save_model(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder (rank 0 writes)."""
         is_main = rank() == 0
@@ -189,10 +203,9 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Restore the weights and the optimizer that ``save`` wrote, on the same number of ranks.
 
-        Raises UserError where the folder holds no state of DeepSpeed.
+        Raises UserError where the folder holds no state of DeepSpeed, or a state that would run code.
         """
-        loaded, _ = self.engine.load_checkpoint(str(folder / "learner"), tag=STATE_TAG)
-        if loaded is None:
+        if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG):
             raise UserError(
                 f"{folder / 'learner'}: DeepSpeed found no state to load; resume from a different checkpoint"
             )
@@ -205,3 +218,10 @@ class Learner:
         """Take over what ``state`` returned."""
         self.num_updates = state["num_updates"]
         self.guard.restore(state["guard"])
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """Return the largest magnitude, in float32: NaN where an element is, 0 where there is none."""
+    if not tensor.numel():
+        return torch.zeros(())
+    return torch.linalg.vector_norm(tensor, ord=math.inf).float()

@@ -4,10 +4,12 @@
     rollout_row  a training response as it is stored
     eval_record  an evaluated response as it is stored
     checkpoint   checkpoints that are complete or absent
+    lock         one writer at a time in a run directory
+    writing      what the file system refuses, as a message
     trackers     TensorBoard, trackio and wandb behind one interface
     terminal     lines, progress bars and tables
 
-Nothing is private to this room.
+Private to this room: finite_weights (NaN and infinity in the weights of a checkpoint).
 """
 
-__all__ = ["checkpoint", "directory", "eval_record", "rollout_row", "terminal", "trackers"]
+__all__ = ["checkpoint", "directory", "eval_record", "lock", "rollout_row", "terminal", "trackers", "writing"]

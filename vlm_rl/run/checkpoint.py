@@ -21,6 +21,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.errors import UserError
+from vlm_rl.run.finite_weights import non_finite_tensor
+from vlm_rl.run.writing import ADVICE
 
 MANIFEST = "MANIFEST.json"
 LATEST = "latest"
@@ -73,11 +76,6 @@ class Manifest:
         """Return the size of all files together."""
         return sum(entry.size for entry in self.files.values())
 
-    @property
-    def is_finite(self) -> bool:
-        """Tell whether loss and weights were finite: False only where the caller stored `finite: false` in info."""
-        return bool(self.info.get("finite", True))
-
 
 # -- writing -------------------------------------------------------------------------------------
 
@@ -90,9 +88,19 @@ def saving(root: Path, *, step: int, needed_bytes: int | None = None) -> Iterato
     """
     work = begin(root, step=step, needed_bytes=needed_bytes)
     try:
-        yield work
-    except BaseException as error:
+        with writing_checkpoint(root, step=step):
+            yield work
+    except BaseException:
         shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def writing_checkpoint(root: Path, *, step: int) -> Iterator[None]:
+    """Raise CheckpointError for what the file system refused in a `with` block; `saving` has it already."""
+    try:
+        yield
+    except Exception as error:
         if _is_write_failure(error):
             raise _write_failed(root, step, error) from error
         raise
@@ -106,7 +114,7 @@ def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
     """
     work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)  # without parents: a run folder that vanished is not made again
         _remove_leftovers(root)
         needed = _newest_size(root) if needed_bytes is None else needed_bytes
         free = shutil.disk_usage(root).free
@@ -144,8 +152,8 @@ def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Pat
 def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
     """Delete the checkpoints that no rule keeps, and return their folders. Nothing is deleted unless one verifies.
 
-    Kept are the newest `keep_last` steps, multiples of `keep_every` (0: none), the step `best`, the newest checkpoint
-    that verifies and the newest that is finite.
+    Kept are the newest `keep_last` steps, multiples of `keep_every` (0: none), the step `best`, and the newest
+    checkpoint that verifies.
     """
     assert keep_last >= 1, keep_last
     verified = newest_verified(root)
@@ -157,7 +165,6 @@ def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> l
     kept = {newest, *list(readable)[:keep_last]}
     kept |= {path for path, known in readable.items() if known.step == best}
     kept |= {path for path, known in readable.items() if keep_every and known.step % keep_every == 0}
-    kept |= set([path for path, known in readable.items() if known.is_finite][:1])
     gone = [path for path in older if path not in kept]
     for path in gone:
         _remove_tree(path)
@@ -168,7 +175,10 @@ def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> l
 
 
 def verify(path: Path) -> Manifest:
-    """Read every byte and compare it with the manifest. Raises CheckpointError, which names what differs."""
+    """Compare every byte with the manifest, and require finite weights.
+
+    Raises CheckpointError, which names what differs or which tensor is not finite.
+    """
     manifest = read_manifest(path)
     name = _NAME.fullmatch(path.name)
     if name and int(name[1]) != manifest.step:
@@ -186,6 +196,8 @@ def verify(path: Path) -> Manifest:
             faults = [
                 f"the content of {name} changed" for name, entry in manifest.files.items() if digests[name] != entry
             ]
+        if not faults:
+            faults = list(_non_finite_weights(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if faults:
@@ -207,9 +219,16 @@ def newest_verified(root: Path) -> tuple[Path, Manifest] | None:
 def recover(root: Path) -> tuple[Path, Manifest] | None:
     """Return the newest checkpoint that verifies, after a killed run: remove leftovers, and let `latest` name it.
 
-    Must not run while another process writes here. Raises CheckpointError where `root` cannot be written.
+    Returns None where there is no checkpoint yet. Must not run while another process writes here. Raises
+    CheckpointError where there are checkpoints and none verifies, and where `root` cannot be written.
     """
     newest = newest_verified(root)
+    if newest is None and (damaged := _candidates(root)):
+        move = shlex.join(["mv", str(root), f"{root}.damaged"])
+        raise CheckpointError(
+            f"{root}: none of its {len(damaged)} checkpoints verifies, and nothing was changed: "
+            f"restore one from a copy, or move them away ({move}) and resume, which starts over at step 1"
+        )
     try:
         _remove_leftovers(root)
         if newest is not None and newest[0].name == _name(newest[1].step):
@@ -345,6 +364,16 @@ def _digests(folder: Path, *, sync: bool = False) -> dict[str, FileEntry]:
         return {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
 
 
+def _non_finite_weights(folder: Path) -> Iterator[str]:
+    """Yield a sentence for each weights file with a NaN or an infinity, and for each that cannot be read."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            if tensor := non_finite_tensor(file):
+                yield f"{tensor} in {file.name} holds NaN or infinity"
+        except ValueError as error:
+            yield str(error)
+
+
 def _write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
@@ -398,18 +427,17 @@ def _remove_tree(path: Path) -> None:
 # -- messages ------------------------------------------------------------------------------------
 
 
-def _is_write_failure(error: BaseException) -> bool:
+def _is_write_failure(error: Exception) -> bool:
     """Tell a failed write from other errors: safetensors and torch wrap the system's error in their own."""
     if isinstance(error, CheckpointError):
         return False
     wrapped = any(text in str(error) for text in ("No space left", "os error", "file write failed", "enforce fail"))
-    return isinstance(error, OSError) or (isinstance(error, Exception) and wrapped)
+    return isinstance(error, OSError) or wrapped
 
 
 def _write_failed(root: Path, step: int, error: BaseException) -> CheckpointError:
     return CheckpointError(
-        f"{root}: the checkpoint of step {step} could not be written: {error}: "
-        f"free some space or make the folder writable, then resume; {_untouched(root)}"
+        f"{root}: the checkpoint of step {step} could not be written: {error}: {ADVICE}; {_untouched(root)}"
     )
 
 

@@ -35,6 +35,7 @@ from vlm_rl.config import Config, check_benchmark_name, load_config, save_config
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
+from vlm_rl.run.writing import writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +129,14 @@ class RunDirectory:
     def append_metrics(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Append one line of metrics and flush it. Earlier lines never change, so a resume keeps what was logged.
 
-        A value that is not finite is stored as null and read back as NaN.
+        A value that is not finite is stored as null and read back as NaN. Raises UserError where the file system
+        refuses.
         """
         record = {"step": int(step), "attempt": int(attempt)}
         record |= {key: _finite(value) for key, value in values.items() if key not in record}
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        with (self.path / "metrics.jsonl").open("ab+") as file:
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("ab+") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # a kill cut the last line short: start a new one
@@ -158,22 +161,20 @@ class RunDirectory:
         if not path.exists():
             return
         with path.open("rb") as file:
-            for line in file:
-                try:
-                    raw = json.loads(line)
-                    record = {key: math.nan if value is None else value for key, value in raw.items()}
-                    record["step"], record["attempt"] = int(raw["step"]), int(raw["attempt"])
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    continue  # a line that a kill cut short never parses
-                yield record
+            yield from (record for line in file if (record := _metric_record(line)) is not None)
 
     # -- rollouts -------------------------------------------------------------------------------
 
     def write_rollouts(self, step: int, attempt: int, rows: Sequence[RolloutRow]) -> Path:
-        """Write the responses of a step. A later attempt replaces the file."""
+        """Write the responses of a step. A later attempt replaces the file.
+
+        Raises UserError where the file system refuses.
+        """
         assert all(row.step == step and row.attempt == attempt for row in rows)
         path = self._rollout_path(step)
-        write_atomically(path, partial(pq.write_table, _table(rows, ROLLOUT_SCHEMA), compression="zstd"))
+        table = _table(rows, ROLLOUT_SCHEMA)
+        with self._writing_below("rollouts"):
+            write_atomically(path, partial(pq.write_table, table, compression="zstd"))
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -199,12 +200,17 @@ class RunDirectory:
         rows: Sequence[EvalRecord] | Sequence[Mapping[str, Any]],
         summary: Mapping[str, Any],
     ) -> Path:
-        """Write an evaluation: first the records, then the summary, without which it does not count."""
+        """Write an evaluation: first the records, then the summary, without which it does not count.
+
+        Raises UserError where the file system refuses.
+        """
         check_benchmark_name(benchmark)
         path = self.path / "eval" / benchmark / f"step-{step:06d}.parquet"
-        path.with_suffix(".json").unlink(missing_ok=True)
-        write_atomically(path, partial(pq.write_table, _table(rows, EVAL_SCHEMA), compression="zstd"))
-        _write_json(path.with_suffix(".json"), summary)
+        table = _table(rows, EVAL_SCHEMA)
+        with self._writing_below("eval", benchmark):
+            path.with_suffix(".json").unlink(missing_ok=True)
+            write_atomically(path, partial(pq.write_table, table, compression="zstd"))
+            _write_json(path.with_suffix(".json"), summary)
         return path
 
     def evals(self, benchmark: str | None = None) -> list[EvalResult]:
@@ -212,7 +218,7 @@ class RunDirectory:
         root = self.path / "eval"
         folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
         return [
-            EvalResult(folder.name, step, path, json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+            EvalResult(folder.name, step, path, _read_json(path.with_suffix(".json")))
             for folder in folders
             if benchmark in (None, folder.name)
             for step, path in sorted(_step_files(folder, ".parquet").items())
@@ -220,6 +226,18 @@ class RunDirectory:
         ]
 
     # -- the rest -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing_below(self, *names: str) -> Iterator[None]:
+        """Make the folder self.path/NAME/..., and raise UserError for what the file system refuses in the block.
+
+        It is made level by level, so that a run folder that vanished is not made again without the rest of the run.
+        """
+        folders = [self.path.joinpath(*names[: depth + 1]) for depth in range(len(names))]
+        with writing(folders[-1]):
+            for folder in folders:
+                folder.mkdir(exist_ok=True)
+            yield
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Return (step, folder) of each checkpoint that has a manifest, ascending, without verifying it."""
@@ -233,7 +251,7 @@ class RunDirectory:
     def controls(self) -> dict[str, Any]:
         """Return the accuracies of the control measurements; empty where there are none."""
         path = self.path / "controls.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return _read_json(path) if path.exists() else {}
 
     def stamp_contaminated(self, sets: Sequence[str]) -> None:
         """Mark the run as trained on rows of these benchmarks. Stamps add up and are never removed."""
@@ -243,9 +261,7 @@ class RunDirectory:
     def contaminated(self) -> tuple[str, ...]:
         """Return the benchmarks whose rows were trained on; empty for a clean run."""
         path = self.path / "CONTAMINATED.json"
-        if not path.exists():
-            return ()
-        return tuple(json.loads(path.read_text(encoding="utf-8"))["trained_on_test_rows_of"])
+        return tuple(_read_json(path).get("trained_on_test_rows_of", ())) if path.exists() else ()
 
 
 def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:
@@ -271,6 +287,30 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
     text = json.dumps(dict(tree), indent=1, default=float) + "\n"
     write_atomically(path, lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises UserError where the file is damaged."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it from a copy, or remove it") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is damaged (no JSON object): restore it from a copy, or remove it")
+    return tree
+
+
+def _metric_record(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl, or None where it is damaged, such as a line that a kill cut short."""
+    try:
+        raw = json.loads(line)
+        counts = {key: raw.pop(key) for key in ("step", "attempt")}
+        values = {key: math.nan if value is None else float(value) for key, value in raw.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    # The files of rollouts hold both as int32.
+    is_sound = all(type(count) is int and 0 <= count < 2**31 for count in counts.values())
+    return counts | values if is_sound else None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from vlm_rl.config import Config
 from vlm_rl.errors import UserError
+from vlm_rl.run.writing import writing
 
 
 class Tracker(Protocol):
@@ -41,16 +42,19 @@ class TensorBoardTracker:
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         _library("tensorboard")
-        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(run_dir / "tensorboard"))
+        self._folder = run_dir / "tensorboard"
+        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(self._folder))
         self._writer.add_text("config", f"```\n{config.model_dump_json(indent=1)}\n```")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in _finite(values).items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        with writing(self._folder):
+            for name, value in _finite(values).items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self._folder):
+            self._writer.close()
 
 
 class ModuleTracker:

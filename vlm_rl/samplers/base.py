@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from vlm_rl.data.prompts import PromptBuilder
-    from vlm_rl.samplers.fingerprint import Fingerprint, NamedTensors
+    from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors
 
 OnGroup = Callable[[int, list[Rollout]], None]
 
@@ -80,8 +80,12 @@ class Sampler(Protocol):
         """Replace every weight. Names are those of the transformers model's `named_parameters()`."""
         ...
 
-    def fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of the weights that the next `generate` will multiply with."""
+    def fingerprint(self, layout: Layout) -> Fingerprint:
+        """Return the fingerprint of the weights that the next `generate` will multiply with.
+
+        `layout` names them and their shapes as the learner does. What it does not name is hashed under the engine's
+        own name, so that the two fingerprints cannot agree.
+        """
         ...
 
     def sleep(self) -> None:

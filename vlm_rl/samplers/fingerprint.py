@@ -1,38 +1,42 @@
 """The proof that a sampler holds the learner's current weights.
 
 An engine that silently kept the old weights, or one old tensor, would train on the responses of a different
-policy. So the learner's weights are summed up on their way into the sampler, the sampler's are read back, and
-`check_fresh` compares.
+policy, and so would one that put a tensor in another's place. So the learner's weights are hashed on their way into
+the sampler, the sampler's are read back under the same names, and `check_fresh` compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from vlm_rl.samplers.base import Sampler
 
+Layout = Mapping[str, tuple[int, ...]]  # the learner's name of each tensor -> its shape
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 _CHUNK = 1 << 22  # elements hashed at a time: bounds the int64 temporaries to 32 MB each
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Odd 64-bit multipliers of MurmurHash3's finaliser, as signed integers.
+# Odd 64-bit multipliers of MurmurHash3's finaliser and, for positions, 2^64 / phi, as signed integers.
 _MIX_1 = 0xFF51AFD7ED558CCD - (1 << 64)
 _MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
+_MIX_POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A summary of a model's weights that does not depend on how an engine lays them out.
+    """A summary of a model's weights, under the learner's names.
 
-    Engines fuse q, k, v and gate, up into one tensor and pad the vocabulary with rows of zeros, so only sums
-    over all elements can be compared. `checksum` adds up a hash of every element's bits modulo 2**64 (a zero
-    counts 0): one changed bit anywhere changes it.
+    `checksum` adds up, modulo 2**64, a hash of every element's bits, of its position and of its tensor's name. One
+    changed bit changes it, and so does a swap of two elements, two rows or two tensors. The order of the tensors
+    does not, since an engine keeps its own.
     """
 
     checksum: int  # 0 <= checksum < 2**64
+    layout: Layout = field(compare=False)  # what was hashed: an engine is asked for the same
 
 
 class FingerprintBuilder:
@@ -45,17 +49,20 @@ class FingerprintBuilder:
 
     def __init__(self, *, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype  # elements are rounded to it first; None takes them as they are
-        self._names: set[str] = set()
+        self._layout: dict[str, tuple[int, ...]] = {}
         self._checksum = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Add one tensor. Tied weights are to be given once, as `named_parameters()` does."""
-        assert name not in self._names, f"tensor {name} was given twice"
-        self._names.add(name)
-        for chunk in tensor.detach().reshape(-1).split(_CHUNK):
+        assert name not in self._layout, f"tensor {name} was given twice"
+        self._layout[name] = tuple(tensor.shape)
+        # Over the shape too: a matrix and its transpose may hold the same elements in the same order.
+        key = hashlib.blake2b(f"{name} {tuple(tensor.shape)}".encode(), digest_size=8)
+        seed = int.from_bytes(key.digest(), "big", signed=True)
+        for number, chunk in enumerate(tensor.detach().reshape(-1).split(_CHUNK)):
             # Adding 0 turns -0.0 into 0.0: an engine that reads its weights back may lose that sign.
             chunk = (chunk if self.dtype is None else chunk.to(self.dtype)) + 0
-            self._checksum += _hash_sum(chunk)
+            self._checksum += _hash_sum(chunk, start=number * _CHUNK, seed=seed)
 
     def watch(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass the tensors through, adding each of them."""
@@ -65,7 +72,7 @@ class FingerprintBuilder:
 
     def result(self) -> Fingerprint:
         """Return the fingerprint of the tensors added so far."""
-        return Fingerprint(self._checksum % (1 << 64))
+        return Fingerprint(self._checksum % (1 << 64), dict(self._layout))
 
 
 def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> Fingerprint:
@@ -76,10 +83,19 @@ def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> F
     return builder.result()
 
 
-def _hash_sum(chunk: torch.Tensor) -> int:
-    """Return the sum of a mixed hash of each element's bits; 0 for zeros. Integer overflow wraps by design."""
-    bits = chunk.contiguous().view(_BITS[chunk.element_size()]).long() * _MIX_1
-    return int(bits.bitwise_xor_(bits >> 33).mul_(_MIX_2).sum())
+def _hash_sum(chunk: torch.Tensor, *, start: int, seed: int) -> int:
+    """Return the sum of a mixed hash of each element's bits and position. Integer overflow wraps by design.
+
+    Args:
+        chunk: part of a flat tensor.
+        start: position of its first element in the tensor.
+        seed: of the tensor.
+    """
+    bits = chunk.contiguous().view(_BITS[chunk.element_size()]).long()
+    position = torch.arange(start, start + len(chunk), device=chunk.device)
+    mixed = position.mul_(_MIX_POSITION).add_(seed).bitwise_xor_(position >> 29).mul_(_MIX_2)
+    mixed = mixed.bitwise_xor_(bits).mul_(_MIX_1)
+    return int(mixed.bitwise_xor_(mixed >> 33).mul_(_MIX_2).sum())
 
 
 class StaleWeightsError(RuntimeError):
@@ -88,12 +104,12 @@ class StaleWeightsError(RuntimeError):
 
 def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
     """Raise StaleWeightsError unless the engine holds exactly the weights of `expected`."""
-    actual = sampler.fingerprint()
+    actual = sampler.fingerprint(expected.layout)
     if actual == expected:
         return
     raise StaleWeightsError(
         f"sampler {sampler.name!r} (policy version {sampler.policy_version}) does not hold the learner's weights: "
         f"checksum {actual.checksum:016x} against {expected.checksum:016x}. "
-        "A weight sync was skipped or incomplete; resume from the last checkpoint, "
-        "and use rollout.sampler=transformers if it happens again"
+        "A weight sync was skipped or incomplete, or put a tensor in the wrong place; "
+        "resume from the last checkpoint, and use rollout.sampler=transformers if it happens again"
     )

@@ -20,7 +20,7 @@ from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.distributed import default_device
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
-from vlm_rl.samplers.fingerprint import Fingerprint, NamedTensors, fingerprint
+from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, fingerprint
 from vlm_rl.types import Prompt, Rollout
 
 _PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
@@ -114,8 +114,8 @@ class TransformersSampler:
             own[name].data.copy_(tensor)
         self.policy_version = version
 
-    def fingerprint(self) -> Fingerprint:
-        """See Sampler.fingerprint."""
+    def fingerprint(self, layout: Layout) -> Fingerprint:
+        """See Sampler.fingerprint. This model has the learner's names by itself."""
         return fingerprint(self._model.named_parameters())
 
     def sleep(self) -> None:

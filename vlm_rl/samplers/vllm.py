@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
-from vlm_rl.samplers.fingerprint import Fingerprint, NamedTensors, fingerprint
+from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, fingerprint
 from vlm_rl.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ class VllmSampler:
         self._reset_caches()
         self.policy_version = version
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, layout: Layout) -> Fingerprint:
         """See Sampler.fingerprint. The weights are read back inside the worker."""
-        return self._llm.collective_rpc(_worker_fingerprint, kwargs={"dtype": self.dtype})[0]
+        return self._llm.collective_rpc(_worker_fingerprint, kwargs={"layout": layout, "dtype": self.dtype})[0]
 
     def sleep(self) -> None:
         """Drop the weights, which the next sync brings again, and the key-value cache; do nothing on a CPU."""
@@ -289,13 +289,49 @@ def _repack_heads(worker: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _worker_fingerprint(worker: Any, *, dtype: torch.dtype) -> Fingerprint:
+def _worker_fingerprint(worker: Any, *, layout: Layout, dtype: torch.dtype) -> Fingerprint:
     # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
-    return fingerprint(_engine_tensors(worker.get_model()), dtype=dtype)
+    return fingerprint(_learner_tensors(worker.get_model(), layout), dtype=dtype)
+
+
+def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield the engine's weights under the learner's names, cut out of the tensors that the engine fuses.
+
+    Rows of zeros behind the vocabulary are padding. Anything else that the learner does not name comes under the
+    engine's own name.
+    """
+    placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
+    own = {name for name, _ in model.named_parameters()}
+    for name, shape in layout.items():
+        if (place := _place(model, own, name, rows=shape[0])) is not None:
+            placed.setdefault(place[0], []).append((place[1], name))
+    for name, tensor in _engine_tensors(model):
+        covered = 0
+        for rows, source in placed.get(name, ()):
+            yield source, tensor[rows].reshape(layout[source])
+            covered += rows.stop - rows.start
+        if not placed.get(name) or bool(tensor[covered:].any()):
+            yield f"{name} (the engine's)", tensor
+
+
+def _place(model: Any, own: Set[str], name: str, *, rows: int) -> tuple[str, slice] | None:
+    """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapped = mapper.map_name(name) if mapper else name
+    if mapped is None or mapped in own:
+        return (mapped, slice(0, rows)) if mapped else None
+    *path, module, kind = mapped.split(".")
+    for fused, parts in model.packed_modules_mapping.items():
+        target = ".".join([*path, fused, kind])
+        if module in parts and target in own:
+            sizes = model.get_submodule(".".join([*path, fused])).output_sizes
+            start = sum(sizes[: parts.index(module)])
+            return target, slice(start, start + rows)
+    return None
 
 
 def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights that the engine multiplies with, tied ones once.
+    """Yield the weights that the engine multiplies with under its own names, tied ones once.
 
     vLLM's CPU build packs linear weights away and leaves an empty parameter. The packed weights are read back by
     multiplying with the identity, which is exact. Where parameter and packed copy both exist and differ, both are
@@ -305,10 +341,13 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             packed = _unpack(module) if name == "weight" and hasattr(module, "cpu_linear") else None
-            if parameter.numel() > 0 and id(parameter) not in seen:
+            if parameter.numel() == 0 and packed is not None:
+                yield f"{prefix}.{name}", packed
+                continue
+            if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{prefix}.{name}", parameter
-            if packed is not None and not (parameter.numel() > 0 and bool((packed == parameter).all())):
+            if packed is not None and not bool((packed == parameter).all()):
                 yield f"{prefix}.{name} (packed)", packed
 
 

@@ -1,0 +1,163 @@
+"""Kill a toy run at the points where it touches the disk or forks; a resume must equal the run that was never killed.
+
+    python -m tests.crash_walk                                     # every point: hours (make crash)
+    python -m tests.crash_walk --samplers transformers --ranks 1   # every point of one kind of run
+    python -m tests.crash_walk --points 6 --seed 20260101          # a sample
+
+The points are those of tests/helpers/crash_points.c: every open that creates, write, sync, rename, removal and new
+folder below the run's folder, and every fork, on each rank. The run has what can be lost: evaluations with their
+journal, and a checkpoint per step, of which the second prunes the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.toy_runs import (
+    DEADLINE,
+    WORKER,
+    ExitResult,
+    Runner,
+    Toys,
+    assert_equal_runs,
+    assert_sound,
+    clean_environment,
+    make_toys,
+)
+from vlm_rl.data_prep.counting_squares import SQUARES
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.tiny_model import build_tiny_model
+
+
+@dataclass
+class Walk:
+    """One kind of run: its uninterrupted form, and the points of each rank."""
+
+    toys: Toys
+    sampler: str
+    ranks: int
+    whole: RunDirectory = field(init=False)
+    points: list[tuple[int, int, str]] = field(init=False)  # (rank, number, what is done to which file)
+
+    def __post_init__(self) -> None:
+        logs = [self.toys.folder / f"points-{self.name}-{rank}.txt" for rank in range(self.ranks)]
+        for log in logs:
+            log.unlink(missing_ok=True)
+        self.whole = self.toys.run(f"{self.name}-whole")
+        faults = [{"list_points": {"folder": str(self.whole.path), "log": str(log)}} for log in logs]
+        result = self.start(f"{self.name}-whole", faults)
+        assert result.code == 0, result.output[-3000:]
+        listed = [log.read_text().splitlines() for log in logs]
+        self.points = [
+            (rank, number, what) for rank, lines in enumerate(listed) for number, what in enumerate(lines, start=1)
+        ]
+
+    @property
+    def name(self) -> str:
+        return f"{self.sampler}-{self.ranks}"
+
+    def start(self, run: str, faults: Sequence[Mapping[str, Any]] = ()) -> ExitResult:
+        """Train in the folder `run`, or resume there; `faults` has those of each rank."""
+        config = self.toys.config(
+            run,
+            data={"eval": [str(self.toys.heldout)]},
+            eval={"every": 2},
+            checkpoint={"every": 1, "keep_last": 1},
+            rollout={"sampler": self.sampler},
+            train={"steps": 2, "zero_stage": 0 if self.ranks == 1 else 2},
+        )
+        is_begun = (self.toys.run(run).path / "config.yaml").exists()
+        words = ["train", str(config), *(["--resume"] if is_begun else [])]
+        if self.ranks == 1:
+            return self.toys.runner(*words, faults=dict(faults[0]) if faults else {})
+        job = json.dumps({"arguments": words, "faults_of_ranks": faults})
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
+        done = subprocess.run(
+            [*torchrun, "-m", WORKER, job],
+            env=clean_environment(crash=True),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        return ExitResult(done.returncode, done.stdout + done.stderr)
+
+    def crash(self, rank: int, number: int, what: str) -> None:
+        """Kill a run at this point, resume it and compare. Raises AssertionError, which names the point."""
+        point = f"{self.name} rank {rank} point {number} ({what})"
+        run = f"{self.name}-{rank}-{number}"
+        folder = str(self.toys.run(run).path)
+        faults = [
+            {"die_at_point": {"folder": folder, "number": number}} if r == rank else {} for r in range(self.ranks)
+        ]
+        died = self.start(run, faults)
+        is_killed = died.code == -signal.SIGKILL if self.ranks == 1 else died.code != 0
+        # The order in which threads reach their points may differ, so that the last ones may lie behind the end.
+        assert is_killed or died.code == 0, f"{point}: {died.output[-3000:]}"
+        resumed = self.start(run)
+        assert resumed.code == 0, f"{point}: {resumed.output[-3000:]}"
+        try:
+            assert_equal_runs(self.toys.run(run), self.whole)
+            assert_sound(self.toys.run(run))
+        except AssertionError as error:
+            raise AssertionError(f"{point}: {error}") from error
+        shutil.rmtree(folder)
+
+    def sample(self, count: int, seed: int) -> list[tuple[int, int, str]]:
+        """Return this many points, spread over the run: one of each of `count` parts of the list."""
+        rng, size = random.Random(seed), len(self.points)
+        bounds = [size * part // count for part in range(count + 1)]
+        return [self.points[rng.randrange(low, high)] for low, high in pairwise(bounds)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash_walk")
+    parser.add_argument("--samplers", nargs="+", default=["transformers", "vllm"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--points", type=int, help="a sample of each kind of run; default: every point")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    options = parser.parse_args(arguments)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="crash-") as folder, Runner(Path(folder), crash=True) as runner:
+        tiny = build_tiny_model(Path(folder) / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
+        toys = make_toys(Path(folder), tiny_model=tiny, runner=runner)
+        for sampler in options.samplers:
+            for ranks in options.ranks:
+                failed += walk(Walk(toys, sampler, ranks), options.points, options.seed)
+    return 1 if failed else 0
+
+
+def walk(one_kind: Walk, count: int | None, seed: int) -> int:
+    """Crash at every point, or at a sample; print a line per failure and a last one, and return their number."""
+    points = one_kind.sample(count, seed) if count else one_kind.points
+    kinds = Counter(what.split()[0] for _, _, what in one_kind.points)
+    print(f"{one_kind.name}: {len(one_kind.points)} points ({dict(kinds)}), {len(points)} walked", flush=True)
+    failed, begun = 0, time.monotonic()
+    for done, point in enumerate(points, start=1):
+        try:
+            one_kind.crash(*point)
+        except AssertionError as error:
+            failed += 1
+            print(f"FAILED {error}", flush=True)
+        if done % 20 == 0:
+            print(f"{one_kind.name}: {done}/{len(points)} in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{one_kind.name}: {len(points) - failed} of {len(points)} points equal, {failed} not", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
