@@ -88,8 +88,9 @@ types: $(STAMP) ## pyright
 audit: $(STAMP) ## the pinned dependencies: known vulnerabilities where advisories can be had, and the reviewed pins
 	$(BIN)/python .ci/audit.py
 
-soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow: half an hour
+soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow, and a long fuzz: half an hour
 	$(TEST_ENV) $(BIN)/python -m tests.soak
+	$(TEST_ENV) FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_fuzz_readers.py --timeout 1800
 
 docs: $(STAMP) ## the documentation as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -141,7 +141,7 @@ def _groups(table: Path) -> Iterator[tuple[_Key, int, Counter[Any] | RowError]]:
                 start += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{table}: cannot be read as Parquet: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{table}: its columns are not DAPO's ({error}); see docs/data.md for the schema") from None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.duplicates import NEAR_BITS, hash_words, look_the_same
 from vlm_rl.data_prep.prepared_set import DATA
 from vlm_rl.errors import UserError
@@ -57,10 +58,11 @@ class BenchmarkIndex:
         check_prepared(paths)
         index = cls()
         for path in paths:
+            load_set(path)  # refuses a damaged one
             with pq.ParquetFile(path / DATA) as file:
                 for batch in file.iter_batches(columns=["id", "question", "meta", "originals"]):
                     for row in batch.to_pylist():
-                        text = json.loads(row["meta"]).get("typeset_text") or row["question"]
+                        text = json.loads(row["meta"] or "{}").get("typeset_text") or row["question"]
                         phashes = [original["phash"] for original in row["originals"]]
                         index.add(f"{path.name}/{row['id']}", text, phashes)
         return index

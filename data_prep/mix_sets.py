@@ -24,8 +24,9 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
+from vlm_rl.data.sets import load_set, read_manifest
 from vlm_rl.data_prep.partial_set import PartialSet
-from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, read_set_manifest, schema, write_manifest
+from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, schema, write_manifest
 from vlm_rl.data_prep.report import write_report
 from vlm_rl.errors import UserError
 
@@ -135,7 +136,7 @@ def _floats(tree: Any) -> Any:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    facts = read_set_manifest(path)
+    facts = read_manifest(path)
     if not facts or not (path / DATA).is_file():
         raise UserError(f"{path}: not a prepared set; `vlm-rl prepare` makes one")
     if facts.get("test_only"):
@@ -143,6 +144,7 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"{path}: is a benchmark, and training on its rows makes every score on it worthless; "
             "take it out of the mix"
         )
+    load_set(path)  # refuses a damaged one
     return facts
 
 

@@ -178,12 +178,6 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def read_set_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a prepared set, or {} if it has none."""
-    file = folder / MANIFEST
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
 def sha256(file: Path) -> str:
     """Return the sha256 of a file as hex."""
     with file.open("rb") as stream:

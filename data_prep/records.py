@@ -8,11 +8,13 @@ The images of a row travel as references; nothing is decoded here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
 
+from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 
@@ -84,7 +86,8 @@ class RowError(Exception):
 
     def dropped(self, where: str) -> DroppedRow:
         """Return the record of the row at `where` that raised this."""
-        return DroppedRow(where, self.reason, str(self), self.known)
+        detail = str(self).encode("utf-8", "backslashreplace").decode()  # a lone surrogate could not be written
+        return DroppedRow(where, self.reason, detail, self.known)
 
 
 Fields = Mapping[str, Any]
@@ -94,7 +97,7 @@ Converted = tuple[Problem, Sequence[StoredImage]]
 def convert_rows(
     rows: Iterable[tuple[str, Any]], convert: Callable[[Fields], Converted]
 ) -> Iterator[UsableRow | DroppedRow]:
-    """Pass every (where, row) through `convert`; a row that raises RowError comes out as a DroppedRow."""
+    """Pass every (where, row) through `convert`; a row that it cannot convert comes out as a DroppedRow."""
     for where, row in rows:
         try:
             if isinstance(row, RowError):
@@ -102,9 +105,26 @@ def convert_rows(
             if not isinstance(row, Mapping):
                 raise RowError("bad_type", f"a row must be an object, not {row!r:.60}")
             problem, images = convert(row)
-            yield UsableRow(where, with_markers(problem, len(images)), tuple(images))
+            problem = with_markers(problem, len(images))
+            _check_text(problem)
+            converted = UsableRow(where, problem, tuple(images))
         except RowError as error:
-            yield error.dropped(where)
+            converted = error.dropped(where)
+        except UserError:
+            raise
+        except Exception as error:  # a value that the reader does not expect; no row may end the preparation
+            detail = f"the row cannot be read: {type(error).__name__}: {error}"
+            converted = RowError("bad_value", f"{detail:.300}").dropped(where)
+        yield converted
+
+
+def _check_text(problem: Problem) -> None:
+    """Raise RowError for text that cannot be stored: half of a surrogate pair, which JSON may hold."""
+    texts = [problem.id, problem.question, problem.answer, *problem.choices, problem.source, problem.category]
+    try:
+        "".join([*texts, json.dumps(dict(problem.meta), ensure_ascii=False)]).encode()
+    except UnicodeEncodeError as error:
+        raise RowError("bad_text", f"holds {error.object[error.start]!r}, half of a surrogate pair") from None
 
 
 def with_markers(problem: Problem, num_images: int) -> Problem:

@@ -11,7 +11,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vlm_rl.data_prep.prepared_set import DATA, read_set_manifest
+from vlm_rl.data.sets import read_manifest
+from vlm_rl.data_prep.prepared_set import DATA
 from vlm_rl.report.html import PageSection, data_uri, macros, page, write_page
 from vlm_rl.types import IMAGE_MARKER
 
@@ -38,7 +39,7 @@ _SET = macros("vlm_rl.data_prep", "prepared_set.html")
 
 def write_report(folder: Path, *, seed: int = 0) -> Path:
     """Write report.html beside a prepared set's data.parquet, from its own files alone, and return it."""
-    manifest, rows = read_set_manifest(folder), _light_rows(folder)
+    manifest, rows = read_manifest(folder), _light_rows(folder)
     name = f"{manifest.get('source', 'a prepared set')}"
     sections = [
         _ledger(manifest),

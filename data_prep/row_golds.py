@@ -29,7 +29,7 @@ def number_gold(answer: Any) -> str:
     """Return a gold that may be a number in its file: 27.0 is "27", 73 is "73", "073" is "73"."""
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         return plain_number(gold_of(answer))
-    if not math.isfinite(answer):
+    if isinstance(answer, float) and not math.isfinite(answer):
         raise RowError("answer_missing", f"the answer is {answer}")
     return plain_number(answer)
 

@@ -66,11 +66,21 @@ def parquet_rows(table: Path, columns: Sequence[str] = ()) -> Iterator[tuple[str
             size = max(1, min(1024, _BATCH_BYTES // per_row))  # rows with images are read a few at a time
             number = 0
             for batch in file.iter_batches(batch_size=size, columns=list(columns) or None, use_threads=False):
-                for row in batch.to_pylist():
+                for row in _rows_of(batch):
                     yield f"{table.name} row {number}", row
                     number += 1
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{table}: cannot be read as Parquet: {error}") from None
+
+
+def _rows_of(batch: Any) -> list[Any]:
+    """Return the rows of an Arrow batch; one that is not UTF-8 is a RowError."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [RowError("bad_text", f"is not UTF-8: {error}")]
+        return [row for number in range(batch.num_rows) for row in _rows_of(batch.slice(number, 1))]
 
 
 def check_columns(table: Path, present: Sequence[str], wanted: Sequence[str]) -> None:
@@ -89,7 +99,7 @@ def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
             number = 0
             for batch in stream:
                 for start in range(0, batch.num_rows, 16):
-                    for row in batch.slice(start, 16).to_pylist():
+                    for row in _rows_of(batch.slice(start, 16)):
                         yield f"{table.name} row {number}", row
                         number += 1
     except (pa.ArrowException, OSError) as error:

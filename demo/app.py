@@ -20,7 +20,7 @@ from gradio.events import api
 
 from vlm_rl.demo.lengths_panel import lengths_panel
 from vlm_rl.demo.page_parts import error_html, export_panel, header_html, notes_html
-from vlm_rl.demo.page_state import PageState, PageStates
+from vlm_rl.demo.page_state import UNREADABLE, PageState, PageStates
 from vlm_rl.demo.problem_panel import problem_panel
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import render
@@ -31,7 +31,8 @@ from vlm_rl.demo.url_state import CHANGES, FLAGS, MAX_OTHERS, MAX_TEXT, TABS, UN
 from vlm_rl.errors import UserError
 
 _REFRESH_SECONDS = 5.0
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+# gradio would raise, with a traceback in the log, for a choice that is not offered now: the address may name any
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "preprocess": False}
 # the key that each control sets, in their order on the page
 _KEYS = (
     "benchmark", "base", "others", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text",
@@ -39,7 +40,6 @@ _KEYS = (
 )  # fmt: skip
 _TEXTS = ("low", "high", "text")
 _WHOLE_PAGE = ("benchmark", "base", "others")  # they bring other problems, so every control may change
-_UNREADABLE = (UserError, OSError, ValueError, KeyError)  # what reading a file raises that changed meanwhile
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _refresher(states: PageStates) -> Callable[[str], Any]:
         try:
             state = states.of(UrlState.parse(query))
             stamps = tuple(run.stamp() for run in shown_runs(states.library, state.url))
-        except _UNREADABLE:  # the panel itself says so
+        except UNREADABLE:  # the panel itself says so
             return gr.skip()
         if drawn.get(query) == stamps:
             return gr.skip()
@@ -264,7 +264,7 @@ def _everything(states: PageStates, url: UrlState, components: Components) -> li
     try:
         state = states.of(url)
         panels = _panels_of(state, components)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return [*_failed(url, components, error), gr.skip(), *[gr.skip() for _ in _KEYS]]
     choices = _choices(state)
     controls = []
@@ -277,7 +277,7 @@ def _everything(states: PageStates, url: UrlState, components: Components) -> li
 def _panels(states: PageStates, url: UrlState, components: Components) -> list[Any]:
     try:
         return _panels_of(states.of(url), components)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return _failed(url, components, error)
 
 
@@ -309,8 +309,8 @@ def _summary_of(states: PageStates) -> Callable[[str], dict[str, Any]]:
     def summary(query: str) -> dict[str, Any]:
         try:
             state = states.of(UrlState.parse(query))
-        except UserError as error:
-            raise gr.Error(str(error)) from None
+        except UNREADABLE as error:
+            raise gr.Error(str(error), print_exception=False) from None
         return {
             "query": state.url.query(),
             "problems": [state.table.ids[p] for p in state.order.tolist()],

@@ -82,14 +82,17 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: Engine, max_tokens
     """Open tokenizer and weights. Raises UserError for a folder that is refused or cannot be opened."""
     from transformers.utils.logging import disable_progress_bar
 
-    from vlm_rl.data.model_folder import check_model_folder
+    from vlm_rl.data.model_folder import check_model_folder, check_weights
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.distributed import default_device, model_dtype
+    from vlm_rl.run.checkpoint import verify_model
     from vlm_rl.samplers.factory import make_sampler
     from vlm_rl.templates import TEMPLATES
 
     disable_progress_bar()
     check_model_folder(checkpoint.path)
+    verify_model(checkpoint.path)
+    check_weights(checkpoint.path)
     builder = PromptBuilder(
         checkpoint.path,
         template=TEMPLATES[checkpoint.template],

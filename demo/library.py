@@ -144,6 +144,9 @@ class Library:
     def _add(self, name: str, run: RunDirectory) -> None:
         try:
             config, results = run.config(), run.evals()
+            for result in results:
+                if not isinstance(result.summary, dict):
+                    raise UserError(f"{result.path.with_suffix('.json')} holds no JSON object: evaluate again")
             trained = (run.path / "metrics.jsonl").exists()
             algorithm = config.algorithm.name.upper() if trained else ""
             opened = OpenRun(name, run, algorithm, config.train.steps, run.contaminated())

@@ -25,7 +25,7 @@ from vlm_rl.demo.backends import CheckpointBackend, Engine, ModelCache, find_che
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
 from vlm_rl.demo.live_context import LiveContext, LiveExample
 from vlm_rl.demo.live_html import columns_html, gold_html, live_error_html, live_note_html
-from vlm_rl.demo.page_state import PageStates
+from vlm_rl.demo.page_state import UNREADABLE, PageStates
 from vlm_rl.demo.replies import AskSettings, Backend, LiveQuestion
 from vlm_rl.demo.theme import asset
 from vlm_rl.demo.uploads import Uploads
@@ -148,6 +148,7 @@ def build_live(live: Live, bridge: gr.HTML) -> None:
                 stop = gr.Button("Stop", elem_id="live-stop", interactive=False, min_width=120)
     columns = gr.HTML(live_note_html(_HOW), elem_id="live-columns")
     quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
+    quiet["preprocess"] = False  # the queue checks what is asked, and says in words what is wrong
     on = _Handlers(live)
     example.input(on.choose, [bridge, example], [picture, question, gold], **quiet)
     ask.click(
@@ -175,14 +176,14 @@ class _Handlers:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def choose(self, query: str, index: int | None) -> tuple[str, str, str]:
+    def choose(self, query: str, index: int | str | None) -> tuple[str, str, str]:
         """Return (picture's token, question, right answer as HTML) of an example, or of the problem shown."""
         try:
             if index == _SHOWN:
                 return self._shown_problem(query)
-        except UserError as error:
+        except UNREADABLE as error:
             return "", "", live_error_html(str(error))
-        if index is None or not 0 <= index < len(self._live.examples):
+        if not isinstance(index, int) or not 0 <= index < len(self._live.examples):
             return "", "", ""
         example = self._live.examples[index]
         return f"example-{index:04d}", example.question, gold_html(example.gold)
@@ -222,7 +223,7 @@ class _Handlers:
                         yield page, *(free if state.is_over else busy)
                     shown = page
             yield gr.skip(), *free
-        except UserError as error:
+        except UNREADABLE as error:
             yield live_error_html(str(error)), *free
 
     def _asked(self, query: str, names: list[str]) -> list[str]:
@@ -244,6 +245,6 @@ def _buttons(*, asking: bool) -> tuple[Any, Any]:
 def _settings(seed: Any, temperature: Any, max_tokens: Any) -> AskSettings:
     """Return what the page sent as numbers; the queue checks their ranges. Raises UserError for what is no number."""
     try:
-        return AskSettings(seed=int(seed), temperature=float(temperature), max_tokens=int(max_tokens))
+        return AskSettings(seed=round(seed), temperature=float(temperature), max_tokens=round(max_tokens))
     except (TypeError, ValueError, OverflowError):
         raise UserError("seed, temperature and max tokens must be numbers") from None

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from vlm_rl.demo.lengths import Summary, checkpoint_summaries
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
 from vlm_rl.demo.problem_table import ProblemTable, build_table, keep, ordered, settle
 from vlm_rl.demo.url_state import UrlState
+from vlm_rl.errors import UserError
 
+# what reading a file raises that changed meanwhile
+UNREADABLE = (UserError, OSError, ValueError, KeyError, pa.ArrowException)
 NUM_SLOTS = 6  # colours of the page's checkpoints, which are six at most
 NUM_COLORS = 10  # of the style sheet; the live panel also asks models that the page does not show
 

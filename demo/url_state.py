@@ -78,7 +78,7 @@ class UrlState:
 
     def patched(self, query: str) -> UrlState:
         """Return this state with the keys of a query set; a key without a value goes back to its default."""
-        given = parse_qs(query[:MAX_QUERY], keep_blank_values=True, max_num_fields=100)
+        given = parse_qs(query[:MAX_QUERY], keep_blank_values=True)
         changes = {field.name: _read(field.name, given[field.name]) for field in fields(self) if field.name in given}
         return replace(self, **changes)
 

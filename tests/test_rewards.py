@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.helpers.own_reward import digest
+from tests.helpers.prepared_sets import write_problems
+from tests.helpers.processes import children_of
+from tests.helpers.toy_runs import toy_problem
 from vlm_rl.config import RewardConfig, parse_config
+from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
-from vlm_rl.rewards import Item, RewardFunction, Scoring, load_reward_function, overlong_penalty, repeated_share
+from vlm_rl.reward_process import RewardProcess
+from vlm_rl.rewards import Item, RewardFunction, Scoring, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem, Prompt, Reward, Rollout
+from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
 PROBLEM = Problem("p", "How much?", (), "5", "integer")
 PERFECT = r"<think>a</think><answer>\boxed{5}</answer>"
@@ -150,6 +158,7 @@ def test_the_further_parts_by_hand(grader: Grader) -> None:
     assert wrong.parts == pytest.approx(
         {"accuracy": 0, "format": 0, "overlong": 0, "repetition": -1 / 3, "brevity": 0, "function": -3}
     )
+    function.close()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +167,7 @@ def test_the_further_parts_by_hand(grader: Grader) -> None:
 )
 def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
     with pytest.raises(UserError, match=f"reward.function is '{re.escape(path)}'"):
-        load_reward_function(path)
+        RewardProcess(path, timeout=60)
 
 
 def test_a_function_needs_the_flag() -> None:
@@ -173,12 +182,59 @@ def test_a_function_needs_the_flag() -> None:
         )
 
 
-def test_a_function_that_gives_no_number_stops_the_run(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.helpers.own_reward.short_words", lambda *_: float("nan"))
-    config = RewardConfig(function="tests.helpers.own_reward.short_words", allow_function=True)
-    function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
-    with pytest.raises(UserError, match="returned nan for problem 'p'"):
-        function.score([(PROBLEM, prompt(), rollout(PERFECT))])
+OWN = "tests.helpers.own_reward"
+CALL = (PROBLEM, "a response", Grade("correct", "5", "number", ""), 3)
+FAULTS = {
+    "returns_text": "returned '0.5', no finite number",
+    "returns_none": "returned None, no finite number",
+    "returns_nan": "returned nan, no finite number",
+    "returns_inf": "returned -inf, no finite number",
+    "returns_complex": "returned (1+2j), no finite number",
+    "returns_unprintable": "returned <Unprintable instance at",
+    "raises": "raised ValueError: no judge there (own_reward.py line ",
+    "exits": "raised SystemExit: 7 (own_reward.py line ",
+    "exits_at_once": "ended its process with exit code 7",
+    "leaves_a_child": "ended its process with exit code 7",
+    "is_killed": "was killed by signal 9",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_function_that_goes_wrong_is_named_with_the_problem(name: str) -> None:
+    process = RewardProcess(f"{OWN}.{name}", timeout=60)
+    with pytest.raises(UserError) as raised:
+        process.values([CALL])
+    assert str(raised.value).startswith(f"reward.function {OWN}.{name} at problem 'p' {FAULTS[name]}")
+    assert str(raised.value).endswith("fix the function, then resume")
+    process.close()
+
+
+def test_a_function_that_hangs_is_stopped_by_its_limit_and_by_the_run() -> None:
+    limited = RewardProcess(f"{OWN}.hangs_deaf", timeout=0.3)
+    with pytest.raises(UserError, match=r"did not return within reward.function_timeout=0\.3 seconds"):
+        limited.values([CALL])
+    stopped = RewardProcess(f"{OWN}.hangs_deaf", timeout=10_000)
+    asked = iter([False, False, True])
+    assert stopped.values([CALL, CALL], is_stopped=lambda: next(asked)) == [0, 0]
+    for process in (limited, stopped):
+        process.close()
+        assert children_of(os.getpid()).count(process.pid) == 0
+
+
+def test_a_function_that_forks_answers_once() -> None:
+    process = RewardProcess(f"{OWN}.forks", timeout=60)
+    assert process.values([CALL, CALL]) == [0.5, 0.5]
+    process.close()
+
+
+def test_a_function_gets_the_problem_with_its_images(tmp_path: Path) -> None:
+    bytes_of = [toy_problem(index, "train", 2).images[0] for index in range(2)]
+    problem = replace(toy_problem(0, "train", 2), images=(*bytes_of, b""), choices=("1", "2"), meta={"unit": "cm"})
+    stored = load_set(write_problems([toy_problem(1, "train", 2)], tmp_path / "set"))[0]
+    process = RewardProcess(f"{OWN}.digest", timeout=60)
+    calls = [(problem, "\ud800", CALL[2], 3), (stored, "x" * 100_000, CALL[2], 4), (problem, "", CALL[2], 0)]
+    assert process.values(calls) == [digest(*call) for call in calls]
+    process.close()
 
 
 @pytest.mark.parametrize("undecided", ["zero", "drop"])
@@ -220,9 +276,9 @@ def test_groups_scored_beside_the_engine_get_the_same_rewards(
 
 
 def test_a_mistake_in_a_reward_function_comes_out_of_the_thread(grader: Grader) -> None:
-    config = RewardConfig(function="tests.helpers.own_reward.short_words", allow_function=True)
+    config = RewardConfig(function=f"{OWN}.returns_inf", allow_function=True)
     function = RewardFunction(config, template=TEMPLATES["think_answer"], max_tokens=8, grader=grader)
-    function.function = lambda *_: float("inf")
-    with Scoring(function) as scoring, pytest.raises(UserError, match="returned inf for problem 'p'"):
+    with Scoring(function) as scoring, pytest.raises(UserError, match="'p' returned -inf"):
         scoring.add(0, [(PROBLEM, prompt(), rollout(PERFECT))])
         scoring.rewards()
+    function.close()

@@ -316,6 +316,8 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=int, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
+    demo.add_argument("--token-file", type=Path, help="file with the token that visitors must know")
+    demo.add_argument("--public-url", default="", metavar="URL", help="address of a reverse proxy before the demo")
     demo.add_argument(
         "--endpoint",
         action="append",
@@ -351,7 +353,15 @@ def _demo(options: argparse.Namespace) -> None:
     endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
     live = LiveOptions(endpoints, engine=options.live_engine, max_loaded=options.live_models)
     folders = options.runs or default_folders()
-    launch(folders, host=options.host, port=options.port, open_wider=options.open_wider, live=live)
+    launch(
+        folders,
+        host=options.host,
+        port=options.port,
+        open_wider=options.open_wider,
+        public_url=options.public_url,
+        token_file=options.token_file,
+        live=live,
+    )
 
 
 def _add_quickstart(commands: Commands) -> None:

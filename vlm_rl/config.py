@@ -32,7 +32,15 @@ LayerPatches = Literal["auto"] | bool
 _Model = TypeVar("_Model", bound=BaseModel)
 
 # What a resume may change; any other change would make it a different run.
-MUTABLE_KEYS = ("train.steps", "checkpoint.", "log.", "eval.", "rollout.max_gap", "train.max_skipped_in_a_row")
+MUTABLE_KEYS = (
+    "train.steps",
+    "checkpoint.",
+    "log.",
+    "eval.",
+    "rollout.max_gap",
+    "train.max_skipped_in_a_row",
+    "reward.function_timeout",
+)
 
 
 class ConfigSection(BaseModel):
@@ -144,6 +152,8 @@ class RewardConfig(ConfigSection):
     function: str = ""
     """Your own part of the reward, as module.function; docs/grading.md gives its arguments. Needs allow_function."""
     function_weight: float = 1.0
+    function_timeout: PositiveFloat = 60.0
+    """Seconds that one call of it may take; then the run stops."""
     allow_function: bool = False
     """Allow importing reward.function, which runs the code of its module."""
     undecided: Literal["zero", "drop"] = "zero"

@@ -14,23 +14,19 @@ are off by default. |y| counts the generated tokens, the end-of-sequence token i
 from __future__ import annotations
 
 import hashlib
-import importlib
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import cast
 
 import numpy as np
 
 from vlm_rl.config import RewardConfig
-from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.reward_process import RewardProcess
 from vlm_rl.templates import Template
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
 Item = tuple[Problem, Prompt, Rollout]
-UserFunction = Callable[[Problem, str, Grade, int], float]  # problem, response, grade, tokens -> part of the reward
 
 
 def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float) -> float:
@@ -54,42 +50,68 @@ def repeated_share(ids: np.ndarray, *, ngram: int) -> float:
     return 1 - len({window.tobytes() for window in windows}) / len(windows)
 
 
-def load_reward_function(path: str) -> UserFunction:
-    """Import the function `module.name`. Raises UserError, which names the key, if that fails."""
-    module, _, name = path.rpartition(".")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"reward.function is {path!r}: {error}; give an importable module.function") from None
-    if not callable(function):
-        raise UserError(f"reward.function is {path!r}, a {type(function).__name__}; give a function")
-    return cast(UserFunction, function)
-
-
 class RewardFunction:
-    """Turns rollouts into rewards. It holds no state but the grader's workers."""
+    """Turns rollouts into rewards. It holds no state but the grader's workers and the user's own function."""
 
-    def __init__(self, config: RewardConfig, *, template: Template, max_tokens: int, grader: Grader) -> None:
-        """Import the configured function, if there is one. Raises UserError where that fails."""
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        template: Template,
+        max_tokens: int,
+        grader: Grader,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start the process of the configured function, if there is one. Raises UserError where that fails.
+
+        Args:
+            config: the parts and their weights.
+            template: says where the answer is and what a well-formed response is.
+            max_tokens: longest response in tokens.
+            grader: judges the answers. It stays the caller's to close.
+            is_stopped: tells whether the step is going to be abandoned. The user's function is then not waited for.
+        """
         self.config = config
         self.template = template
         self.max_tokens = max_tokens
         self.grader = grader
+        self._is_stopped = is_stopped
         allowed = config.function and config.allow_function
-        self.function = load_reward_function(config.function) if allowed else None
+        self._process = RewardProcess(config.function, timeout=config.function_timeout) if allowed else None
 
     def score(self, items: Sequence[Item]) -> list[Reward]:
         """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""
         texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
         tasks = [task_of(problem, text, self.template) for (problem, _, _), text in zip(items, texts, strict=True)]
         grades = self.grader.grade_many(tasks)
-        rewards = []
-        for (problem, _, rollout), text, grade in zip(items, texts, grades, strict=True):
-            dropped = self.config.undecided == "drop" and grade.verdict in ("timeout", "error")
-            rewards.append(Reward(self._parts(problem, text, rollout, grade), grade, dropped))
-        return rewards
+        all_parts = [
+            self._parts(text, rollout, grade)
+            for (_, _, rollout), text, grade in zip(items, texts, grades, strict=True)
+        ]
+        if self._process is not None:
+            calls = [
+                (problem, text, grade, len(rollout.ids))
+                for (problem, _, rollout), text, grade in zip(items, texts, grades, strict=True)
+            ]
+            for parts, value in zip(all_parts, self._process.values(calls, is_stopped=self._is_stopped), strict=True):
+                parts["function"] = self.config.function_weight * value
+        drops = self.config.undecided == "drop"
+        return [
+            Reward(parts, grade, dropped=drops and grade.verdict in ("timeout", "error"))
+            for parts, grade in zip(all_parts, grades, strict=True)
+        ]
 
-    def _parts(self, problem: Problem, text: str, rollout: Rollout, grade: Grade) -> dict[str, float]:
+    def abort(self) -> None:
+        """Kill the user's function, which may never return; a `score` that waits for it ends."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process of the user's function."""
+        if self._process is not None:
+            self._process.close()
+
+    def _parts(self, text: str, rollout: Rollout, grade: Grade) -> dict[str, float]:
         config, length = self.config, len(rollout.ids)
         parts = {
             "accuracy": config.accuracy * grade.correct,
@@ -104,14 +126,6 @@ class RewardFunction:
             parts["repetition"] = -config.repetition * repeated_share(rollout.ids, ngram=config.repetition_ngram)
         if config.brevity:
             parts["brevity"] = config.brevity * grade.correct * (1 - length / self.max_tokens)
-        if self.function is not None:
-            value = float(self.function(problem, text, grade, length))
-            if not math.isfinite(value):
-                raise UserError(
-                    f"reward.function {config.function} returned {value} for problem {problem.id!r}: "
-                    "return a finite number"
-                )
-            parts["function"] = config.function_weight * value
         return parts
 
 
@@ -119,7 +133,8 @@ class Scoring:
     """Scores groups in a thread, while the sampler generates others.
 
     All groups that have arrived in the meantime go into one call of `RewardFunction.score`, which compares equal
-    answers once and keeps every worker busy. A context manager: leaving it drops what is not scored yet.
+    answers once and keeps every worker busy. A context manager: leaving it drops what is not scored yet, and
+    leaving it by an exception kills the user's function too, for which the thread would wait.
     """
 
     def __init__(self, function: RewardFunction) -> None:
@@ -132,8 +147,10 @@ class Scoring:
     def __enter__(self) -> Scoring:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._waiting.clear()
+        if kind is not None:
+            self._function.abort()
         self._pool.shutdown(cancel_futures=True)
 
     def add(self, index: int, items: list[Item]) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
-from vlm_rl.data.model_folder import check_context, check_model_folder
+from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import (
@@ -40,7 +40,7 @@ from vlm_rl.learner.reference import Reference
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
-from vlm_rl.run.checkpoint import commit, prune, recover, saving, writing_checkpoint
+from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import resume_command
@@ -91,7 +91,11 @@ class Session:
         _check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
-            config.reward, template=self.builder.template, max_tokens=config.rollout.max_tokens, grader=self.grader
+            config.reward,
+            template=self.builder.template,
+            max_tokens=config.rollout.max_tokens,
+            grader=self.grader,
+            is_stopped=lambda: self.stop_requested,
         )
         self.policy = self._load_policy(model_path)
         self.learner = self._make_learner()
@@ -125,6 +129,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.sampler.close()
         self.grader.close()
+        self.reward.close()
         self.recorder.close()
 
     # -- building ------------------------------------------------------------------------------------
@@ -136,6 +141,7 @@ class Session:
             response_tokens=self.config.rollout.max_tokens,
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
+        from_main(lambda: _check_whole(path))
         model: Any = load_model(path, dtype=self._dtype())
         model.to(self.device)
         check = SelfCheck(
@@ -176,8 +182,10 @@ class Session:
 
     def _load_reference(self) -> Reference:
         """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint."""
-        check_model_folder(Path(self.config.model.path))
-        policy = self._policy_of(load_model(self.config.model.path, dtype=self._dtype()))
+        path = Path(self.config.model.path)
+        check_model_folder(path)
+        from_main(lambda: _check_whole(path))
+        policy = self._policy_of(load_model(path, dtype=self._dtype()))
         return Reference(policy, zero_stage=self.config.train.zero_stage)
 
     def _make_learner(self) -> Learner:
@@ -381,6 +389,12 @@ def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
     builder.check_template()
     check_patch_size([*config.train, *config.eval], builder.patch_size)
     return builder
+
+
+def _check_whole(model_path: Path) -> None:
+    """Raise UserError for a checkpoint that differs from its manifest, and for weights of less than a whole model."""
+    verify_model(model_path)
+    check_weights(model_path)
 
 
 def _check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> None:

@@ -21,9 +21,10 @@ from vlm_rl.data.images import decode_image, encode_png
 from vlm_rl.data_prep.image_files import ZipMember
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.records import RowError
+from vlm_rl.data_prep.records import DroppedRow, RowError, convert_rows
 from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import Grader
 
 
 def files_below(folder: Path) -> Counter[str]:
@@ -43,6 +44,7 @@ def bad_pictures() -> dict[str, bytes]:
     bomb.add_text("Comment", "a" * 10_000_000, zip=True)  # 10 kB that unpack to 10 MB
     return {
         "cut.png": good[: len(good) // 2],
+        "closed.png": good[: len(good) - 30] + good[-12:],  # cut inside its data, with the end of a whole file
         "cut.jpg": encoded(smooth_noise(400, 400), "JPEG")[:3000],
         "empty.png": b"",
         "text.png": b"only text",
@@ -113,9 +115,9 @@ def test_good_rows_are_byte_equal_with_and_without_bad_ones(tmp_path, monkeypatc
     assert files_below(tmp_path) - before == written and not before - files_below(tmp_path)
     assert (tmp_path / "a/data.parquet").read_bytes() == (tmp_path / "b/data.parquet").read_bytes()
     assert report.kept == len(good) == 34 and report.rows_in == 68 == report.kept + sum(report.dropped.values())
-    # 34 bad rows are 18 kinds once and the first 16 of them twice
+    # 34 bad rows are 19 kinds once and the first 15 of them twice
     assert report.dropped == {
-        "image_unreadable": 22, "image_missing": 2, "image_outside": 2, "answer_missing": 4, "marker_mismatch": 3,
+        "image_unreadable": 24, "image_missing": 2, "image_outside": 2, "answer_missing": 3, "marker_mismatch": 2,
         "control_token": 1,
     }  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "b/dropped.jsonl").read_text().splitlines()]
@@ -174,6 +176,11 @@ BAD_ROWS = [
     ({**FINE, "uid": "good-0"}, "duplicate_id", "'mine-good-0' appeared before"),
     ("[1, 2]", "bad_type", "a row must be an object"),
     ('{"q": "cut', "bad_json", "is not JSON"),
+    ({**FINE, "a": "7\ud800"}, "bad_text", r"holds '\ud800', half of a surrogate pair"),
+    ({**FINE, "q": "Which \udfff <image>?"}, "bad_text", r"holds '\udfff', half of a surrogate pair"),
+    ({**FINE, "pics": "\ud800.png"}, "image_missing", "cannot be read"),
+    ({**FINE, "a": float("inf")}, "answer_missing", "the answer is inf"),
+    ('{"a": 1' + "0" * 5000 + "}", "bad_json", "is not JSON"),
 ]
 
 
@@ -205,14 +212,41 @@ def test_bad_rows_are_counted_and_good_ones_do_not_notice(tmp_path, held_out) ->
     report = prepare("generic", generic(tmp_path / "dirty", dirty), tmp_path / "b", options)
     assert (tmp_path / "a/data.parquet").read_bytes() == (tmp_path / "b/data.parquet").read_bytes()
     assert report.dropped == Counter([reason for _, reason, _ in BAD_ROWS] + ["benchmark_overlap"])
-    assert report.rows_in == 20 + 15 == report.kept + sum(report.dropped.values())
+    assert report.rows_in == 20 + 20 == report.kept + sum(report.dropped.values())
     # Markers that were missing are put in front, and counted.
     assert rows_of(tmp_path / "b")[1]["question"] == "<image>\nNo marker" and report.notes["markers_prepended"] == 1
     lines = [json.loads(line) for line in (tmp_path / "b/dropped.jsonl").read_text().splitlines()]
-    assert [line["where"] for line in lines] == [f"rows.jsonl line {n}" for n in range(2, 32, 2)]
+    assert [line["where"] for line in lines] == [f"rows.jsonl line {n}" for n in range(2, 42, 2)]
     for line, (_, reason, words) in zip(lines, BAD_ROWS, strict=False):
         assert line["reason"] == reason and words in line["detail"]
     assert lines[-1]["detail"].endswith("test-set/Processed-0")
+
+
+def test_golds_of_many_digits_are_kept(tmp_path) -> None:
+    golds = [10**400, "1" + "0" * 400, "0" * 5000 + "7", -(10**400)]
+    rows: list[dict | str] = [{**FINE, "q": f"Which {n} <image>?", "a": gold} for n, gold in enumerate(golds)]
+    with Grader(workers=1) as grader:
+        report = prepare(
+            "generic", generic(tmp_path / "raw", rows), tmp_path / "out", gold_check=grader.verifies_itself
+        )
+    assert report.dropped == {}
+    assert [row["answer"] for row in rows_of(tmp_path / "out")] == [str(gold) for gold in golds]
+
+
+def test_a_row_that_its_reader_cannot_take_is_dropped(tmp_path) -> None:
+    """A Parquet column of text may hold bytes that are not UTF-8, or a number be where a reader expects text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = pa.array([b"Which?", b"\xff\xfe", b"When?"], pa.binary()).view(pa.string())
+    (tmp_path / "raw").mkdir()
+    pq.write_table(pa.table({"q": text, "a": ["1", "2", "3"]}), tmp_path / "raw/rows.parquet")
+    mapping = {"path": "rows.parquet", "source": "mine", "columns": {"question": "q", "answer": "a"}}
+    (tmp_path / "raw/set.yaml").write_text(json.dumps(mapping))
+    report = prepare("generic", tmp_path / "raw/set.yaml", tmp_path / "out")
+    assert (report.kept, report.dropped) == (2, {"bad_text": 1})
+    row = convert_rows([("here", {"a": 1})], lambda fields: fields["a"].strip())
+    assert [(item.where, item.reason) for item in row if isinstance(item, DroppedRow)] == [("here", "bad_value")]
 
 
 @pytest.mark.parametrize("case", range(len(BAD_ROWS)))

@@ -107,6 +107,20 @@ def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields)
     assert missing(text, (*fields, "broken", "contaminated")) == [] and benchmark == attack("benchmark")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "markup",
+    ["<img src=x onerror='pwned=1'>", "<svg onload='pwned=1'>", "<iframe srcdoc='<script>parent.pwned=1</script>'>"],
+)
+def test_markup_that_would_get_past_the_templates_runs_no_script(served, browser, markup):
+    with open_page(served.url, browser=browser) as visit:
+        visit.page.wait_for_selector("#problem .ckpt")
+        visit.page.evaluate("markup => document.body.insertAdjacentHTML('beforeend', markup)", markup)
+        visit.page.wait_for_timeout(300)
+        assert visit.page.evaluate("window.pwned") is None
+        assert any("Content Security Policy" in failure for failure in visit.failures)
+
+
 def test_no_name_acts_in_the_tooltip_and_the_legend_of_a_chart(served, browser):
     with harmless(browser, f"{served.url}?{urlencode(COMPARED | {'tab': 'lengths'})}") as visit:
         figure = visit.page.locator("#lengths figure:has-text('How many tokens')")

@@ -18,9 +18,10 @@ from tests.helpers.browser import Visit, open_browser, open_page
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
+from vlm_rl.demo.access import Access
 from vlm_rl.demo.endpoints import Endpoint
 from vlm_rl.demo.live import LiveOptions
-from vlm_rl.demo.server import host_allowed, launch, make_server
+from vlm_rl.demo.server import launch, make_server
 from vlm_rl.errors import UserError
 
 TEXT = "#control-text input, #control-text textarea"
@@ -438,14 +439,15 @@ def test_large_bodies_are_refused_before_they_are_read(served):
         (socket.gethostname(), False, True),
         ("evil.example", False, False),
         ("127.0.0.1.evil.example", False, False),
+        ("127.0.0.1:7860.evil.example", False, False),
         ("evil.example@127.0.0.1", True, True),  # its host is 127.0.0.1
         ("", False, False),
         ("[", False, False),
     ],
 )
 def test_hosts(host, near, wide):
-    assert host_allowed(host, open_wider=False) is near
-    assert host_allowed(host, open_wider=True) is wide
+    assert Access().host_allowed(host) is near
+    assert Access(token="t", open_wider=True).host_allowed(host) is wide
 
 
 def test_mistakes_are_the_users(runs):

@@ -13,3 +13,13 @@ def children_of(pid: int) -> list[int]:
         with suppress(OSError):
             children += map(int, listed.read_text().split())
     return children
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the process ids whose command line has this text."""
+    pids: list[int] = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if text.encode() in file.read_bytes():
+                pids.append(int(file.parent.name))
+    return pids

@@ -11,14 +11,21 @@ from typing import Any
 import uvicorn
 
 
-class Served:
-    """A running server; `stop` ends it."""
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
-    def __init__(self, app: Any) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error"))
+
+class Served:
+    """A running server on a port that is free, or the one that is given; `stop` ends it."""
+
+    def __init__(self, app: Any, *, port: int | None = None, http: Any = "auto") -> None:
+        self.port = port or free_port()
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error", http=http)
+        )
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         while not self._server.started:
@@ -28,6 +35,10 @@ class Served:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     def ask(
         self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""

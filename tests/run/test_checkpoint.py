@@ -36,6 +36,7 @@ from vlm_rl.run.checkpoint import (
     recover,
     saving,
     verify,
+    verify_model,
 )
 
 WEIGHTS = "model.safetensors"
@@ -516,6 +517,44 @@ def test_a_run_folder_that_vanished_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"could not be written.*No such file"):
         begin(tmp_path / "run" / "checkpoints", step=1)
     assert not (tmp_path / "run").exists()
+
+
+# -- checkpoints opened as models ------------------------------------------------------------------
+
+
+def test_a_folder_without_a_manifest_is_not_verified(tmp_path: Path) -> None:
+    assert verify_model(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "learner/state/rank_0.pt"])
+def test_a_changed_bit_is_found_where_a_checkpoint_is_opened_as_a_model(tmp_path: Path, name: str) -> None:
+    """Also one that changes after the file was read once; learner/, which no model is opened from, does not count."""
+    folder = save(tmp_path, 1)
+    verify_model(folder)
+    file = folder / name
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    if name.startswith("learner/"):
+        verify_model(folder)
+    else:
+        with pytest.raises(CheckpointError, match=f"{folder}: damaged: the content of {name} changed"):
+            verify_model(folder)
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = save(tmp_path, 1), []
+    file_digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or file_digest(file, kind))
+    checkpoint._digest_of.clear()
+    verify_model(folder)
+    assert read and not any("learner" in name for name in read)
+    whole = len(read)
+    verify_model(folder)
+    assert len(read) == whole
+    os.utime(folder / "config.json")
+    verify_model(folder)
+    assert len(read) == whole + 1
 
 
 # -- models from elsewhere ------------------------------------------------------------------------

@@ -6,9 +6,10 @@
     images         untrusted bytes in, RGB pixels on the model's grid out
     prompts        the only prompt builder
     model_folder   refuse a model folder that would run code, and open its configuration and tokenizer
+    stored_images  the images of a prepared set, which stay on disk until they are used
 
-Private to this room: stored_images (images stay on disk until they are used) and untrusted_text (text of a question
-never becomes a control token). Importing prompts loads torch; so does loading a set, where one rank checks for all.
+Private to this room: untrusted_text (text of a question never becomes a control token). Importing prompts loads
+torch; so does loading a set, where one rank checks for all.
 """
 
-__all__ = ["golds", "images", "model_folder", "order", "prompts", "sets"]
+__all__ = ["golds", "images", "model_folder", "order", "prompts", "sets", "stored_images"]

@@ -75,6 +75,8 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
         warnings.simplefilter("ignore")
         image = _guarded(lambda: Image.open(io.BytesIO(data), formats=[kind]), where)
         _check_shape(image, where=where, limits=limits)
+        if kind == "PNG":  # load() ignores the chunks' checksums, and so takes some files that are cut or changed
+            _guarded(Image.open(io.BytesIO(data), formats=[kind]).verify, where)
         _guarded(image.load, where)
         metadata = set(image.info) & {"exif", "icc_profile", "xmp", "comment", "transparency", "mpoffset"}
         is_plain = image.mode == "RGB" and not metadata and not getattr(image, "text", None)

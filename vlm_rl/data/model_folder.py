@@ -1,4 +1,4 @@
-"""Refuse a model folder that would run code when it is loaded, and open what prompts need of a folder."""
+"""Refuse a model folder that would run code or is damaged, and open what prompts need of a folder."""
 
 from __future__ import annotations
 
@@ -68,9 +68,106 @@ def _check_config(file: Path) -> None:
 
 
 def _check_index(file: Path) -> None:
-    for shard in _read_json(file).get("weight_map", {}).values():
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+    for shard in _shards(file):
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise UserError(f"model.path: {file} points at {shard!r}: shards must be *.safetensors files beside it")
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the names of the files that an index of weights points at."""
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"model.path: {index} has no weight_map: get the model again")
+    return list(weight_map.values())
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+def check_weights(path: str | Path) -> None:
+    """Raise UserError unless the weights in a model folder are the whole model's, and finite.
+
+    Tensors that are missing, unknown or of a different shape are found by transformers itself, on tensors without
+    numbers: it knows the older names of a model's tensors and which are tied. Every weight is read once.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    files = _weight_files(Path(path))
+    shapes: dict[str, Any] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                    tensor = weights.get_tensor(name)
+                    if tensor.is_floating_point() and tensor.numel():
+                        low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
+                        if not (low.isfinite() and high.isfinite()):
+                            raise UserError(
+                                f"model.path: {file}: tensor {name!r} holds NaN or infinity: get the model again"
+                            )
+                    shapes[name] = torch.empty_like(tensor, device="meta")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"model.path: {file} is cut or damaged ({error}): get the model again") from None
+    if faults := _differences(str(path), shapes):
+        place = files[0] if len(files) == 1 else Path(path)
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise UserError(f"model.path: {place}: {faults[0]}{more}: get the model again")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers would load, which are named by their index where there is one."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        others = ", ".join(sorted(file.name for file in folder.glob("*.safetensors")))
+        raise UserError(
+            f"model.path: {folder} holds {others}, which no loader reads without an index: name the weights "
+            "model.safetensors, or get the model again"
+        )
+    files = [folder / shard for shard in sorted(set(_shards(index)))]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"model.path: {file} is missing, and {index.name} names it: get the model again")
+    return files
+
+
+def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
+    """Return in what these tensors, by name and on the meta device, differ from those of the folder's model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    from transformers.utils import logging
+
+    config = open_config(path)
+    is_vision = getattr(config, "vision_config", None) is not None
+    models: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if is_vision else MODEL_FOR_CAUSAL_LM_MAPPING
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # the message says it; transformers would print a table as well
+    logging.disable_progress_bar()
+    try:
+        _, info = models[type(config)].from_pretrained(
+            None,
+            config=config,
+            state_dict=shapes,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # whatever the values in config.json lead to
+        raise UserError(f"model.path: no model can be built from {path}/config.json: {_reason(error)}") from None
+    finally:
+        logging.set_verbosity(verbosity)
+    return [
+        *(f"tensor {name!r} is missing" for name in sorted(info["missing_keys"])),
+        *(
+            f"tensor {name!r} has the shape {list(has)}, and the model needs {list(needs)}"
+            for name, has, needs in sorted(info["mismatched_keys"])
+        ),
+        *(f"tensor {name!r} is not one of the model's" for name in sorted(info["unexpected_keys"])),
+    ]
+
+
+# -- configuration and tokenizer -------------------------------------------------------------------
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -91,9 +188,8 @@ def open_config(model_path: str) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"model.path {model_path}: no model could be opened there: {reason}") from None
+    except Exception as error:  # whatever the values in the file lead to
+        raise UserError(f"model.path {model_path}: no model could be opened there: {_reason(error)}") from None
     if getattr(config, "auto_map", None):
         raise UserError(
             f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
@@ -115,9 +211,10 @@ def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
         if not is_vision:
             return None, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         processor = AutoProcessor.from_pretrained(model_path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"model.path {model_path}: its tokenizer or processor cannot be opened: {reason}") from None
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise UserError(
+            f"model.path {model_path}: its tokenizer or processor cannot be opened: {_reason(error)}"
+        ) from None
     return processor, processor.tokenizer
 
 
@@ -129,10 +226,19 @@ def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
         generation = GenerationConfig.from_pretrained(model_path).eos_token_id
     except OSError:  # the file is optional
         generation = None
+    except Exception as error:
+        raise UserError(f"model.path {model_path}: its generation_config.json: {_reason(error)}") from None
     ids: list[int] = []
     for source in (generation, tokenizer.eos_token_id, getattr(config, "eos_token_id", None)):
         ids += source if isinstance(source, list) else [] if source is None else [source]
+    if wrong := [value for value in ids if not isinstance(value, int)]:
+        raise UserError(f"model.path {model_path}: the end-of-sequence id {wrong[0]!r} is no number")
     return list(dict.fromkeys(ids))
+
+
+def _reason(error: Exception) -> str:
+    """Return an exception's text on one line, or its class where it has none."""
+    return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
 def _keys(tree: Any) -> Iterator[str]:

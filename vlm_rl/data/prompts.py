@@ -66,6 +66,7 @@ class PromptBuilder:
         self.config = open_config(self.model_path)
         self.is_vision = getattr(self.config, "vision_config", None) is not None
         self.processor, self.tokenizer = open_tokenizer(self.model_path, is_vision=self.is_vision)
+        self._check_vocabulary()
         self.image_token_id: int | None = self.config.image_token_id if self.is_vision else None
         self._encoder = UntrustedTextEncoder(self.tokenizer)
         if self.is_vision:
@@ -167,6 +168,16 @@ class PromptBuilder:
         if region is None or boxes(region) != ["4"]:
             raise UserError(
                 f"{where}: no answer is found in the perfect response {graded!r}; use a different template"
+            )
+
+    def _check_vocabulary(self) -> None:
+        """Raise UserError where the tokenizer has ids for which the model has no embedding."""
+        highest = max(self.tokenizer.get_vocab().values(), default=-1)
+        size = self.config.get_text_config().vocab_size
+        if highest >= size:
+            raise UserError(
+                f"model.path {self.model_path}: its tokenizer has ids up to {highest}, and the model's vocabulary "
+                f"has {size} entries: tokenizer and weights are of different models; get the model again"
             )
 
     def _images(self, problem: Problem, *, num_markers: int) -> list[Image.Image]:

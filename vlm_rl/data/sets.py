@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -18,7 +19,7 @@ from vlm_rl.config import DataConfig, check_benchmark_name
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.stored_images import ImageColumn, StoredImages
 from vlm_rl.errors import UserError
-from vlm_rl.types import IMAGE_MARKER, Problem
+from vlm_rl.types import IMAGE_MARKER, AnswerType, Problem
 
 
 def load_set(path: str | Path) -> list[Problem]:
@@ -34,30 +35,106 @@ def load_set(path: str | Path) -> list[Problem]:
     file = path / "data.parquet"
     if not file.is_file():
         raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
+    read_manifest(path)
     try:
         images = ImageColumn(file)
-        table = images.table()
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file} cannot be read as Parquet ({error}); prepare the set again") from None
-    missing = {"id", "question", "images", "answer", "answer_type", "meta"} - set(table.column_names)
-    if missing:
-        raise UserError(f"{file}: column {sorted(missing)[0]!r} is missing; prepare the set again")
-    problems = [_problem(row, images, index) for index, row in enumerate(table.to_pylist())]
-    for index, problem in enumerate(problems):
-        _check_problem(problem, where=f"{file} row {index}: problem {problem.id!r}")
-    from_main(lambda: _check_images(path, problems))
-    return problems
+        _check_columns(file, images.schema)
+        rows = images.table().to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())  # Arrow's takes several lines
+        raise UserError(f"{file} cannot be read as Parquet ({reason}); prepare the set again") from None
+    problems: dict[str, Problem] = {}
+    for index, row in enumerate(rows):
+        fault = _fault_of(row)
+        problem = None if fault else _problem(row, images, index)
+        if problem is not None and problem.id in problems:
+            fault = "has the id of an earlier row"
+        if problem is None or fault:
+            raise UserError(
+                f"{file} row {index}: problem {row['id']!r} {fault}; fix or drop the row and prepare again"
+            )
+        problems[problem.id] = problem
+    from_main(lambda: _check_images(path, list(problems.values())))
+    return list(problems.values())
 
 
-def _check_problem(problem: Problem, *, where: str) -> None:
-    if not problem.answer:
-        raise UserError(f"{where} has no answer, so nothing could be graded; fix or drop the row and prepare again")
-    markers, images = problem.question.count(IMAGE_MARKER), len(problem.images)
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _is_images(kind: Any) -> bool:
+    if not (_is_list(kind) and pa.types.is_struct(kind.value_type)) or kind.value_type.get_field_index("bytes") < 0:
+        return False
+    data = kind.value_type.field("bytes").type
+    return pa.types.is_binary(data) or pa.types.is_large_binary(data)
+
+
+_REQUIRED: dict[str, tuple[Callable[[Any], bool], str]] = {  # column -> its type, in code and in words
+    **dict.fromkeys(("id", "question", "answer", "answer_type", "meta"), (_is_text, "text")),
+    "images": (_is_images, "lists of {bytes, path}"),
+}
+_OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("source", "category"), (_is_text, "text")),
+    "choices": (lambda kind: _is_list(kind) and _is_text(kind.value_type), "lists of texts"),
+    "difficulty": (pa.types.is_floating, "numbers"),
+}
+
+
+def _check_columns(file: Path, schema: pa.Schema) -> None:
+    """Raise UserError for a column that is missing or holds values of a different type."""
+    for name, (is_right, words) in (_REQUIRED | _OPTIONAL).items():
+        if name not in schema.names:
+            if name in _REQUIRED:
+                raise UserError(f"{file}: column {name!r} is missing; prepare the set again")
+        elif schema.names.count(name) > 1:
+            raise UserError(f"{file}: column {name!r} is there twice; prepare the set again")
+        elif not is_right(kind := schema.field(name).type):
+            raise UserError(f"{file}: column {name!r} must hold {words}, not {kind}; prepare the set again")
+
+
+def _is_distance(value: float | str) -> bool:
+    try:
+        return 0 <= float(value) < math.inf
+    except (ValueError, OverflowError):
+        return False
+
+
+_META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it must be, in code and in words
+    "test_only": (lambda value: isinstance(value, bool), "true or false"),
+    "precision": (lambda value: type(value) is int and 0 <= value <= 30, "a number of digits from 0 to 30"),
+    "tolerance": (lambda value: isinstance(value, int | float | str) and _is_distance(value), "a number from 0 on"),
+    "unit": (lambda value: isinstance(value, str), "text"),
+    "alternatives": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "texts"),
+}
+
+
+def _fault_of(row: Mapping[str, Any]) -> str:
+    """Return what is wrong with a row, as the end of a sentence; "" if nothing is."""
+    for name in ("id", "question", "answer"):
+        if not (row[name] or "").strip():
+            more = ", so nothing could be graded" if name == "answer" else ""
+            return f"has no {name}{more}"
+    if row["answer_type"] not in (kinds := get_args(AnswerType)):
+        return f"has the answer type {row['answer_type']!r}; known: {', '.join(kinds)}"
+    if None in (row.get("choices") or ()):
+        return "has an empty choice"
+    try:
+        meta = json.loads(row["meta"] or "{}")
+    except (ValueError, RecursionError) as error:
+        return f"has meta that is not JSON ({error})"
+    if not isinstance(meta, dict):
+        return f"has meta that is no JSON object: {meta!r:.60}"
+    for key, (is_right, words) in _META.items():
+        if key in meta and not is_right(meta[key]):
+            return f"has the {key} {meta[key]!r:.60} in its meta, which must be {words}"
+    markers, images = row["question"].count(IMAGE_MARKER), len(row["images"] or ())
     if markers != images:
-        raise UserError(
-            f"{where} has {markers} {IMAGE_MARKER} markers in its question but {images} images; "
-            "fix or drop the row and prepare again"
-        )
+        return f"has {markers} {IMAGE_MARKER} markers in its question but {images} images"
+    return ""
 
 
 def _check_images(path: Path, problems: Sequence[Problem]) -> None:
@@ -76,17 +153,35 @@ def _check_images(path: Path, problems: Sequence[Problem]) -> None:
 
 def _is_as_prepared(path: Path) -> bool:
     """Tell whether data.parquet has the checksum that the manifest records."""
-    recorded = _manifest(path).get("sha256", {}).get("data.parquet")
+    recorded = read_manifest(path).get("sha256", {}).get("data.parquet")
     if recorded is None:
         return False
     with (path / "data.parquet").open("rb") as file:
         return recorded == hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _manifest(path: str | Path) -> dict[str, Any]:
-    """Return the manifest of a prepared set, or {} if it has none."""
+_MANIFEST: dict[str, type] = {
+    **dict.fromkeys(("min_pixels", "max_pixels", "patch_size"), int),
+    **dict.fromkeys(("sha256", "options", "dropped", "notes"), dict),
+}
+
+
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """Return the manifest of a prepared set, or {} if it has none. Raises UserError for a damaged one."""
     file = Path(path) / "manifest.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not readable JSON ({error}); prepare the set again") from None
+    if not isinstance(facts, dict):
+        raise UserError(f"{file} must hold a JSON object, not {facts!r:.60}; prepare the set again")
+    for key, kind in _MANIFEST.items():
+        if key in facts and type(facts[key]) is not kind:
+            wanted = "a whole number" if kind is int else "an object"
+            raise UserError(f"{file}: {key} is {facts[key]!r:.60}, not {wanted}; prepare the set again")
+    return facts
 
 
 def _problem(row: Mapping[str, Any], images: ImageColumn, index: int) -> Problem:
@@ -153,7 +248,7 @@ def load_eval_sets(config: DataConfig) -> dict[str, list[Problem]]:
 
 def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
     """Raise UserError if a set's images were prepared for other pixel limits than the run's."""
-    recorded = _manifest(path)
+    recorded = read_manifest(path)
     for key in ("min_pixels", "max_pixels"):
         wanted = getattr(config, key)
         if key in recorded and recorded[key] != wanted:
@@ -166,7 +261,7 @@ def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
 def check_patch_size(paths: Iterable[str | Path], patch_size: int) -> None:
     """Raise UserError if a set's images were put on the grid of a model with a different patch size (pixels)."""
     for path in paths:
-        recorded = _manifest(path).get("patch_size", patch_size)
+        recorded = read_manifest(path).get("patch_size", patch_size)
         if recorded != patch_size:
             raise UserError(
                 f"{path} was prepared for patches of {recorded} pixels, but the model has {patch_size}: "

@@ -36,6 +36,11 @@ class ImageColumn:
         self._kept: OrderedDict[int, list[tuple[bytes, ...]]] = OrderedDict()  # by row group, the last read last
         self._num_kept_bytes = 0
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of the file."""
+        return self._file.schema_arrow
+
     def table(self) -> pa.Table:
         """Return every row without the bytes of its images; `images` still shows how many it has."""
         with pq.ParquetFile(self.path, metadata=self._file.metadata, pre_buffer=True) as file:
@@ -54,11 +59,13 @@ class ImageColumn:
         try:
             column = self._file.read_row_group(group, columns=self._leaf)["images"]
         except (pa.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
             raise UserError(
-                f"{self.path}: the images of row group {group} cannot be read ({error}); the file must stay as it "
+                f"{self.path}: the images of row group {group} cannot be read ({reason}); the file must stay as it "
                 "is while a run reads from it"
             ) from None
-        rows = [tuple(image["bytes"] for image in images or ()) for images in column.to_pylist()]
+        # A missing image is an empty one, which no decoder takes.
+        rows = [tuple((image or {}).get("bytes") or b"" for image in images or ()) for images in column.to_pylist()]
         self._kept[group] = rows
         self._num_kept_bytes += _num_bytes(rows)
         while self._num_kept_bytes > KEPT_BYTES and len(self._kept) > 1:
@@ -71,23 +78,23 @@ class StoredImages(Sequence[bytes]):
     It is equal to any sequence of the same bytes.
     """
 
-    __slots__ = ("_count", "_file", "_row")
+    __slots__ = ("_count", "file", "row")
 
     def __init__(self, file: ImageColumn, row: int, count: int) -> None:
-        self._file, self._row, self._count = file, row, count
+        self.file, self.row, self._count = file, row, count
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._file.row(self._row))
+        return iter(self.file.row(self.row))
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[bytes, ...]: ...
     def __getitem__(self, index: int | slice) -> bytes | tuple[bytes, ...]:
-        return self._file.row(self._row)[index]
+        return self.file.row(self.row)[index]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
@@ -96,7 +103,7 @@ class StoredImages(Sequence[bytes]):
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return f"<{self._count} images of row {self._row} of {self._file.path}>"
+        return f"<{self._count} images of row {self.row} of {self.file.path}>"
 
 
 def _num_bytes(rows: Sequence[Sequence[bytes]]) -> int:

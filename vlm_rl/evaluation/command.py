@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import Config, check_benchmark_name, parse_config
-from vlm_rl.data.model_folder import check_context, check_model_folder
+from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
+from vlm_rl.data.sets import read_manifest as read_set_manifest
 from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
@@ -39,7 +40,7 @@ from vlm_rl.evaluation.resume import (
     journal_path,
 )
 from vlm_rl.grading.grader import Grader
-from vlm_rl.run.checkpoint import MANIFEST, read_manifest
+from vlm_rl.run.checkpoint import MANIFEST, read_manifest, verify_model
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import make_console, progress
@@ -95,6 +96,8 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         response_tokens=options.max_tokens,
         settings="--max-prompt-tokens + --max-tokens",
     )
+    from_main(lambda: verify_model(options.model))
+    from_main(lambda: check_weights(options.model))
     with _results_folder(options, origin) as results, Grader() as grader, _stopping_on_sigterm():
         sampler = make_sampler(
             options.sampler,
@@ -228,8 +231,7 @@ def _open_set(path: Path, images: str) -> EvalSet:
     if not problems:
         raise UserError(f"{path}: the set is empty; prepare it again")
     check_runnable(path, problems)
-    manifest = path / "manifest.json"
-    recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    recorded = read_set_manifest(path)
     name = check_benchmark_name(path.resolve().name)
     return EvalSet(
         path=path,

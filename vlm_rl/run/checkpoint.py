@@ -138,7 +138,7 @@ def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Pat
     assert work.parent == root, f"{work} is not in {root}"
     final = root / _name(step)
     try:
-        files = _digests(work, sync=True)
+        files = _digests(work, _files(work), sync=True)
         _write_synced(work / MANIFEST, _manifest_text(step, files, info))
         for folder in (work, *(path for path in work.rglob("*") if path.is_dir())):
             _sync_folder(folder)
@@ -179,24 +179,39 @@ def verify(path: Path) -> Manifest:
 
     Raises CheckpointError, which names what differs or which tensor is not finite.
     """
+    return _verify(path)
+
+
+def verify_model(path: Path) -> Manifest | None:
+    """Verify a checkpoint that is opened as a model; return None for a folder without a manifest.
+
+    Unlike `verify` it leaves out learner/, which only a resume opens, and the check that weights are finite, which
+    belongs to loading them. It reads a file once in this process, unless its inode, size or time has changed since.
+    Raises CheckpointError, which names what differs.
+    """
+    return _verify(path, as_model=True) if (path / MANIFEST).exists() else None
+
+
+def _verify(path: Path, *, as_model: bool = False) -> Manifest:
     manifest = read_manifest(path)
     name = _NAME.fullmatch(path.name)
     if name and int(name[1]) != manifest.step:
         raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; rename the folder to its own step")
     try:
         present = {file.relative_to(path).as_posix(): file for file in _files(path)}
-        faults = [f"{name} is missing" for name in manifest.files if name not in present]
-        faults += [f"{name} is not in the manifest" for name in present if name not in manifest.files]
+        wanted = dict(manifest.files)
+        if as_model:
+            present, wanted = _without_learner(present), _without_learner(wanted)
+        faults = [f"{name} is missing" for name in wanted if name not in present]
+        faults += [f"{name} is not in the manifest" for name in present if name not in wanted]
         # Sizes first: they cost nothing, and a cut file need not be read.
-        for name, entry in manifest.files.items():
+        for name, entry in wanted.items():
             if name in present and (size := present[name].stat().st_size) != entry.size:
                 faults.append(f"{name} holds {size} bytes, not {entry.size}")
         if not faults:
-            digests = _digests(path)
-            faults = [
-                f"the content of {name} changed" for name, entry in manifest.files.items() if digests[name] != entry
-            ]
-        if not faults:
+            digests = _digests(path, present.values(), once=as_model)
+            faults = [f"the content of {name} changed" for name, entry in wanted.items() if digests[name] != entry]
+        if not faults and not as_model:
             faults = list(_non_finite_weights(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
@@ -253,10 +268,12 @@ def read_manifest(path: Path) -> Manifest:
         # Compare the whole text: JSON would accept some flipped bits.
         if _sealed(tree) != raw or tree["format"] != _FORMAT:
             raise ValueError
+        files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
+        if not (type(tree["step"]) is int and isinstance(tree["info"], dict)):
+            raise ValueError
+        return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: its {MANIFEST} is damaged: use a different checkpoint") from None
-    files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
-    return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
 
 
 # -- what a manifest says ------------------------------------------------------------------------
@@ -348,17 +365,32 @@ def _files(folder: Path) -> Iterable[Path]:
             yield path
 
 
-def _digests(folder: Path, *, sync: bool = False) -> dict[str, FileEntry]:
-    """Return size and SHA-256 of every file but the manifest; with `sync` each is forced to disk first."""
+def _without_learner(by_name: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in by_name.items() if not name.startswith("learner/")}
+
+
+_digest_of: dict[tuple[int, ...], FileEntry] = {}  # by device, inode, size and time of a file that was read once
+
+
+def _digests(folder: Path, files: Iterable[Path], *, sync: bool = False, once: bool = False) -> dict[str, FileEntry]:
+    """Return size and SHA-256 of files below the folder, by their names there.
+
+    With `sync` each is forced to disk first; with `once` a file that was read before is not read again.
+    """
 
     def digest(path: Path) -> FileEntry:
         with path.open("rb") as file:
             if sync:
                 os.fsync(file.fileno())
+            stat = os.fstat(file.fileno())
+            identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if once and identity in _digest_of:
+                return _digest_of[identity]
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            return FileEntry(file.tell(), sha256)
+            _digest_of[identity] = FileEntry(file.tell(), sha256)
+            return _digest_of[identity]
 
-    paths = list(_files(folder))
+    paths = list(files)
     with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing releases the interpreter's lock
         entries = pool.map(digest, paths)
         return {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}

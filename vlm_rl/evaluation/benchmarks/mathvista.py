@@ -62,7 +62,7 @@ def read_row(row: RawRow) -> Problem:
     options = [choice.strip() for choice in choices]
     if choices:
         answer, kind = (LETTERS[options.index(answer)], "choice") if answer in options else (answer, "text")
-    question, unit, decimals = text(row, "question"), row.get("unit") or None, _decimals(row)
+    question, unit, decimals = text(row, "question"), text(row, "unit") or None, _decimals(row)
     about = mapping(row, "metadata")
     asked = question + (f" (Unit: {unit})" if unit else "")
     return problem_of(
@@ -87,10 +87,15 @@ def read_row(row: RawRow) -> Problem:
 def _decimals(row: RawRow) -> int | None:
     """Return the decimals of a float gold, which one of the two publications stores as 1.0; None where not stated."""
     stated = first_of(row, "precision")
+    if stated is None:
+        return None
     try:
-        return None if stated is None else int(float(stated))
+        decimals = int(float(stated))
     except (TypeError, ValueError, OverflowError):
-        raise UnusableRowError("bad_type", f"precision must be a whole number, not {stated!r:.40}") from None
+        decimals = -1
+    if not 0 <= decimals <= 30:
+        raise UnusableRowError("bad_type", f"precision must be a whole number from 0 to 30, not {stated!r:.40}")
+    return decimals
 
 
 def facets(problem: Problem) -> dict[str, Any]:

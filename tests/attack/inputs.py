@@ -1,0 +1,263 @@
+"""Attacks by what a run is given: a reward function, a model folder, a checkpoint, a prepared set, rows, problems."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.attack.attack import Attack
+from tests.helpers.damaged_sets import DAMAGES
+from tests.helpers.prepared_sets import write_problems
+from tests.helpers.processes import processes_with
+from tests.helpers.toy_runs import ExitResult, Runner, Toys, toy_set
+from vlm_rl.types import Problem
+
+FUNCTIONS = "tests.helpers.own_reward"
+STEP = {"steps": 1}
+
+
+@cache
+def toys() -> Toys:
+    """Make sets, a random policy and a runner of commands, once for all attacks."""
+    from vlm_rl.data_prep.counting_squares import SQUARES
+    from vlm_rl.toy.tiny_model import build_tiny_model
+
+    folder = Path(tempfile.mkdtemp(prefix="attack-inputs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    runner = Runner(folder).__enter__()
+    atexit.register(runner.__exit__)
+    model = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
+    train, heldout = (toy_set(folder / name, count=4, split=name) for name in ("train", "heldout"))
+    return Toys(folder, train, heldout, model, model, runner)
+
+
+def train(folder: Path, **changes: object) -> ExitResult:
+    """Train one step in this folder."""
+    config = toys().config("attacked", **{"train": STEP, **changes}, out=str(folder / "run"))
+    return toys().runner("train", str(config))
+
+
+def evaluate(folder: Path, model: Path, data: Path, *options: str) -> ExitResult:
+    given = {"--model": model, "--data": data, "--out": folder / "results", "--sampler": "transformers"}
+    limits = {"--max-tokens": 8, "--max-prompt-tokens": 200}
+    words = [str(word) for item in (given | limits).items() for word in item]
+    return toys().runner("eval", *words, *options)
+
+
+def told(result: ExitResult, *words: str) -> str:
+    """Return the exit code, and whether the output has these words and no traceback."""
+    has = "named" if all(word in result.output for word in words) else f"not named: {result.output[-300:]}"
+    return f"code {result.code}, {has}{', traceback' if 'Traceback' in result.output else ''}"
+
+
+# -- reward functions ------------------------------------------------------------------------------
+
+
+def reward(folder: Path, *, name: str, words: tuple[str, ...] = (), timeout: float = 60.0) -> str:
+    function = f"{FUNCTIONS}.{name}"
+    result = train(folder, reward={"function": function, "allow_function": True, "function_timeout": timeout})
+    left = processes_with(function)
+    saved = sorted(path.name for path in (folder / "run" / "checkpoints").glob("step-*"))
+    return f"{told(result, *words)}, {len(left)} processes left, saved {', '.join(saved) or 'nothing'}"
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def opened_everywhere(folder: Path, model: Path, *words: str) -> str:
+    """Open a model folder as train, eval and the live panel do; return what each says."""
+    from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
+    from vlm_rl.errors import UserError
+
+    asked = AskableCheckpoint("a", model, "a", "think_answer", 3136, 1_003_520)
+    try:
+        load_checkpoint(asked, engine="transformers", max_tokens=8)
+        panel = "opened"
+    except UserError as error:
+        panel = "refused" if all(word in str(error) for word in words) else str(error)
+    trained = told(train(folder, model={"path": str(model)}), *words)
+    evaluated = told(evaluate(folder, model, toys().heldout), *words)
+    written = sorted(path.name for path in folder.iterdir() if path != model)
+    return f"train: {trained}; eval: {evaluated}; live panel: {panel}; written: {written}"
+
+
+def missing_tensor(folder: Path) -> str:
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    change_weights(model, lambda tensors: tensors.pop("model.norm.weight"))
+    return opened_everywhere(folder, model, "model.safetensors", "norm.weight' is missing")
+
+
+def nan_in_a_weight(folder: Path) -> str:
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    change_weights(model, lambda tensors: tensors["model.norm.weight"].fill_(math.nan))
+    return opened_everywhere(folder, model, "model.safetensors", "'model.norm.weight' holds NaN")
+
+
+def flipped_bit(folder: Path) -> str:
+    """Change one bit of a checkpoint's weights, which load without complaint."""
+    assert train(folder).code == 0
+    run = (folder / "run").rename(folder / "good")
+    model = run / "checkpoints" / "step-000001"
+    file = model / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 1
+    file.write_bytes(data)
+    text = opened_everywhere(folder, model, str(model), "the content of model.safetensors changed")
+    return text.replace("'good'", "").replace(", ]", "]")
+
+
+REFUSED = "train: code 2, named; eval: code 2, named; live panel: refused; written: []"
+
+# -- prepared sets and rows --------------------------------------------------------------------------
+
+ENTRIES = ("manifest cut", "id null", "image cut and closed")
+
+
+def damaged_sets(folder: Path) -> str:
+    """Give sets with a few of the damages of tests/data/test_damaged_sets.py to the commands themselves."""
+    seen = set()
+    for name in ENTRIES:
+        data = Path(shutil.copytree(toys().train, folder / name.replace(" ", "-")))
+        DAMAGES[name](data)
+        results = [train(folder, data={"train": [str(data)]}), evaluate(folder, toys().model, data)]
+        seen |= {told(result, str(data)) for result in results}
+    seen.add(told(toys().runner("demo", str(toys().train)), str(toys().train)))
+    return "; ".join(sorted(seen))
+
+
+def bad_rows(folder: Path) -> str:
+    """Prepare good rows between rows that ended the preparation, or were taken."""
+    from vlm_rl.cli import main
+    from vlm_rl.data_prep.prepared_set import MANIFEST
+
+    good = {"q": "How many?", "a": "7"}
+    rows: list[object] = [
+        good,
+        {**good, "q": "A gold of many digits?", "a": 10**400},
+        {**good, "a": "\ud800"},
+        {**good, "q": "\udfff?"},
+        {**good, "a": " \t "},
+        {**good, "a": float("inf")},
+        {**good, "id": None},
+        {**good, "a": {"value": 7}},
+        7,
+    ]
+    lines = [json.dumps({"id": number, **row} if isinstance(row, dict) else row) for number, row in enumerate(rows)]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    columns = {"question": "q", "answer": "a", "id": "id"}
+    (folder / "set.yaml").write_text(json.dumps({"path": "rows.jsonl", "source": "mine", "columns": columns}))
+    code = main(["prepare", "generic", "--source", str(folder / "set.yaml"), "--out", str(folder / "out")])
+    facts = json.loads((folder / "out" / MANIFEST).read_text())
+    return f"code {code}, {facts['rows_in']} rows in, {facts['kept']} kept, dropped: {facts['dropped']}"
+
+
+# -- responses and problems --------------------------------------------------------------------------
+
+
+def empty_responses(folder: Path) -> str:
+    """Train and evaluate a policy that ends every response at once."""
+    from transformers import AutoTokenizer
+
+    from vlm_rl.run.directory import RunDirectory
+
+    model = Path(shutil.copytree(toys().model, folder / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+
+    def silence(tensors: dict[str, torch.Tensor]) -> None:
+        """Let one direction of the hidden state decide: whatever its sign, one of the two ends wins."""
+        tensors["model.norm.weight"].zero_()[0] = 1
+        tensors["model.embed_tokens.weight"][ends, 0] = torch.tensor([1e4, -1e4])
+
+    change_weights(model, silence)
+    trained = train(folder, model={"path": str(model)}, train={"steps": 2})
+    evaluated = evaluate(folder, model, toys().heldout)
+    run, results = RunDirectory(folder / "run"), RunDirectory(folder / "results")
+    texts = {text for step in (1, 2) for text in run.rollouts(step, ["text"])["text"].to_pylist()}
+    skipped = run.metrics()[-1]["steps/skipped"]
+    accuracy = results.evals()[0].summary["accuracy"]
+    return f"train: {told(trained)}, texts {texts}, {skipped:g} steps skipped; eval: {told(evaluated)}, {accuracy:g}"
+
+
+def long_problems(folder: Path) -> str:
+    """Evaluate a question, and then a gold and its options, of 100,000 characters."""
+    long = "word " * 20_000
+    question = write_problems([Problem("long", long, (), "1", "integer")], folder / "question")
+    golds = [Problem("gold", "?", (), long, "text"), Problem("option", "?", (), "A", "choice", choices=(long, "b"))]
+    gold = write_problems(golds, folder / "gold")
+    over = ("--max-prompt-tokens", "200000")
+    results = [
+        told(evaluate(folder, toys().model, question), "problem 'long'", "prompt tokens"),
+        told(evaluate(folder, toys().model, question, *over), "--max-prompt-tokens", "context"),
+        told(evaluate(folder, toys().model, gold), "accuracy 0.000"),
+    ]
+    return "; ".join(results)
+
+
+ATTACKS: tuple[Attack, ...] = (
+    *(
+        Attack(name, "Reward functions", expected, partial(reward, **options), slow=True)
+        for name, expected, options in (
+            (
+                "a reward function ends its process",
+                "code 2, named, 0 processes left, saved nothing",
+                {"name": "exits_at_once", "words": ("own_reward.exits_at_once at problem 'Toy-", "exit code 7")},
+            ),
+            ("a reward function forks", "code 0, named, 0 processes left, saved step-000001", {"name": "forks"}),
+            (
+                "a reward function hangs",
+                "code 2, named, 0 processes left, saved nothing",
+                {"name": "hangs_deaf", "words": ("reward.function_timeout=0.5",), "timeout": 0.5},
+            ),
+            (
+                "SIGTERM while a reward function hangs",
+                "code 75, named, 0 processes left, saved step-000000",
+                {"name": "terminates_and_hangs", "words": ("stopped by SIGTERM after step 0",)},
+            ),
+            (
+                "Ctrl-C while a reward function hangs",
+                "code 130, named, 0 processes left, saved nothing",
+                {"name": "interrupts_and_hangs", "words": ("interrupted",)},
+            ),
+        )
+    ),
+    Attack("a model folder without one tensor", "Input", REFUSED, missing_tensor, slow=True),
+    Attack("NaN in a weight of a model folder", "Input", REFUSED, nan_in_a_weight, slow=True),
+    Attack("a checkpoint with a flipped bit", "Checkpoints", REFUSED, flipped_bit, slow=True),
+    Attack("damaged prepared sets", "Input", "code 2, named", damaged_sets, slow=True),
+    Attack(
+        "rows that end a preparation",
+        "Input",
+        "code 0, 9 rows in, 2 kept, dropped: {'answer_missing': 2, 'bad_text': 2, 'bad_type': 2, 'id_missing': 1}",
+        bad_rows,
+    ),
+    Attack(
+        "empty responses",
+        "Stopping and resuming",
+        "train: code 0, named, texts {''}, 0 steps skipped; eval: code 0, named, 0",
+        empty_responses,
+        slow=True,
+    ),
+    Attack(
+        "problems of 100,000 characters",
+        "Input",
+        "code 2, named; code 2, named; code 0, named",
+        long_problems,
+        slow=True,
+    ),
+)

@@ -1,0 +1,176 @@
+"""Whole weights pass in every spelling that transformers reads; damaged ones are refused by file and tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
+
+from vlm_rl.data.model_folder import check_model_folder, check_weights
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.errors import UserError
+from vlm_rl.templates import TEMPLATES
+
+Tensors = dict[str, torch.Tensor]
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    """Return a copy of the tiny Qwen2.5-VL, whose embeddings are tied."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], object], file: str = "model.safetensors") -> None:
+    """Change a file's tensors in place; the file's metadata stays as transformers wants it."""
+    tensors = load_file(folder / file)
+    change(tensors)
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+
+
+def untie(folder: Path) -> None:
+    """Give the model an output head of its own."""
+    config = json.loads((folder / "config.json").read_text())
+    for part in (config, config["text_config"]):
+        part["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(UserError) as raised:
+        check_model_folder(folder)
+        check_weights(folder)
+    assert str(raised.value).startswith("model.path")
+    return str(raised.value)
+
+
+# -- whole models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_text_model_passes(tmp_path: Path, tied: bool) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, tie_word_embeddings=tied))
+    model.save_pretrained(tmp_path)
+    check_weights(tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
+    rewrite(tmp_path, lambda t: t.pop("model.norm.weight"))
+    assert "model.safetensors: tensor 'model.norm.weight' is missing: get the model again" in refused(tmp_path)
+
+
+def test_a_vision_model_passes_tied_and_untied_in_shards_and_under_newer_names(folder: Path) -> None:
+    check_weights(folder)
+    untie(folder)
+    check_weights(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="500KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    check_weights(folder)
+    shutil.rmtree(folder / "again", ignore_errors=True)
+    newer = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert "model.language_model.norm.weight" in newer  # the files say model.norm.weight
+    for file in folder.glob("model*"):
+        file.unlink()
+    save_file(newer, folder / "model.safetensors", metadata={"format": "pt"})
+    check_weights(folder)
+
+
+def test_half_precision_passes(folder: Path) -> None:
+    rewrite(folder, lambda t: t.update({name: tensor.to(torch.bfloat16) for name, tensor in t.items()}))
+    check_weights(folder)
+
+
+# -- damaged ones --------------------------------------------------------------------------------------
+
+
+def poison(tensors: Tensors, value: float) -> None:
+    tensors[NORM][7] = value
+
+
+DAMAGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "missing": (lambda t: t.pop(NORM), "input_layernorm.weight' is missing"),
+    "two missing": (lambda t: [t.pop(name) for name in list(t)[1:3]], "is missing and 1 more"),
+    "unexpected": (lambda t: t.update(extra=torch.ones(2)), "tensor 'extra' is not one of the model's"),
+    "renamed": (lambda t: t.update(norm=t.pop(NORM)), "input_layernorm.weight' is missing and 1 more"),
+    "shape": (lambda t: t.update({NORM: torch.ones(3)}), "has the shape [3], and the model needs [128]"),
+    "NaN": (lambda t: poison(t, float("nan")), f"tensor '{NORM}' holds NaN or infinity"),
+    "infinity": (lambda t: poison(t, -float("inf")), f"tensor '{NORM}' holds NaN or infinity"),
+    "empty": (lambda t: t.clear(), "is missing and 68 more"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_tensors_are_refused_by_file_and_name(folder: Path, name: str) -> None:
+    change, message = DAMAGES[name]
+    rewrite(folder, change)
+    text = refused(folder)
+    assert message in text and str(folder / "model.safetensors") in text
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 5000, -1])
+def test_cut_files_are_refused_by_name(folder: Path, keep: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert re.match(f"model.path: {file} is cut or damaged .*: get the model again", refused(folder))
+
+
+def test_a_file_under_another_name_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    assert "holds weights.safetensors, which no loader reads without an index" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {NORM: "model-00001-of-00002.safetensors"}}, "model-00001-of-00002.safetensors is missing"),
+        ({"weight_map": {NORM: 3}}, "points at 3"),
+        ({"weight_map": []}, "has no weight_map"),
+        ({}, "has no weight_map"),
+    ],
+)
+def test_a_damaged_index_is_refused(folder: Path, index: object, message: str) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert message in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": 64},
+        {"num_hidden_layers": 4},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "four"},
+        {"vocab_size": -1},
+        {"hidden_act": "no such"},
+        {"layer_types": ["nonsense"] * 3},
+        None,
+    ],
+    ids=str,
+)
+def test_a_configuration_of_another_model_is_refused(folder: Path, change: dict[str, object] | None) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] = None if change is None else {**config["text_config"], **change}
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder)
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    size = config["text_config"]["vocab_size"]
+    config["text_config"]["vocab_size"] = size - 1
+    (folder / "config.json").write_text(json.dumps(config))
+    rewrite(folder, lambda t: t.update({"model.embed_tokens.weight": t["model.embed_tokens.weight"][:-1].clone()}))
+    check_weights(folder)
+    with pytest.raises(UserError, match=f"ids up to {size - 1}, and the model's vocabulary has {size - 1} entries"):
+        PromptBuilder(folder, template=TEMPLATES["think_answer"])

@@ -1,0 +1,123 @@
+"""Runs whose files are not as our writers leave them: other columns, other types, half-written lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("gradio", reason="the demo extra is not installed")
+
+from tests.helpers.demo_events import show
+from tests.helpers.example_run import build_run
+from tests.helpers.served import Served
+from vlm_rl.demo.export import MEDIA_TYPES, export
+from vlm_rl.demo.lengths_panel import lengths_panel
+from vlm_rl.demo.library import Library
+from vlm_rl.demo.page_state import UNREADABLE, PageState, PageStates
+from vlm_rl.demo.problem_panel import problem_panel
+from vlm_rl.demo.server import make_server
+from vlm_rl.demo.summary_cards import summary_html
+from vlm_rl.demo.training_panel import training_panel
+from vlm_rl.demo.url_state import TABS, UrlState
+from vlm_rl.errors import UserError
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.eval_record import EVAL_SCHEMA
+
+ODD_VALUES: list[Any] = [
+    [None], [{"a": [1]}], [[["x"]]], [b"\xff\x00"], [float("nan")], [2**62], [True], ["<b>\x00"], [1.5], [[]],
+]  # fmt: skip
+
+
+@contextmanager
+def demo_of(run: RunDirectory) -> Iterator[httpx.Client]:
+    server = Served(make_server([run.path]))
+    try:
+        with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+            yield client
+    finally:
+        server.stop()
+
+
+def rewrite(path: Path, columns: Mapping[str, Any]) -> None:
+    """Give the records of a Parquet file other columns, or more of them; a value is that of every row."""
+    table = pq.read_table(path)
+    for name, value in columns.items():
+        column = pa.array(value * len(table))
+        place = table.column_names.index(name) if name in table.column_names else None
+        table = table.append_column(name, column) if place is None else table.set_column(place, name, column)
+    pq.write_table(table, path)
+
+
+def pages(client: httpx.Client) -> dict[str, str]:
+    """Return what each tab shows. Every event must succeed, whatever it has to say."""
+    answers = {tab: show(client, f"tab={tab}") for tab in TABS}
+    assert all(answer["success"] for answer in answers.values())
+    return {tab: json.dumps(answer["output"]["data"]) for tab, answer in answers.items()}
+
+
+@pytest.mark.slow
+def test_fifty_columns_of_odd_types_change_nothing(tmp_path, capfd):
+    plain = build_run(tmp_path / "plain" / "run", steps=2, num_problems=4)
+    odd = build_run(tmp_path / "odd" / "run", steps=2, num_problems=4)
+    more = {f"column {index}": ODD_VALUES[index % len(ODD_VALUES)] for index in range(50)}
+    for path in [*odd.path.glob("eval/*/*.parquet"), *odd.path.glob("rollouts/*.parquet")]:
+        rewrite(path, more)
+    metrics = (odd.path / "metrics.jsonl").read_text().splitlines()
+    odd_metrics = {f"odd/{index}": value[0] for index, value in enumerate(ODD_VALUES) if value[0] != b"\xff\x00"}
+    lines = [json.dumps(json.loads(line) | odd_metrics) for line in metrics]
+    (odd.path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with demo_of(plain) as first, demo_of(odd) as second:
+        plainly = pages(first)
+        assert pages(second) == plainly and "ckpt" in plainly["problems"]
+        assert all(second.get(f"/export/{name}").status_code == 200 for name in MEDIA_TYPES)
+        assert capfd.readouterr().err == ""
+
+
+DRAWN: dict[str, Callable[[PageState], Any]] = {
+    "problems": problem_panel,
+    "summary": summary_html,
+    "lengths": lengths_panel,
+    "training": lambda state: training_panel(state.library, state.url, state.run_slots()),
+    **{name: partial(export, name=name) for name in MEDIA_TYPES},
+}
+FILTERED = ("", "text=red", "flags=format&flags=cut", "category=count&low=1", "sort=growth", "change=changed")
+
+
+OFTEN = ("image",)  # the other columns are slow tests
+
+
+@pytest.mark.parametrize(
+    "column", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in EVAL_SCHEMA.names]
+)
+def test_a_column_of_another_type_is_read_or_named(tmp_path, column):
+    run = build_run(tmp_path / "run", steps=1, num_problems=2)
+    path = next(run.path.glob("eval/*/step-000000.parquet"))
+    original = path.read_bytes()
+    for value in ODD_VALUES:
+        path.write_bytes(original)
+        rewrite(path, {column: value})
+        states = PageStates(Library([run.path]))
+        for query in FILTERED:
+            with suppress(*UNREADABLE):  # the page shows the message
+                states.of(UrlState.parse(query))
+        for draw in DRAWN.values():
+            with suppress(*UNREADABLE):
+                draw(states.of(UrlState()))
+
+
+def test_a_column_that_cannot_be_read_is_named_with_its_file(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, num_problems=2)
+    path = next(run.path.glob("eval/*/step-000000.parquet"))
+    for value, said in (({"a": 1}, "verdict holds struct.* not string"), (None, "verdict has a row without a value")):
+        rewrite(path, {"verdict": [value]})
+        with pytest.raises(UserError, match=f"{path}: column {said}"):
+            PageStates(Library([run.path])).of(UrlState())

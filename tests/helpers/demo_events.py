@@ -1,0 +1,27 @@
+"""Events of the demo's page as its script posts them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import httpx
+
+JOIN = "/gradio_api/queue/join"
+
+
+def run_event(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    """Post an event, wait for its end and return its last message: `success`, and `output` with the new values."""
+    session = uuid.uuid4().hex
+    client.post(JOIN, json=body | {"session_hash": session}).raise_for_status()
+    with client.stream("GET", f"/gradio_api/queue/data?session_hash={session}") as stream:
+        messages = [json.loads(line.removeprefix("data:")) for line in stream.iter_lines() if line]
+    return next(message for message in messages if message["msg"] == "process_completed")
+
+
+def show(client: httpx.Client, query: str) -> dict[str, Any]:
+    """Open an address of the page, and return the last message of the event that draws it."""
+    dependencies = client.get("/config").json()["dependencies"]
+    arrive = next(event["id"] for event in dependencies if any(name == "load" for _, name in event["targets"]))
+    return run_event(client, {"fn_index": arrive, "data": [query]})
