@@ -41,6 +41,8 @@ def split_equation(text: str) -> list[str]:
     Of equal numbers only the last is left: `3+5=8` has the single part 8.
     """
     parts = split_top_level(text, EQUALS)
+    if len(parts) == 1 or _VARIABLE.fullmatch(parts[0]):
+        return parts
     numbers = _numbers(parts)
     if len(set(numbers)) == 1 and numbers[0] is not None:
         return parts[-1:]

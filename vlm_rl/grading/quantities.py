@@ -121,8 +121,6 @@ def split_quantity(text: str) -> Quantity:
     text = _MICRO.sub(" u", _OHM.sub(r" \1ohm", text))
     if match := _PERCENT_TAIL.search(text):
         return Quantity(text[: match.start()].strip(), percent=True)
-    if match := _CHINESE_PERCENT_HEAD.search(text):
-        return Quantity(text[match.end() :], percent=True)
     if match := _DEGREE_TAIL.search(text):
         scale = (match["scale"] or "")[:1].upper()
         return Quantity(text[: match.start()].strip(), {f"degree {scale}".strip(): 1})
@@ -137,11 +135,8 @@ def split_quantity(text: str) -> Quantity:
     if match := _BRACKETED_TAIL.search(text):
         unit = parse_unit(match[1] or match[2], number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
-    if match := _CHINESE_TAIL.search(text) or _CHINESE_COUNTER.search(text):
-        return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
-    if match := _HINDI_TAIL.search(text):
-        unit = _hindi_unit(match[1])
-        return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
+    if not text.isascii() and (quantity := _split_foreign(text)):
+        return quantity
     if match := _FRACTION_TAIL.search(text):
         unit = parse_unit(f"{match[1]}/{match[2]}", number_before=False)
         return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
@@ -205,6 +200,18 @@ def compound_measure(text: str) -> list[tuple[Fraction | None, str]] | None:
         parts.append((parse_rational(match[1]), unit))
         position = match.end()
     return parts if len(parts) > 1 and position == len(text) else None
+
+
+def _split_foreign(text: str) -> Quantity | None:
+    """Take a Chinese or Hindi unit off, or the 百分之 of a percentage; return None if there is none."""
+    if match := _CHINESE_PERCENT_HEAD.search(text):
+        return Quantity(text[match.end() :], percent=True)
+    if match := _CHINESE_TAIL.search(text) or _CHINESE_COUNTER.search(text):
+        return Quantity(text[: match.start()].strip(), _chinese_unit(match[1]))
+    if match := _HINDI_TAIL.search(text):
+        unit = _hindi_unit(match[1])
+        return Quantity(text[: match.start()].strip(), unit) if unit else Quantity(text)
+    return None
 
 
 def _split_worded(text: str) -> Quantity:
