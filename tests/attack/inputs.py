@@ -182,7 +182,7 @@ def empty_responses(folder: Path) -> str:
     def silence(tensors: dict[str, torch.Tensor]) -> None:
         """Let one direction of the hidden state decide: whatever its sign, one of the two ends wins."""
         tensors["model.norm.weight"].zero_()[0] = 1
-        tensors["model.embed_tokens.weight"][ends, 0] = torch.tensor([1e4, -1e4])
+        tensors["model.embed_tokens.weight"][ends, 0] = torch.tensor([300.0, -300.0])
 
     change_weights(model, silence)
     trained = train(folder, model={"path": str(model)}, train={"steps": 2})
