@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from vlm_rl.config import Config, load_config, parse_config, save_config
 from vlm_rl.errors import UserError
 from vlm_rl.study.plan import load_study
+from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
@@ -314,3 +315,11 @@ def test_yaml_tags_create_nothing(minimal: Path, tmp_path: Path) -> None:
 def test_a_config_cannot_be_changed_after_it_was_read(minimal: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_config(minimal).seed = 5  # type: ignore[misc]
+
+
+def test_the_toy_configuration_is_the_quickstarts() -> None:
+    folder = Path("runs/quickstart-data")
+    toy = ToyData(folder, folder / "train", folder / "heldout", [], [], "")
+    model = folder / "warm-model"
+    quick = quickstart_config(toy, model, Path("runs/toy"), seed=0, sampler="auto", algorithm="luspo")
+    assert load_config(CONFIGS / "toy.yaml") == quick

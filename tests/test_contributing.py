@@ -73,10 +73,12 @@ def run(command: Sequence[str], folder: Path, text: str = "") -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_algorithm_the_reward_and_the_benchmark_work(changed: Path) -> None:
     run([sys.executable, "-c", USE], changed)  # -c and -m search the working directory, as the how-to says
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_losses_hold_the_new_algorithm_too(changed: Path) -> None:
     run([sys.executable, "-m", "pytest", "-q", "-k", "dr_gspo or published", "tests/test_losses.py"], changed)
 

@@ -21,15 +21,15 @@ from vlm_rl.data_prep.smoke_data import BENCHMARKS, MAX_PIXELS, ROWS, make_smoke
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.toy.quickstart import ToyData, quickstart_config
 from vlm_rl.types import IMAGE_MARKER
 
+pytestmark = pytest.mark.slow
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SETS = (*BENCHMARKS, "text", "text_blank", "formats")
 CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
 
 
-@pytest.fixture(scope="module", params=["made", pytest.param("real", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["made", "real"])
 def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a few rows of each benchmark in its authors' layout."""
     return shared_data() if request.param == "real" else write_samples(tmp_path_factory.mktemp("samples"))
@@ -189,7 +189,6 @@ def test_without_permission_the_rows_are_refused(runner: Runner, prepared: Path)
     assert not (prepared / "runs" / "none").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 def test_it_trains_with_vllm_too(runner: Runner, prepared: Path) -> None:
     result = runner(
@@ -198,14 +197,3 @@ def test_it_trains_with_vllm_too(runner: Runner, prepared: Path) -> None:
     assert result.code == 0, result.output[-3000:]
     metrics = RunDirectory(prepared / "runs" / "smoke-vllm").metrics()
     assert len(metrics) == 6 and all(record["rollout/logprob_gap"] < 1e-4 for record in metrics)
-
-
-# -- its neighbour: the quickstart as a file ---------------------------------------------------------
-
-
-def test_the_toy_configuration_is_the_quickstarts() -> None:
-    folder = Path("runs/quickstart-data")
-    toy = ToyData(folder, folder / "train", folder / "heldout", [], [], "")
-    model = folder / "warm-model"
-    quick = quickstart_config(toy, model, Path("runs/toy"), seed=0, sampler="auto", algorithm="luspo")
-    assert load_config(CONFIGS / "toy.yaml") == quick

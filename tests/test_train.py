@@ -172,6 +172,7 @@ def test_the_ledger_closes(run: RunDirectory) -> None:
     assert ledger == {"drawn": 16, "trained": 16, "skipped": {}, "failed": 0}
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_gives_the_same_run_again(run: RunDirectory, toys: Toys) -> None:
     out = toys.run("again").path
     result = toys.runner("train", str(run.path), f"out={out}")
@@ -375,6 +376,7 @@ def test_overlong_filtering_trains_on_no_truncated_response(toys: Toys) -> None:
     assert some_cut, "nothing was truncated, so nothing was tested"
 
 
+@pytest.mark.slow
 def test_a_fixed_norm_makes_every_step_as_long(toys: Toys) -> None:
     """Plain descent with gradients of norm 2 moves the weights by at most 2 lr a step, whatever the loss's scale."""
     moved = []

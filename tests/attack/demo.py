@@ -189,7 +189,7 @@ def write_while_it_is_shown(folder: Path) -> str:
 
 
 ATTACKS = (
-    Attack("file data in an event", WEB, "refused: True, the page goes on: True", name_files_in_bodies),
+    Attack("file data in an event", WEB, "refused: True, the page goes on: True", name_files_in_bodies, slow=True),
     Attack("gradio's other routes", WEB, "16 x 404", ask_other_routes),
     Attack("foreign hosts and origins", WEB, "9 x 403", come_from_elsewhere),
     Attack(

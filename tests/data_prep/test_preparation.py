@@ -49,7 +49,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_preparation_resumes_without_redoing_finished_shards(tmp_path, monkeypatch, workers) -> None:
     source, out = many(tmp_path / "virl"), tmp_path / "sets" / "out"
     (tmp_path / "run.py").write_text(SCRIPT)

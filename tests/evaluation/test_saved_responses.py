@@ -133,7 +133,12 @@ def test_answers_to_another_trial_are_refused(tmp_path: Path, trials: list[Probl
     [
         ("mathvista", {"1": {**VISTA, "choices": '["a", "b"]'}}, {"1": "3"}, "choices must be a list, not str"),
         ("mathvista", {"1": {**VISTA, "metadata": "{}"}}, {"1": "3"}, "metadata must be an object, not str '{}'"),
-        ("mathvista", {"1": {**VISTA, "precision": "B"}}, {"1": "3"}, "precision must be a whole number, not 'B'"),
+        (
+            "mathvista",
+            {"1": {**VISTA, "precision": "B"}},
+            {"1": "3"},
+            "precision must be a whole number from 0 to 30",
+        ),
         ("dynamath", {"1": {**VISTA, "answer_type": ["float"]}}, {"1": "3"}, "answer_type is \"['float']\"; known:"),
         ("mathvision", [{"id": "1", "options": "ABCDE", "answer": "A"}], {"1": "A"}, "options must be a list"),
         ("mathvista", None, {"1": "3"}, "Responses without the annotations' fields need --annotations"),

@@ -44,7 +44,7 @@ ALL = tuple(name for name in CASES if name not in GRADIENTS)
 FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
-FAST: list[Start] = [(1, 0, (*ALL, "some_algorithms")), (2, 3, FEW)]
+FAST: list[Start] = [(1, 0, (*ALL, "some_algorithms"))]
 # All 64 variants where nothing is split and where gradients and optimizer are; 16 of them at the other stages.
 # perf/gradients.py computes all of them everywhere.
 SLOW: list[Start] = [

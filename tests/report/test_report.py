@@ -87,6 +87,7 @@ _RAGGED_ROWS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 3])
 def test_no_row_of_charts_is_half_empty(run, tmp_path, runs):
     """`run` has no truncated response, so the length section has one chart and a sentence beside its wide one."""

@@ -93,6 +93,7 @@ def model(sharp_model: Path) -> torch.nn.Module:
     return load(sharp_model)
 
 
+@pytest.mark.slow
 def test_the_engine_leaves_the_memory_policy_of_the_learners_process(running: Sampler) -> None:
     """vLLM's CPU worker would bind every later allocation of this process to one NUMA node."""
     maps = Path("/proc/self/numa_maps")
