@@ -357,8 +357,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     for name in ALGORITHMS
     for subset in SUBSETS
 }
-# With none and with all of them: 16.
-BARE_OR_FULL = ["+".join([name, *subset]) for name in ALGORITHMS for subset in ([], ADDED)]
 BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
 MAX_TOKENS = 16
 GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient
@@ -369,13 +367,8 @@ def every_variant(model: Path, stage: int) -> dict[str, Any]:
     return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
 
 
-def every_algorithm(model: Path, stage: int) -> dict[str, Any]:
-    """Each rule alone and with everything: building engines under ZeRO 3 takes too long for all variants."""
-    return {name: _gradients(model, stage, BUDGETS, **VARIANTS[name]) for name in BARE_OR_FULL}
-
-
 def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
-    """A cut through it: the longest and the shortest rows, rules that share no factor."""
+    """Cut through the variants: the longest and the shortest rows, rules that share no factor."""
     names = ("luspo+hadw", "ba", "gspo+kl+entropy")
     return {name: _gradients(model, stage, (BUDGETS[0], BUDGETS[-1]), **VARIANTS[name]) for name in names}
 
@@ -500,7 +493,6 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "aborts": aborts,
     "saved": saved,
     "some_algorithms": some_algorithms,
-    "every_algorithm": every_algorithm,
     "every_variant": every_variant,
 }
 
