@@ -318,16 +318,17 @@ def _place(model: Any, own: Set[str], name: str, *, rows: int) -> tuple[str, sli
     """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     mapped = mapper.map_name(name) if mapper else name
-    if mapped is None or mapped in own:
-        return (mapped, slice(0, rows)) if mapped else None
+    if mapped is None:
+        return None
     *path, module, kind = mapped.split(".")
+    part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
     for fused, parts in model.packed_modules_mapping.items():
         target = ".".join([*path, fused, kind])
-        if module in parts and target in own:
+        if part != fused and part in parts and module in (part, fused) and target in own:
             sizes = model.get_submodule(".".join([*path, fused])).output_sizes
-            start = sum(sizes[: parts.index(module)])
+            start = sum(sizes[: parts.index(part)])
             return target, slice(start, start + rows)
-    return None
+    return (mapped, slice(0, rows)) if mapped in own else None
 
 
 def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
