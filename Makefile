@@ -88,7 +88,7 @@ types: $(STAMP) ## pyright
 audit: $(STAMP) ## the pinned dependencies: known vulnerabilities where advisories can be had, and the reviewed pins
 	$(BIN)/python .ci/audit.py
 
-soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow, and a long fuzz: half an hour
+soak: $(STAMP) ## 2,000 training steps and 400 visits of the demo, which must not grow, and a long fuzz
 	$(TEST_ENV) $(BIN)/python -m tests.soak
 	$(TEST_ENV) FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_fuzz_readers.py --timeout 1800
 

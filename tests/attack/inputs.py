@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.attack.attack import Attack
+from tests.attack.toys import toys
 from tests.helpers.damaged_sets import DAMAGES
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import processes_with
-from tests.helpers.toy_runs import ExitResult, Runner, Toys, toy_set
+from tests.helpers.toy_runs import ExitResult
 from vlm_rl.types import Problem
 
 FUNCTIONS = "tests.helpers.own_reward"
 STEP = {"steps": 1}
-
-
-@cache
-def toys() -> Toys:
-    """Make sets, a random policy and a runner of commands, once for all attacks."""
-    from vlm_rl.data_prep.counting_squares import SQUARES
-    from vlm_rl.toy.tiny_model import build_tiny_model
-
-    folder = Path(tempfile.mkdtemp(prefix="attack-inputs-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    runner = Runner(folder).__enter__()
-    atexit.register(runner.__exit__)
-    model = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
-    train, heldout = (toy_set(folder / name, count=4, split=name) for name in ("train", "heldout"))
-    return Toys(folder, train, heldout, model, model, runner)
 
 
 def train(folder: Path, **changes: object) -> ExitResult:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -16,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.attack.attack import Attack
+from tests.attack.toys import toys
 from tests.helpers.toy_runs import (
     DEADLINE,
     WORKER,
     ExitResult,
-    Runner,
-    Toys,
     assert_equal_runs,
     clean_environment,
     metrics_of,
-    toy_set,
 )
 from vlm_rl.run.directory import RunDirectory
 
@@ -46,36 +42,25 @@ for renewals in range(100_000):
 """
 
 
+def changes() -> dict[str, Any]:
+    return {**CHANGES, "data": {"eval": [str(toys().heldout)]}}
+
+
 @cache
-def toys() -> Toys:
-    """Make sets, a random policy, a runner of commands and a finished run `base`, once for all attacks."""
-    from vlm_rl.data_prep.counting_squares import SQUARES
-    from vlm_rl.toy.tiny_model import build_tiny_model
-
-    folder = Path(tempfile.mkdtemp(prefix="attack-runs-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    runner = Runner(folder).__enter__()
-    atexit.register(runner.__exit__)
-    model = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
-    train, heldout = (toy_set(folder / name, count=4, split=name) for name in ("train", "heldout"))
-    made = Toys(folder, train, heldout, model, model, runner)
-    made.train_run("base", **changes(made))
-    return made
-
-
-def changes(made: Toys) -> dict[str, Any]:
-    return {**CHANGES, "data": {"eval": [str(made.heldout)]}}
+def base_run() -> RunDirectory:
+    """Return a finished run, trained once for all attacks."""
+    return toys().train_run("base", **changes())
 
 
 def start(folder: Path, **faults: Any) -> ExitResult:
     """Train a run in this folder."""
-    config = toys().config("attacked", **changes(toys()), out=str(folder / "run"))
+    config = toys().config("attacked", **changes(), out=str(folder / "run"))
     return toys().runner("train", str(config), faults=faults)
 
 
 def copy_of_base(folder: Path) -> RunDirectory:
     """Return a copy of the finished run, which resumes in its own place."""
-    base, run = toys().run("base"), RunDirectory(folder / "run")
+    base, run = base_run(), RunDirectory(folder / "run")
     shutil.copytree(base.path, run.path)
     text = run.config_text().replace(str(base.path), str(run.path))
     (run.path / "config.yaml").write_text(text)
@@ -126,16 +111,16 @@ def rewritten(run: RunDirectory, change: Callable[[Path], None]) -> Path:
 def nan_in_the_newest_checkpoint(folder: Path) -> str:
     from safetensors.torch import load_file, save_file
 
-    def spoil(work: Path) -> None:
+    def damage(work: Path) -> None:
         weights = load_file(work / "model.safetensors")
         next(iter(weights.values())).view(-1)[-1] = float("nan")
         save_file(weights, work / "model.safetensors", {"format": "pt"})
 
     run = copy_of_base(folder)
-    spoilt = rewritten(run, spoil)
+    damaged = rewritten(run, damage)
     result = resume(run)
-    said = ended(result, f"PASSED OVER, falling back to an older one: {spoilt}", "from step-000001 (step 2 of 2")
-    assert_equal_runs(run, toys().run("base"))
+    said = ended(result, f"PASSED OVER, falling back to an older one: {damaged}", "from step-000001 (step 2 of 2")
+    assert_equal_runs(run, base_run())
     return f"{said}, equal to the run without"
 
 
@@ -149,8 +134,8 @@ def code_in_the_optimizers_state(folder: Path) -> str:
             return os.system, (f"touch {marker}",)
 
     run = copy_of_base(folder)
-    spoilt = rewritten(run, lambda work: torch.save({"module": Payload()}, next((work / "learner").rglob("*.pt"))))
-    name = next((spoilt / "learner").rglob("*.pt"))
+    damaged = rewritten(run, lambda work: torch.save({"module": Payload()}, next((work / "learner").rglob("*.pt"))))
+    name = next((damaged / "learner").rglob("*.pt"))
     said = ended(resume(run), f"vlm-rl: {name} is not a file that DeepSpeed wrote (it names posix.system)")
     return f"{said}, {'code ran' if marker.exists() else 'no code ran'}"
 
@@ -182,7 +167,7 @@ def two_resumes_at_once(folder: Path) -> str:
     finally:
         signs[1].touch()
         first.communicate(timeout=DEADLINE)
-    assert_equal_runs(run, toys().run("base"))
+    assert_equal_runs(run, base_run())
     return f"second {second}, {'nothing written' if same else 'written'}; first exit code {first.returncode}"
 
 
@@ -247,7 +232,7 @@ def sigterm_in_an_evaluation(folder: Path) -> str:
     (ours,), (theirs,) = (RunDirectory(folder / name).evals() for name in ("out", "whole"))
     same = ours.rows().to_pylist() == theirs.rows().to_pylist() and ours.summary == theirs.summary
     said = f"{ended(stopped, 'stopped by SIGTERM')}; again {ended(again)}, whole {ended(whole)}"
-    return f"{said}; {'the same result' if same else 'another result'}"
+    return f"{said}; {'the same result' if same else 'a different result'}"
 
 
 # -- logs and clocks ---------------------------------------------------------------------------------
@@ -264,7 +249,7 @@ def damaged_logs(folder: Path) -> str:
     (run.path / "eval" / f".heldout-{STEPS:06d}-0.jsonl").write_bytes(b"\xff\n[[\n")
     (run.path / "eval" / "heldout" / f"step-{STEPS:06d}.json").unlink()
     said = ended(resume(run), "from step-000001")
-    assert_equal_runs(run, toys().run("base"))
+    assert_equal_runs(run, base_run())
     return f"{said}, equal to the run without"
 
 
@@ -277,7 +262,7 @@ def damaged_summary(folder: Path) -> str:
 def clock_turned_back(folder: Path) -> str:
     result = start(folder, turn_clock_back_in={"phase": "update", "step": 1})
     run, times = RunDirectory(folder / "run"), ("step_time", "timing/")
-    assert metrics_of(run) == metrics_of(toys().run("base"))
+    assert metrics_of(run) == metrics_of(base_run())
     negative = any(value < 0 for row in run.metrics() for key, value in row.items() if key.startswith(times))
     return f"{ended(result)}, {'negative times' if negative else 'the same run'}"
 

@@ -111,6 +111,11 @@ def test_qwen2_vl_packs_as_the_unmodified_model(tiny_model: Path, tmp_path: Path
     logp_K, _ = policy(row)
     expected_K = torch.cat([logp for group in padded_logps(reference, groups, banned=banned) for logp in group])
     torch.testing.assert_close(logp_K, expected_K, atol=1e-5, rtol=0)
+    logp_K.sum().backward()
+    expected_K.sum().backward()
+    gradients = dict(reference.named_parameters())
+    for name, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
 # -- what is refused -----------------------------------------------------------------------------------
