@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.helpers.served import free_port
 from tests.helpers.toy_runs import ROOT, Runner, clean_environment, make_toys
 
 DEMO = [sys.executable, "-m", "vlm_rl", "demo"]
@@ -125,9 +126,7 @@ def demo(folder: Path) -> bool:
     """Open the demo's page on the recorded runs VISITS times, each time on a different problem, tab and search."""
     from tests.helpers.browser import open_browser, open_page
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     recorded = sorted(str(path) for path in (ROOT / "demo" / "assets" / "recorded").iterdir() if path.is_dir())
     with (
         started([sys.executable, "-m", "vlm_rl", "demo", *recorded, "--port", str(port)], folder) as (

@@ -16,6 +16,7 @@ import pytest
 
 from tests.helpers.browser import open_page
 from tests.helpers.sample_rows import write_samples
+from tests.helpers.served import free_port
 from tests.helpers.toy_runs import Toys, clean_environment
 from vlm_rl.run.directory import RunDirectory
 
@@ -63,9 +64,7 @@ def ran(toys: Toys, *arguments: str) -> str:
 
 def seen(results: list[Path], log: Path) -> str:
     """Return the text of the demo's first page about these results; the live panel must offer both."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vlm_rl", "demo", *map(str, results), "--port", str(port)]
     with log.open("w") as file:
         demo = subprocess.Popen(command, stdout=file, stderr=file, env=clean_environment())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,18 +21,24 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)  # for one wait, however large the save;
 def init_ranks() -> torch.device:
     """Join the process group that torchrun describes, or make one of a single rank, and return this rank's device."""
     use_gpu = torch.cuda.is_available()
-    if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        single = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({key: str(value) for key, value in single.items()})
+    alone = "RANK" not in os.environ
+    if alone:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
+        store = _own_store() if alone else None
+        group = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
+        dist.init_process_group("nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **group)
     return device
+
+
+def _own_store() -> dist.TCPStore:
+    """Return the store of a single rank, on a port that the system picks while opening it."""
+    store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
+    os.environ["MASTER_PORT"] = str(store.port)
+    return store
 
 
 def default_device() -> torch.device:

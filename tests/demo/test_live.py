@@ -30,7 +30,7 @@ from PIL import Image
 from tests.helpers.browser import open_page
 from tests.helpers.endpoint_server import WORDS, Server, endpoint_server
 from tests.helpers.example_run import build_run, square_image
-from tests.helpers.served import Served
+from tests.helpers.served import Served, free_port
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
@@ -408,9 +408,7 @@ def test_endpoints_as_the_operator_names_them(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, tiny_model, tmp_path):
     """Greedy, a real `vllm serve`: the same prompt, pixels and settings give the same text, and the same count."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = f"--served-model-name tiny --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 2048"
     quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model), *words.split()]
