@@ -29,6 +29,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
+ModelPart = Literal["tower", "merger", "language_model"]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 # What a resume may change; any other change would make it a different run.

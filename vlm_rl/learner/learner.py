@@ -80,8 +80,8 @@ class Learner:
         """
         filled = []
         for row in rows:
-            features_FH = self.engine(row.to(self.device), only_features=True)
-            filled.append(replace(row, vision={"image_features": features_FH.to(row.target_K.device)}))
+            features_FMH = self.engine(row.to(self.device), only_features=True)
+            filled.append(replace(row, vision={"image_features": features_FMH.to(row.target_K.device)}))
         return filled
 
     @torch.no_grad()

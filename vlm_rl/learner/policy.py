@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
@@ -94,8 +94,9 @@ class Policy(nn.Module):
     def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
 
-        With ``only_features``, return the vision tower's output for the row's images instead, [visual tokens, H].
-        A row whose `vision` is {"image_features": that output} skips the tower.
+        With ``only_features``, return what the mergers make of the row's images instead, [visual tokens, mergers, H]:
+        one merger, and Qwen3-VL's deepstack mergers behind it. A row whose `vision` is {"image_features": that
+        output} skips the tower.
         """
         if only_features:
             return self._image_features(row)
@@ -109,8 +110,8 @@ class Policy(nn.Module):
         self.model.model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
         vision: Mapping[str, Any] = row.vision
         if "image_features" in vision:
-            features: Any = (vision["image_features"],)  # annotated as one tensor; a tuple of tensors is taken too
-            done = BaseModelOutputWithPooling(pooler_output=features)
+            merged_FH, *deepstack = vision["image_features"].unbind(1)
+            done = SimpleNamespace(pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack])
             vision = {"mm_encoder_outputs": {"image": done}}
         elif self.is_vision and not vision:
             vision = self._unused_image(row.ids_T.device)
@@ -128,8 +129,9 @@ class Policy(nn.Module):
     def _image_features(self, row: PackedRow) -> Tensor:
         vision = row.vision or self._unused_image(row.ids_T.device)
         output = self.model.model.get_image_features(vision["pixel_values"], vision["image_grid_thw"])
-        features_FH = torch.cat(output.pooler_output)
-        return features_FH if row.vision else features_FH[:0]
+        deepstack = getattr(output, "deepstack_features", [])
+        features_FMH = torch.stack([torch.cat(images) for images in (output.pooler_output, *deepstack)], dim=1)
+        return features_FMH if row.vision else features_FMH[:0]
 
     def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
         """Return the smallest image, for rows without any: its features are used nowhere, its gradients are zero.

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's vision tower with fewer calls than in transformers, and the same numbers.
+"""The vision tower of Qwen's models with fewer calls than in transformers, and the same numbers.
 
 Image patches do not overlap, so their embedding is one matrix product, not a convolution. Windows of the same
 length are attended to in one call. transformers hands the windows to an attention function one by one, unless
@@ -27,7 +27,7 @@ def install(visual: Any) -> list[str]:
     """
     replaced = []
     projection = visual.patch_embed.proj
-    if projection.kernel_size == projection.stride and projection.bias is None:
+    if projection.kernel_size == projection.stride:
         projection.forward = partial(embed_patches, projection)
         replaced.append("vision patch embedding")
     if visual.config._attn_implementation == "sdpa":
@@ -38,7 +38,7 @@ def install(visual: Any) -> list[str]:
 
 def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
     """Return [patches, width] for [patches, channels, time, height, width]: a patch is as large as the kernel."""
-    return linear(patches.flatten(1), projection.weight.flatten(1))
+    return linear(patches.flatten(1), projection.weight.flatten(1), projection.bias)
 
 
 def windowed_attention(
