@@ -41,13 +41,12 @@ OF_TYPE: dict[str, dict[str, Any]] = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 VISION: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+    "qwen2_vl": {"depth": 2, "embed_dim": 32, "num_heads": 2},
     "qwen2_5_vl": {
         "depth": 2,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_heads": 2,
-        "out_hidden_size": 64,
         "fullatt_block_indexes": [1],
     },
     "qwen3_vl": {
@@ -55,7 +54,6 @@ VISION: dict[str, dict[str, Any]] = {
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_heads": 2,
-        "out_hidden_size": 64,
         "num_position_embeddings": 16,  # a square of 4 x 4, which every image stretches
         "deepstack_visual_indexes": [0, 1],
     },
@@ -93,10 +91,11 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any) -> Any:
     rope = {**ROPE, "mrope_section": [4, 6, 6]}
     if model_type.startswith("qwen3"):
         text, rope = {**text, **WIDE_HEADS}, {**rope, "mrope_interleaved": True}
+    width = {"hidden_size" if model_type == "qwen2_vl" else "out_hidden_size": text["hidden_size"]}
     return AutoConfig.for_model(
         model_type,
         text_config={**text, "rope_parameters": rope, "model_type": f"{model_type}_text"},
-        vision_config={**VISION[model_type], "initializer_range": 0.2},
+        vision_config={**VISION[model_type], **width, "initializer_range": 0.2},
         tie_word_embeddings=text["tie_word_embeddings"],
         **{name: getattr(known, name) for name in ids},
     )
@@ -111,9 +110,7 @@ def _processor(model_type: str, tokenizer_of: Path) -> Any:
         return Qwen2VLProcessor(image_processor=known.image_processor, video_processor=known.video_processor, **parts)
     size = {"shortest_edge": 65_536, "longest_edge": 16_777_216}  # the published processor's
     return Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(
-            patch_size=16, size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3
-        ),
+        image_processor=Qwen2VLImageProcessor(patch_size=16, size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
         video_processor=Qwen3VLVideoProcessor(),
         **parts,
     )

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.helpers.families import VISION_FAMILIES, build_family
-from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
+from tests.helpers.families import VISION_FAMILIES
+from tests.helpers.groups import WeighedGroup, load_reference, make_prompt, noise_image, pack, random_group
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import SUPPORTED, check_architecture
+from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
@@ -25,19 +25,7 @@ from vlm_rl.types import Prompt
 
 TOLERANCE = 1e-5  # of log-probs, and of a gradient's distance over its norm
 BANNED, TEMPERATURE = [3], 0.7
-FamilyFolder = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def family(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> FamilyFolder:
-    """Return a function that gives the folder of a tiny model of a type, built once."""
-    folder = tmp_path_factory.mktemp("families")
-
-    def build(model_type: str) -> Path:
-        path = folder / model_type
-        return path if path.exists() else build_family(model_type, path, tokenizer_of=tiny_model)
-
-    return build
+FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
 def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGroup]:
@@ -79,11 +67,6 @@ def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
     return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
 
 
-def load_unmodified(folder: Path) -> Any:
-    auto = AutoModelForImageTextToText if "vision_config" in (folder / "config.json").read_text() else AutoModelForCausalLM
-    return auto.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
-
-
 def load_policy(folder: Path) -> Policy:
     return Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
 
@@ -99,10 +82,10 @@ def check_gradients(policy: Policy, reference: Any, *, only: str = "") -> None:
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)
-def test_packed_rows_equal_the_unmodified_model(model_type: str, family: FamilyFolder) -> None:
+def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: FamilyModel) -> None:
     """One row of several prompts: log-probs, and gradients of every weight."""
-    folder = family(model_type)
-    policy, reference = load_policy(folder), load_unmodified(folder)
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
     groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
     logp_K, _ = policy(packed_row(policy, groups))
     expected_K = unmodified_logp(reference, groups)
@@ -113,11 +96,11 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family: FamilyF
 
 
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
-def test_features_of_a_frozen_tower_give_the_same(model_type: str, family: FamilyFolder) -> None:
+def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model: FamilyModel) -> None:
     """For a row of images and for one of text alone, which has no features."""
-    folder = family(model_type)
-    policy, reference = load_policy(folder), load_unmodified(folder)
-    policy.freeze_vision()
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
+    policy.freeze(["tower", "merger"])
     groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
     expected_K = unmodified_logp(reference, groups)
     ours = []
@@ -134,10 +117,10 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family: Famil
 
 
 @pytest.mark.parametrize("model_type", VISION_FAMILIES)
-def test_a_text_row_reaches_every_weight(model_type: str, family: FamilyFolder) -> None:
+def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyModel) -> None:
     """ZeRO's collectives would wait forever for one that it does not reach; none of the tower's may move."""
-    policy = load_policy(family(model_type))
-    groups = groups_of(model_type, family(model_type), policy.model.config.get_text_config().vocab_size)
+    policy = load_policy(family_model(model_type))
+    groups = groups_of(model_type, family_model(model_type), policy.model.config.get_text_config().vocab_size)
     policy(packed_row(policy, groups[:1]))[0].sum().backward()
     for name, parameter in policy.model.named_parameters():
         assert parameter.grad is not None, name
@@ -233,3 +216,35 @@ def test_a_window_that_no_row_fills_changes_nothing() -> None:
 def test_features_that_a_row_would_lose_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check_architecture(AutoConfig.for_model("llama", **{**TINY, **changes}), path="m", longest=30)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "freeze", "lr_by_part", "words"),
+    [
+        ("qwen3_vl", ["merger", "tower", "language_model"], {}, "model.freeze names tower, merger, language_model"),
+        ("qwen3", ["language_model"], {}, "a qwen3 model has no other part"),
+        ("qwen3", [], {"merger": 1e-6}, "train.lr_by_part names merger, which a qwen3 model does not have"),
+        ("qwen3_vl", ["tower"], {"tower": 1e-6}, "train.lr_by_part names tower, which model.freeze freezes"),
+    ],
+)
+def test_parts_that_cannot_be_trained_so_are_refused(
+    model_type: str, freeze: Any, lr_by_part: Any, words: str
+) -> None:
+    check_parts(model_type, freeze=["tower", "merger"], lr_by_part=["language_model"])
+    with pytest.raises(UserError, match=words):
+        check_parts(model_type, freeze=freeze, lr_by_part=lr_by_part)
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_weight_belongs_to_a_part(model_type: str, family_model: FamilyModel) -> None:
+    """A frozen part gets no gradient, and the tower keeps what maps its outputs to the language model apart."""
+    policy = load_policy(family_model(model_type))
+    parts = {name: policy.family.part_of(name) for name, _ in policy.model.named_parameters()}
+    assert {*parts.values()} == {*policy.family.parts}
+    for part in policy.family.parts:
+        policy.freeze([part])
+        frozen = {name for name, p in policy.model.named_parameters() if not p.requires_grad}
+        assert frozen == {name for name, own in parts.items() if own == part}
+        policy.requires_grad_(True)
+    widths = {p.shape[0] for n, p in policy.model.named_parameters() if parts[n] == "merger" and p.ndim == 2}
+    assert not policy.is_vision or policy.model.config.get_text_config().hidden_size in widths

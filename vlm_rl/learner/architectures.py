@@ -9,7 +9,7 @@ tested for each family.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,11 @@ class Family:
 
     tower: str = ""  # the start of the names of the vision tower's parameters, mergers included; "" for a text model
     mergers: tuple[str, ...] = ()  # the same of the layers that map the tower's outputs to the language model
+
+    @property
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Return the parts that a model of this type has."""
+        return ("tower", "merger", "language_model") if self.tower else ("language_model",)
 
     def part_of(self, name: str) -> ModelPart:
         """Return the part of the model that a parameter belongs to, by its transformers name."""
@@ -63,6 +68,20 @@ def check_architecture(config: Any, *, path: object, longest: int) -> None:
             f"model.path {path}: the learner does not support {feature}: "
             "its log-probs would be wrong on packed rows; use a model without it"
         )
+
+
+def check_parts(model_type: str, *, freeze: Collection[ModelPart], lr_by_part: Collection[ModelPart]) -> None:
+    """Raise UserError where nothing would be trained, or where a part has a learning rate and is not trained."""
+    parts = SUPPORTED[model_type].parts
+    if {*parts} <= {*freeze}:
+        raise UserError(
+            f"model.freeze names {', '.join(parts)}, and a {model_type} model has no other part: "
+            "leave one of them out, so that something is trained"
+        )
+    for part in lr_by_part:
+        if part in freeze or part not in parts:
+            reason = "model.freeze freezes" if part in freeze else f"a {model_type} model does not have"
+            raise UserError(f"train.lr_by_part names {part}, which {reason}: remove it from there")
 
 
 def _unsupported_features(text: Any, longest: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ again in the backward pass, so that the memory of logits does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches
+from vlm_rl.config import LayerPatches, ModelPart
 from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.architectures import SUPPORTED, Family
 from vlm_rl.learner.packing import PackedRow
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -67,6 +68,7 @@ class Policy(nn.Module):
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
+        self.family = SUPPORTED.get(model.config.model_type, Family())
         self.offloads = False
         model.config.use_cache = False
         if self.is_vision:
@@ -74,10 +76,11 @@ class Policy(nn.Module):
         is_patched = patches.is_patched(layer_patches, on_gpu=torch.cuda.is_available())
         self.replaced_layers = patches.install(model) if is_patched else []
 
-    def freeze_vision(self) -> None:
-        """Train neither the vision tower nor its merger; a text-only model has none."""
-        if self.is_vision:
-            self.model.model.visual.requires_grad_(False)
+    def freeze(self, parts: Collection[ModelPart]) -> None:
+        """Do not train these parts; those that the model does not have do not matter."""
+        for name, parameter in self.model.named_parameters():
+            if self.family.part_of(name) in parts:
+                parameter.requires_grad_(False)
 
     @property
     def has_frozen_vision(self) -> bool:
@@ -111,7 +114,9 @@ class Policy(nn.Module):
         vision: Mapping[str, Any] = row.vision
         if "image_features" in vision:
             merged_FH, *deepstack = vision["image_features"].unbind(1)
-            done = SimpleNamespace(pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack])
+            done = SimpleNamespace(
+                pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack]
+            )
             vision = {"mm_encoder_outputs": {"image": done}}
         elif self.is_vision and not vision:
             vision = self._unused_image(row.ids_T.device)
