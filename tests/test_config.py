@@ -203,6 +203,13 @@ def test_a_wrong_value_is_refused_with_its_path_and_itself(minimal: Path, overri
     assert all(word in message for word in words), message
 
 
+def test_a_part_that_no_model_has_is_refused(minimal: Path) -> None:
+    for override in ("model.freeze=[towr]", "train.lr_by_part.towr=1e-6"):
+        said = refusal(minimal, override)
+        assert "towr" in said and "'tower', 'merger' or 'language_model'" in said
+    assert "-1e-06" in refusal(minimal, "train.lr_by_part.tower=-1e-6")
+
+
 @pytest.mark.parametrize("key", ["out", "model", "data"])
 def test_what_has_no_default_must_be_there(key: str) -> None:
     with pytest.raises(UserError, match=f"{key} is missing"):
@@ -299,13 +306,6 @@ def test_the_same_key_twice_is_refused(minimal: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["${oc.env:VLM_RL_SECRET}", "${seed}", "a-${oc.decode:'1'}", "${oc.create:{}}", "x\\${seed}"]
 )
-def test_a_part_that_no_model_has_is_refused(minimal: Path) -> None:
-    for override in ("model.freeze=[towr]", "train.lr_by_part.towr=1e-6"):
-        said = refusal(minimal, override)
-        assert "towr" in said and "'tower', 'merger' or 'language_model'" in said
-    assert "-1e-06" in refusal(minimal, "train.lr_by_part.tower=-1e-6")
-
-
 def test_interpolation_is_refused_and_not_carried_out(minimal: Path, value: str, monkeypatch) -> None:
     monkeypatch.setenv("VLM_RL_SECRET", "hunter2")
     minimal.write_text(yaml.safe_dump(tree(out=value)))

@@ -93,7 +93,7 @@ class DataConfig(ConfigSection):
     """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
     max_pixels: PositiveInt = 1_003_520
-    """Images are resized once to between min_pixels and max_pixels, on the model's 28-pixel grid."""
+    """Images are resized once to between min_pixels and max_pixels, on the grid of its processor."""
     template: Literal["think_answer", "think_box", "plain"] = "think_answer"
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""

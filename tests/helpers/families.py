@@ -35,11 +35,23 @@ TEXT: dict[str, Any] = {
     "initializer_range": 0.125,  # 1 over the root of the width
 }
 WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 OF_TYPE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None, "head_dim": 32},
     "qwen3": WIDE_HEADS,
+    "qwen3_moe": {**WIDE_HEADS, **EXPERTS},
+    "qwen3_vl": WIDE_HEADS,
+    "qwen3_vl_moe": {**WIDE_HEADS, **EXPERTS},
 }
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
+DEEPSTACK = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "num_position_embeddings": 16,  # a square of 4 x 4, which every image stretches
+    "deepstack_visual_indexes": [0, 1],
+}
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "num_heads": 2},
     "qwen2_5_vl": {
@@ -49,14 +61,8 @@ VISION: dict[str, dict[str, Any]] = {
         "num_heads": 2,
         "fullatt_block_indexes": [1],
     },
-    "qwen3_vl": {
-        "depth": 3,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_heads": 2,
-        "num_position_embeddings": 16,  # a square of 4 x 4, which every image stretches
-        "deepstack_visual_indexes": [0, 1],
-    },
+    "qwen3_vl": DEEPSTACK,
+    "qwen3_vl_moe": DEEPSTACK,
 }
 
 
@@ -88,9 +94,9 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
 
 def _vision_config(model_type: str, text: dict[str, Any], known: Any) -> Any:
     ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    rope = {**ROPE, "mrope_section": [4, 6, 6]}
+    rope: dict[str, Any] = {**ROPE, "mrope_section": [4, 6, 6]}
     if model_type.startswith("qwen3"):
-        text, rope = {**text, **WIDE_HEADS}, {**rope, "mrope_interleaved": True}
+        rope["mrope_interleaved"] = True
     width = {"hidden_size" if model_type == "qwen2_vl" else "out_hidden_size": text["hidden_size"]}
     return AutoConfig.for_model(
         model_type,

@@ -385,7 +385,7 @@ def families(folder: Path, stage: int) -> dict[str, Any]:
 
 def one_family(model: Path, stage: int) -> dict[str, Any]:
     """Take a step with text on one rank and images on the other, and save; take one with a frozen tower."""
-    case = Case(model, stage)
+    case = Case(model, stage, lr=GRADIENT_LR)
     case.train(case.unequal_rows(), steps=1)
     saved = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
     case.learner.save_model(saved)
@@ -395,7 +395,7 @@ def one_family(model: Path, stage: int) -> dict[str, Any]:
     if rank() == 0:
         shutil.rmtree(saved)
     if case.policy.is_vision:
-        frozen = Case(model, stage, freeze=VISION_PARTS)
+        frozen = Case(model, stage, freeze=VISION_PARTS, lr=GRADIENT_LR)
         frozen.train(frozen.learner.with_image_features(frozen.unequal_rows()), steps=1)
         result["frozen_delta"] = frozen.delta()
     return result

@@ -31,6 +31,7 @@ PUBLISHED = {
     "Qwen2.5-VL-7B-Instruct": 8_292_166_656,
     "Qwen2.5-VL-3B-Instruct": 3_754_622_976,
     "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-VL-4B-Instruct": 4_437_815_808,
 }
 
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.helpers.families import VISION_FAMILIES
 from tests.helpers.groups import WeighedGroup, load_reference, make_prompt, noise_image, pack, random_group
+from vlm_rl.config import ModelPart
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
@@ -125,6 +126,59 @@ def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyMo
     for name, parameter in policy.model.named_parameters():
         assert parameter.grad is not None, name
         assert ".visual." not in name or not parameter.grad.any(), name
+
+
+@pytest.mark.filterwarnings("error:None of the inputs have requires_grad")
+@pytest.mark.parametrize("freeze", [["tower"], ["tower", "merger"], ["language_model"], ["language_model", "merger"]])
+def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
+    freeze: list[ModelPart], family_model: FamilyModel
+) -> None:
+    folder, gradients = family_model("qwen3_vl"), []
+    for checkpointing in (False, True):
+        policy = load_policy(folder)
+        policy.freeze(freeze)
+        if checkpointing:
+            policy.enable_checkpointing()
+        groups = groups_of("qwen3_vl", folder, policy.model.config.get_text_config().vocab_size)
+        for part in (groups[:1], groups[1:]):  # text alone, too
+            policy(packed_row(policy, part))[0].sum().backward()
+        gradients.append({name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None})
+        assert gradients[-1].keys() == {name for name, p in policy.model.named_parameters() if p.requires_grad}
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+# -- mixtures of experts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_routers_do_is_added_up_once(checkpointing: bool, family_model: FamilyModel) -> None:
+    """The sums are those of the router's own logits, for every token of the row and every layer."""
+    policy = load_policy(family_model("qwen3_moe"))
+    if checkpointing:
+        policy.enable_checkpointing()
+    row = packed_row(policy, groups_of("qwen3_moe", Path(), policy.model.config.vocab_size))
+    with torch.no_grad():  # old log-probs do not count
+        output = policy.model.model(
+            row.ids_T[None], position_ids=row.positions_3T[0][None], layout=row.layout, output_router_logits=True
+        )
+    assert policy.routers.take() == {}
+    policy(row)[0].sum().backward()
+    sums = policy.routers.take()
+    probabilities = torch.stack(output.router_logits).softmax(-1)  # [layers, T, E]
+    load = torch.stack([p.topk(2).indices.flatten().bincount(minlength=4) for p in probabilities]).double()
+    num_tokens = len(row.ids_T)
+    assert sums["router_tokens"] == 3 * num_tokens
+    entropy = float(torch.special.entr(probabilities).sum())
+    assert float(sums["router_entropy"]) == pytest.approx(entropy, rel=1e-5)
+    even = num_tokens * 2 / 4  # two of four experts for every token
+    assert float(sums["router_max_load"]) == pytest.approx(float(load.amax(1).sum()) / even * num_tokens, rel=1e-5)
+
+
+def test_a_dense_model_has_no_routers(family_model: FamilyModel) -> None:
+    policy = load_policy(family_model("qwen3"))
+    policy(packed_row(policy, groups_of("qwen3", Path(), policy.model.config.vocab_size)))
+    assert policy.routers.take() == {}
 
 
 # -- what is refused -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class Family:
 
 _TEXT = Family()
 _QWEN_VL = Family("model.visual.", ("model.visual.merger.",))
+_QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list."))
 
 SUPPORTED = {
     "llama": _TEXT,
@@ -46,7 +47,9 @@ SUPPORTED = {
     "qwen2_5_vl": _QWEN_VL,
     "qwen2_vl": _QWEN_VL,
     "qwen3": _TEXT,
-    "qwen3_vl": Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list.")),
+    "qwen3_moe": _TEXT,
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": _QWEN3_VL,
 }
 
 

@@ -226,6 +226,13 @@ def _head_width(text: Any) -> int:
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
+def _mlp_width(text: Any) -> int:
+    """Return the width of a layer's MLP, or of the experts that a token is given to, all together."""
+    if not (experts := getattr(text, "num_experts_per_tok", None)):
+        return text.intermediate_size
+    return experts * text.moe_intermediate_size
+
+
 def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
     """Return the bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head."""
     text = model.config.get_text_config()
@@ -242,7 +249,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         hidden=text.hidden_size,
         query=head * text.num_attention_heads,
         kv=head * text.num_key_value_heads,
-        mlp=text.intermediate_size,
+        mlp=_mlp_width(text),
         layers=text.num_hidden_layers,
         has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
     )

@@ -126,8 +126,9 @@ class Learner:
             logp_K, entropy_K = self.engine(row)
             loss, sums = loss_function(logp_K, entropy_K, row.loss)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
+            routing = self.policy.routers.take()
             if not row.is_padding:
-                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums}.items():
+                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums, **routing}.items():
                     totals[key] = totals.get(key, torch.zeros((), device=self.device)) + value.detach()
         reduced = all_reduce_sums(totals)
         if before_step is not None:

@@ -27,6 +27,7 @@ from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import SUPPORTED, Family
 from vlm_rl.learner.packing import PackedRow
+from vlm_rl.learner.routing import RouterWatch
 
 _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
@@ -70,6 +71,7 @@ class Policy(nn.Module):
         self.is_vision = hasattr(model.config, "vision_config")
         self.family = SUPPORTED.get(model.config.model_type, Family())
         self.offloads = False
+        self.routers = RouterWatch(model)
         model.config.use_cache = False
         if self.is_vision:
             _allow_unused_image(model)
@@ -88,11 +90,17 @@ class Policy(nn.Module):
         return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
 
     def enable_checkpointing(self, *, offload: bool = False) -> None:
-        """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory."""
+        """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory.
+
+        Freeze parts first: a tower that is frozen keeps nothing, and would warn that its inputs have no gradient.
+        """
         self.offloads = offload
         # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
         # non-reentrant variant takes for a change of shape.
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
+        named = self.model.named_parameters()
+        if self.is_vision and not any(p.requires_grad for n, p in named if self.family.part_of(n) == "tower"):
+            self.model.model.visual.gradient_checkpointing_disable()
 
     def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
