@@ -36,7 +36,9 @@ TEXT: dict[str, Any] = {
 }
 WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 OF_TYPE: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"sliding_window": None, "head_dim": 32},
     "qwen3": WIDE_HEADS,
     "qwen3_moe": {**WIDE_HEADS, **EXPERTS},

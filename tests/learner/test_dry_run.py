@@ -112,8 +112,8 @@ def test_frozen_vision_and_sgd_need_less() -> None:
     assert plan.num_parameters_of["tower"] == 676_550_144 - merger
     assert sum(plan.num_parameters_of.values()) == plan.num_parameters
     assert plan.memory.optimizer - frozen.memory.optimizer == 12 * 676_550_144 // 8
-    merger_alone = plan_of(LUSPO_7B, "model.freeze=[tower,language_model]").memory
-    assert merger_alone.optimizer == 12 * merger // 8
+    merger_alone = plan_of(LUSPO_7B, "model.freeze=[tower,language_model]")
+    assert merger_alone.num_trainable == merger and merger_alone.memory.optimizer == 12 * merger // 8
     assert plan_of(LUSPO_7B, "train.optimizer=sgd").memory.optimizer * 3 == plan.memory.optimizer
 
 

@@ -73,6 +73,7 @@ class DryRun:
     dtype: torch.dtype
     is_patched: bool  # layers of ours in place of transformers' own
     num_parameters: int
+    num_trainable: int
     num_parameters_of: Mapping[ModelPart, int]
     memory: Memory
     memory_by_ranks: Mapping[int, Memory]
@@ -114,14 +115,16 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
     r, t = config.rollout, config.train
     updates = -(-r.prompts_per_step // t.mini_batch_prompts)
+    by_part = _parameters_by_part(model)
     return DryRun(
         config=config,
         num_ranks=ranks,
         model_source=source,
         dtype=dtype,
         is_patched=patched,
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        num_parameters_of=_parameters_by_part(model),
+        num_parameters=sum(by_part.values()),
+        num_trainable=_num_trainable(config, by_part),
+        num_parameters_of=by_part,
         memory=_memory(config, model, dtype, ranks, patched=patched),
         memory_by_ranks={
             n: _memory(config, model, dtype, n, patched=patched) for n in sorted({*_RANKS_SHOWN, ranks})
@@ -183,6 +186,10 @@ def _parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
     return counts
 
 
+def _num_trainable(config: Config, by_part: Mapping[ModelPart, int]) -> int:
+    return sum(count for part, count in by_part.items() if part not in config.model.freeze)
+
+
 # -- memory ---------------------------------------------------------------------------------------
 
 
@@ -190,7 +197,7 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
     stage = config.train.zero_stage
     by_part = _parameters_by_part(model)
     total = sum(by_part.values())
-    trainable = sum(count for part, count in by_part.items() if part not in config.model.freeze)
+    trainable = _num_trainable(config, by_part)
     part = -(-trainable // ranks)  # of one rank, where something is divided
     moments = 8 if config.train.optimizer == "adamw" else 0
     if stage == 0:
