@@ -57,7 +57,7 @@ class ModelConfig(ConfigSection):
     """The policy: which model, and how it uses memory."""
 
     path: str
-    """A Hugging Face folder: Qwen2.5-VL, or a text-only causal model."""
+    """A Hugging Face folder of a model family that docs/models.md lists."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on an accelerator, float32 on a CPU."""
     freeze: list[ModelPart] = []
@@ -93,7 +93,7 @@ class DataConfig(ConfigSection):
     """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
     max_pixels: PositiveInt = 1_003_520
-    """Images are resized once to between min_pixels and max_pixels, on the grid of its processor."""
+    """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
     template: Literal["think_answer", "think_box", "plain"] = "think_answer"
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""

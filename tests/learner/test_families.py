@@ -96,7 +96,7 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     check_gradients(policy, reference)
 
 
-@pytest.mark.parametrize("model_type", VISION_FAMILIES)
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
 def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model: FamilyModel) -> None:
     """For a row of images and for one of text alone, which has no features."""
     folder = family_model(model_type)
@@ -117,7 +117,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     check_gradients(policy, reference, only="language_model")
 
 
-@pytest.mark.parametrize("model_type", VISION_FAMILIES)
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
 def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyModel) -> None:
     """ZeRO's collectives would wait forever for one that it does not reach; none of the tower's may move."""
     policy = load_policy(family_model(model_type))
@@ -129,7 +129,7 @@ def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyMo
 
 
 @pytest.mark.filterwarnings("error:None of the inputs have requires_grad")
-@pytest.mark.parametrize("freeze", [["tower"], ["tower", "merger"], ["language_model"], ["language_model", "merger"]])
+@pytest.mark.parametrize("freeze", [["tower"], ["language_model"]])
 def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
     freeze: list[ModelPart], family_model: FamilyModel
 ) -> None:

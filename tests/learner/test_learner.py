@@ -208,13 +208,15 @@ def part_of(name: str) -> str:
 
 
 @over("frozen_parts")
-def test_only_the_parts_that_are_trained_move(results, single) -> None:
-    """A part with a learning rate of 0 ends as a frozen one does; nothing is clipped here."""
-    for part, case in results["frozen_parts"].items():
-        for how, delta in case.items():
-            for name, change in delta.items():
-                assert change.any() == (part_of(name) == part), (how, name)
-            assert distance(delta, single["frozen_parts"][part]["frozen"]) <= TOLERANCE
+def test_only_the_part_that_is_trained_moves(results, single) -> None:
+    """Where nothing is clipped, a learning rate of 0 for a part ends as freezing it does."""
+    cases = results["frozen_parts"]
+    for way, case in cases.items():
+        for name, change in case["delta"].items():
+            assert change.any() == (part_of(name) == case["part"]), (way, name)
+        assert distance(case["delta"], single["frozen_parts"][way]["delta"]) <= TOLERANCE
+    still, frozen = (cases[way]["delta"] for way in ("merger, the others still", "merger"))
+    assert all(torch.equal(still[name], change) for name, change in frozen.items())
 
 
 @over("rates_by_part", "three_steps")
