@@ -37,7 +37,7 @@ from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
-_LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 _RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
 
@@ -242,7 +242,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         size += patches * stack_bytes(
             hidden=width, heads=vision.num_heads, kv=width, mlp=vision.intermediate_size, layers=trained
         )
-    return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
+    return size + LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
 
 def stack_bytes_per_token(

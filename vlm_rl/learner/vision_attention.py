@@ -62,7 +62,8 @@ def windowed_attention(
     if query.is_cuda and takes_flash(query, key, value):
         assert scaling == query.shape[-1] ** -0.5  # what the kernel takes by itself
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out: Any = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        longest = int(max_length_q)  # some versions of transformers give a tensor
+        out: Any = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest)
         return out[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     runs = [(length, sum(1 for _ in same)) for length, same in groupby(lengths)]
