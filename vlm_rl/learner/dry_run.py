@@ -37,7 +37,7 @@ from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
-_LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 _RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
 
@@ -254,6 +254,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
     head = _head_width(text)
     size = tokens * stack_bytes(
         hidden=text.hidden_size,
+        heads=text.num_attention_heads,
         query=head * text.num_attention_heads,
         kv=head * text.num_key_value_heads,
         mlp=_mlp_width(text),
@@ -266,13 +267,16 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         width = vision.embed_dim if is_qwen2_vl else vision.hidden_size
         mlp = int(width * vision.mlp_ratio) if is_qwen2_vl else vision.intermediate_size
         patches = config.data.max_pixels // vision.patch_size**2
-        size += patches * stack_bytes(hidden=width, query=width, kv=width, mlp=mlp, layers=vision.depth)
-    return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
+        size += patches * stack_bytes(
+            hidden=width, heads=vision.num_heads, query=width, kv=width, mlp=mlp, layers=vision.depth
+        )
+    return size + LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
 
 def stack_bytes_per_token(
     *,
     hidden: int,
+    heads: int,
     query: int,
     kv: int,
     mlp: int,
@@ -288,8 +292,10 @@ def stack_bytes_per_token(
     A layer has two RMS norms, grouped attention and a gated MLP. Patched (vlm_rl.learner.lean_layers) it keeps:
 
     - per norm, the input and the output;
-    - of attention, the rotated query, the output and the input of the projection behind it (on a CPU these last
-      two are one), keys and values;
+    - of attention, the rotated query, the output, which the projection behind it takes as it is, keys, values and
+      a float32 log-sum-exp for each head. No mask. Its backward pass makes further tensors, most of them copies for
+      the responses: the gradient of the output, query and output copied, their gradients twice and a float32 sum, at
+      most 6 hidden + 2 kv elements and 4 hidden bytes. The MLP's tensors are freed by then and were larger;
     - of the MLP, three tensors of its width.
 
     transformers' own norm also keeps the normalized input, and in bfloat16 a float32 copy of the input instead
@@ -298,6 +304,7 @@ def stack_bytes_per_token(
 
     Args:
         hidden: the layers' width.
+        heads: the attention's heads of queries.
         query: the width of the queries, all heads together.
         kv: the width of the keys, and of the values.
         mlp: the MLP's width.
@@ -311,10 +318,10 @@ def stack_bytes_per_token(
     if not layers:
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
-    width = 2 * norm * hidden + 3 * query + 2 * kv + (3 if patched else 4) * mlp
+    width = 2 * norm * hidden + 2 * query + 2 * kv + (3 if patched else 4) * mlp
     if has_head_norms:
         width += (norm - 1) * (query + kv)
-    layer = width * dtype.itemsize
+    layer = width * dtype.itemsize + 4 * heads
     if not checkpointed:
         return layers * layer
     return layer if offloaded else layers * hidden * dtype.itemsize + layer
