@@ -208,7 +208,7 @@ def test_the_activation_estimate_is_what_the_layers_keep(
         has_head_norms=model_type == "qwen3_vl",
     )
     measured = kept_bytes(policy, row, policy.model.model.language_model.layers)
-    assert 0.98 < estimate / measured < 1.02, (estimate, measured)
+    assert 0.97 < estimate / measured < 1.03, (estimate, measured)
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
