@@ -587,7 +587,9 @@ def started_recipes(model: Path, stage: int) -> dict[str, Any]:
             "checkpointing": config.model.gradient_checkpointing,
             "offload_activations": config.model.offload_activations,
             "freeze": config.model.freeze,
-            **config.train.model_dump(include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay"}),
+            **config.train.model_dump(
+                include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay", "lr_by_part"}
+            ),
         }
         first = done.setdefault(str(settings), name)
         if first == name:
