@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
-ABOVE = {"train", "session", "recorder", "periodic_evaluation", "rewards", "reward_process", "api", "cli", "__main__"}
+ABOVE = {"train", "session", "recorder", "periodic_evaluation", "rewards", "reward_process", "api", "cli", "export", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
 BELOW_ONLY = {"grading": {"errors", "templates", "types"}}
@@ -36,6 +36,7 @@ INNER_ROOMS = {"evaluation/benchmarks"}
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
+    "peft": "vlm_rl/learner/lora.py",
     "vllm": "vlm_rl/samplers/vllm.py",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

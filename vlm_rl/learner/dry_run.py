@@ -13,6 +13,7 @@ the card free.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,19 +26,21 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config
+from vlm_rl.config import Config, LoraConfig, TrainConfig
 from vlm_rl.data.model_folder import check_context
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
+from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
 _LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+_LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
 _RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
 
@@ -75,6 +78,7 @@ class DryRun:
     num_parameters: int
     num_trainable: int
     num_vision: int  # parameters of the vision tower and its merger
+    num_adapted: int  # linear layers with an adapter
     memory: Memory
     memory_by_ranks: Mapping[int, Memory]
     responses_side_by_side: int  # on one rank
@@ -115,7 +119,8 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     r, t = config.rollout, config.train
     updates = -(-r.prompts_per_step // t.mini_batch_prompts)
     vision = sum(p.numel() for p in model.model.visual.parameters()) if _is_vision(model) else 0
-    total = sum(p.numel() for p in model.parameters())
+    lora = config.model.lora
+    total, trainable = _parameters(config, model)
     return DryRun(
         config=config,
         num_ranks=ranks,
@@ -123,8 +128,9 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         dtype=dtype,
         is_patched=patched,
         num_parameters=total,
-        num_trainable=total - (vision if config.model.freeze_vision else 0),
+        num_trainable=trainable,
         num_vision=vision,
+        num_adapted=len(target_layers(model, lora.targets)) if lora else 0,
         memory=_memory(config, model, dtype, ranks, patched=patched),
         memory_by_ranks={
             n: _memory(config, model, dtype, n, patched=patched) for n in sorted({*_RANKS_SHOWN, ranks})
@@ -182,9 +188,7 @@ def _is_vision(model: PreTrainedModel) -> bool:
 
 def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool) -> Memory:
     stage = config.train.zero_stage
-    total = sum(p.numel() for p in model.parameters())
-    frozen = sum(p.numel() for p in model.model.visual.parameters()) if config.model.freeze_vision else 0
-    trainable = total - frozen
+    total, trainable = _parameters(config, model)
     part = -(-trainable // ranks)  # of one rank, where something is divided
     moments = 8 if config.train.optimizer == "adamw" else 0
     if stage == 0:
@@ -196,13 +200,36 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         gradients += 4 * part if dtype != torch.float32 else 0
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return Memory(
-        weights=dtype.itemsize * (-(-total // ranks) if stage == 3 else total),
+        weights=dtype.itemsize * min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train)),
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),
-        engine_weights=dtype.itemsize * total,
+        engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
         kv_cache=_side_by_side(config, ranks) * longest * _kv_bytes_per_token(model, dtype),
     )
+
+
+def _parameters(config: Config, model: PreTrainedModel) -> tuple[int, int]:
+    """Return how many parameters the learner has, and how many of them it trains."""
+    total = sum(p.numel() for p in model.parameters())
+    if config.model.lora is not None:
+        adapters = num_adapter_parameters(model, config.model.lora)
+        return total + adapters, adapters
+    frozen = sum(p.numel() for p in model.model.visual.parameters()) if config.model.freeze_vision else 0
+    return total, total - frozen
+
+
+def _trains_vision(lora: LoraConfig | None) -> bool:
+    """Return whether the backward pass goes through the vision tower."""
+    return lora is None or "tower" in lora.targets
+
+
+def _most_resident(config: TrainConfig) -> float:
+    """Return how many parameters are on the device at most; those that ZeRO 3 offloads come layer by layer."""
+    zero = config.deepspeed.get("zero_optimization", {})
+    if config.zero_stage < 3 or zero.get("offload_param", {}).get("device", "none") == "none":
+        return math.inf
+    return zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS)
 
 
 def _side_by_side(config: Config, ranks: int) -> int:
@@ -234,7 +261,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
     if _is_vision(model):
         vision = model.config.vision_config
         width, patches = vision.hidden_size, config.data.max_pixels // vision.patch_size**2
-        trained = vision.depth if not config.model.freeze_vision else 0
+        trained = 0 if config.model.freeze_vision or not _trains_vision(config.model.lora) else vision.depth
         size += patches * stack_bytes(hidden=width, kv=width, mlp=vision.intermediate_size, layers=trained)
     return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
@@ -292,8 +319,11 @@ def print_dry_run(plan: DryRun) -> None:
     dtype = str(plan.dtype).removeprefix("torch.")
     console.print(f"model      {Path(config.model.path).name}, {_billions(plan.num_parameters)} parameters, {dtype}")
     if plan.num_vision:
-        frozen = "frozen" if config.model.freeze_vision else "trained"
+        frozen = "frozen" if config.model.freeze_vision or config.model.lora else "trained"
         console.print(f"           of which vision tower and merger {_billions(plan.num_vision)} ({frozen})")
+    if (lora := config.model.lora) is not None:
+        adapters = f"rank {lora.rank} on {plan.num_adapted} linear layers"
+        console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
     console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
@@ -319,7 +349,10 @@ def _memory_table(plan: DryRun) -> Table:
     row = max(
         plan.config.train.micro_batch_tokens, plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
     )
-    table.add_row("weights", _gib(m.weights), "divided" if stage == 3 else "whole on every rank")
+    where = "divided" if stage == 3 else "whole on every rank"
+    if _most_resident(plan.config.train) < math.inf:
+        where = "those in use; ZeRO 3 keeps the others in host memory"
+    table.add_row("weights", _gib(m.weights), where)
     table.add_row("gradients", _gib(m.gradients), "divided" if stage >= 2 else "whole on every rank")
     table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
     table.add_row(
