@@ -94,7 +94,7 @@ def test_adapters_learn(run: RunDirectory) -> None:
     """Every sync proved that the sampler had the merged weights, and every update that both give these log-probs."""
     records = run.metrics()
     assert all(record["grad_norm"] > 0 for record in records)
-    assert records[0]["gap"] < 1e-5 and records[-1]["gap"] < 1e-4
+    assert all(record["rollout/logprob_gap"] < 1e-5 for record in records)
     assert records[0]["kl"] < records[-1]["kl"]
     weights = [result.summary["weights"] for result in run.evals()]
     assert len(set(weights)) == 3
@@ -243,7 +243,7 @@ def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes
     done = start_ranks(2, {"arguments": ["train", str(config)]}, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     run = toys.run("lora-vllm")
-    assert [record["gap"] < 1e-4 for record in run.metrics()] == [True, True]
+    assert all(record["rollout/logprob_gap"] < 1e-5 for record in run.metrics())
     (_, folder) = run.checkpoints()[-1]
     out = toys.folder / "lora-vllm-merged"
     assert toys.runner("export", folder, "--merge", "--out", out).code == 0

@@ -110,7 +110,15 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
     config = run.config()
     base = Path(config.model.path).name
     library, tags = ("peft", "[vlm-rl, lora]") if is_adapter else ("transformers", "[vlm-rl]")
-    yield from ("---", f"library_name: {library}", f"tags: {tags}", "---", "", f"# {run.name}, step {manifest.step}", "")
+    yield from (
+        "---",
+        f"library_name: {library}",
+        f"tags: {tags}",
+        "---",
+        "",
+        f"# {run.name}, step {manifest.step}",
+        "",
+    )
     what = "A LoRA adapter for" if is_adapter else "A fine-tuned"
     yield f"{what} {base}, trained by reinforcement learning with verifiable rewards."
     if contaminated := sorted({*run.contaminated(), *manifest.info.get("contaminated", ())}):

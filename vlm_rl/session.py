@@ -401,8 +401,8 @@ def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
     check_model_folder(model_path)
     if base_of(model_path) is not None:
         raise UserError(
-            f"model.path: {model_path} holds an adapter, and training starts from a whole model: merge it first, with "
-            f"vlm-rl export {model_path} --merge --out FOLDER"
+            f"model.path: {model_path} holds an adapter, and training starts from a whole model: merge it first, "
+            f"with vlm-rl export {model_path} --merge --out FOLDER"
         )
     builder = PromptBuilder(
         model_path,

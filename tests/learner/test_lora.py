@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tests.helpers.groups import WeighedGroup, load_reference, make_prompt, noise_image, pack, padded_logps, random_group
+from tests.helpers.groups import (
+    WeighedGroup,
+    load_reference,
+    make_prompt,
+    noise_image,
+    pack,
+    padded_logps,
+    random_group,
+)
 from vlm_rl.config import LoraConfig, parse_config
 from vlm_rl.data.adapters import BASE_MODEL, BaseModel, load_merged, merge
 from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256

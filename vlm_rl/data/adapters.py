@@ -46,9 +46,7 @@ def base_of(folder: str | Path) -> BaseModel | None:
         ) from None
 
 
-def merge(
-    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float
-) -> torch.Tensor:
+def merge(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
     """Return W + scaling B A in the dtype of W, computed in float32 and rounded once.
 
     Every merge is computed here, so that learner, sampler and export have the same bits.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data.adapters import base_of
+from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
 from vlm_rl.errors import UserError
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
@@ -103,11 +103,20 @@ def check_weights(path: str | Path) -> None:
     """
     if (base := base_of(path)) is not None:
         check_base_weights(path, base.path)
-        return check_weights(base.path)
+        _finite_shapes([Path(path) / ADAPTER_WEIGHTS])
+        path = base.path
+    files = _weight_files(Path(path))
+    if faults := _differences(str(path), _finite_shapes(files)):
+        place = files[0] if len(files) == 1 else Path(path)
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise UserError(f"model.path: {place}: {faults[0]}{more}: get the model again")
+
+
+def _finite_shapes(files: Iterable[Path]) -> dict[str, Any]:
+    """Return the tensors in the files by name, on the meta device. Raises UserError for one that is not finite."""
     import torch
     from safetensors import SafetensorError, safe_open
 
-    files = _weight_files(Path(path))
     shapes: dict[str, Any] = {}
     for file in files:
         try:
@@ -123,10 +132,7 @@ def check_weights(path: str | Path) -> None:
                     shapes[name] = torch.empty_like(tensor, device="meta")
         except (SafetensorError, OSError) as error:
             raise UserError(f"model.path: {file} is cut or damaged ({error}): get the model again") from None
-    if faults := _differences(str(path), shapes):
-        place = files[0] if len(files) == 1 else Path(path)
-        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-        raise UserError(f"model.path: {place}: {faults[0]}{more}: get the model again")
+    return shapes
 
 
 def check_base_weights(adapter: str | Path, base: str | Path) -> None:

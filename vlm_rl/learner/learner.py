@@ -219,9 +219,7 @@ class Learner:
         """Write the policy as `save_model` does, and the engine's shards under its learner/."""
         self.save_model(folder)
         has_adapters = self.policy.base is not None
-        self.engine.save_checkpoint(
-            str(folder / "learner"), tag=STATE_TAG, exclude_frozen_parameters=has_adapters
-        )
+        self.engine.save_checkpoint(str(folder / "learner"), tag=STATE_TAG, exclude_frozen_parameters=has_adapters)
         barrier()
 
     def load(self, folder: Path) -> None:
