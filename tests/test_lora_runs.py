@@ -22,7 +22,7 @@ from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.fingerprint import fingerprint
 
-ADAPTERS = {"lora": {"rank": 4, "alpha": 8.0}, "gradient_checkpointing": True}
+ADAPTERS = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True}
 OF_PROCESSOR = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"}
 OF_ADAPTER = {"adapter_config.json", "adapter_model.safetensors", "base_model.json"}
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_holds_the_adapters_alone(run: RunDirectory, checkpoint: Pa
     assert (checkpoint / "generation_config.json").read_bytes() == (base / "generation_config.json").read_bytes()
 
 
-def test_adapters_learn(run: RunDirectory) -> None:
+def test_every_step_trains_and_syncs(run: RunDirectory) -> None:
     """Every sync proved that the sampler had the merged weights, and every update that both give these log-probs."""
     records = run.metrics()
     assert all(record["grad_norm"] > 0 for record in records)

@@ -374,7 +374,7 @@ def _add_export(commands: Commands) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from vlm_rl.export import export
+    from vlm_rl.report.model_export import export
 
     export(options)
 

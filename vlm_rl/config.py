@@ -54,7 +54,7 @@ class LoraConfig(ConfigSection):
 
     rank: PositiveInt = 16
     """Rows of A and columns of B. A matrix [out, in] gets rank * (in + out) parameters to train."""
-    alpha: PositiveFloat = 32.0
+    alpha: PositiveInt = 32
     """The adapter's product is multiplied by alpha / rank."""
     targets: list[str] = Field(["language_model"], min_length=1)
     """Which linear layers get an adapter: all of a part (language_model, tower, merger), or those of the language

@@ -30,7 +30,7 @@ from vlm_rl.learner.lora import num_adapter_parameters, save_adapters, target_la
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 
-LORA = LoraConfig(rank=4, alpha=6.0)
+LORA = LoraConfig(rank=4, alpha=6)
 SCALING = 6.0 / 4
 TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -88,7 +88,7 @@ def test_log_probs_are_the_merged_models(patched: bool, tiny_model: Path, groups
 
 def test_gradients_are_those_of_the_merged_weights(tiny_model: Path, groups: list[WeighedGroup]) -> None:
     """With W = W0 + s B A: dL/dA = s B^T dL/dW and dL/dB = s dL/dW A^T, in float64."""
-    config = LoraConfig(rank=4, alpha=6.0, targets=["language_model", "tower", "merger"])
+    config = LoraConfig(rank=4, alpha=6, targets=["language_model", "tower", "merger"])
     policy = with_adapters(tiny_model, config, dtype=torch.float64)
     # patched: transformers' own norms compute in float32
     plain = Policy(load_model(tiny_model, dtype=torch.float64), banned_ids=(), temperature=0.7, layer_patches=True)
@@ -278,7 +278,7 @@ def config_with(**model: Any) -> Any:
 
 def test_what_a_configuration_may_say() -> None:
     assert config_with().model.lora is None
-    assert config_with(lora={}).model.lora == LoraConfig(rank=16, alpha=32.0, targets=["language_model"])
+    assert config_with(lora={}).model.lora == LoraConfig(rank=16, alpha=32, targets=["language_model"])
     assert config_with(lora={"rank": 8, "alpha": 8}, freeze_vision=True).model.lora.alpha == 8
     for lora, message in (
         ({"dropout": 0.05}, r"model\.lora: dropout is 0\.05, and the sampler has none"),

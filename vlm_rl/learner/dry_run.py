@@ -200,7 +200,7 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         gradients += 4 * part if dtype != torch.float32 else 0
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return Memory(
-        weights=dtype.itemsize * min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train)),
+        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train))),
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),

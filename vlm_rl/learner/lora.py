@@ -36,8 +36,10 @@ class WeightSource:
 
     def weight(self) -> Tensor:
         """Return the weight; the parameters must be whole."""
-        first, *factors = [parameter.data for parameter in self.parameters]
-        return merge(first, *factors, self.scaling) if factors else first
+        if len(self.parameters) == 1:
+            return self.parameters[0].data
+        weight, a, b = (parameter.data for parameter in self.parameters)
+        return merge(weight, a, b, self.scaling)
 
 
 def target_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
