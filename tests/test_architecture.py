@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS: dict[str, set[str]] = {
     "grading": set(),
     "data": set(),
-    "run": set(),
+    "run": {"data"},
     "samplers": {"data"},
     "learner": {"data", "run"},
     "evaluation": {"data", "grading", "run", "samplers"},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
+from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.errors import UserError
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
@@ -122,16 +123,12 @@ def _finite_shapes(files: Iterable[Path]) -> dict[str, Any]:
         try:
             with safe_open(file, framework="pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 (it is no mapping)
-                    tensor = weights.get_tensor(name)
-                    if tensor.is_floating_point() and tensor.numel():
-                        low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
-                        if not (low.isfinite() and high.isfinite()):
-                            raise UserError(
-                                f"model.path: {file}: tensor {name!r} holds NaN or infinity: get the model again"
-                            )
-                    shapes[name] = torch.empty_like(tensor, device="meta")
-        except (SafetensorError, OSError) as error:
+                    shapes[name] = torch.empty(weights.get_slice(name).get_shape(), device="meta")
+            bad = non_finite_tensor(file)
+        except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"model.path: {file} is cut or damaged ({error}): get the model again") from None
+        if bad:
+            raise UserError(f"model.path: {file}: tensor {bad!r} holds NaN or infinity: get the model again")
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""Find NaN and infinity in the weights of a checkpoint, without torch: every dtype is read as bits."""
+"""Find NaN and infinity in a file of weights, without torch: every dtype is read as bits."""
 
 from __future__ import annotations
 
