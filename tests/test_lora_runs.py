@@ -16,11 +16,15 @@ from transformers import AutoModelForImageTextToText
 
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound
 from tests.test_train import start_ranks
+from vlm_rl.data.adapters import load_merged
 from vlm_rl.data.model_folder import weights_sha256
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import fingerprint
+from vlm_rl.templates import TEMPLATES
 
 ADAPTERS = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True}
 OF_PROCESSOR = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"}
@@ -251,8 +255,41 @@ def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes
 
 
 @pytest.mark.slow
-def test_vllm_opens_the_adapter(toys: Toys, checkpoint: Path, base: Path) -> None:
-    """The folder as it is, by vLLM's own LoRA, and through `vlm-rl eval`, merged at load."""
+def test_vllm_opens_the_adapter(run: RunDirectory, checkpoint: Path, base: Path) -> None:
+    """By its own LoRA it gives the log-probs of the merged model, and without the adapter those of the base model."""
+    vllm = pytest.importorskip("vllm")
+    from vllm.lora.request import LoRARequest
+
+    builder = PromptBuilder(base, template=TEMPLATES["think_answer"])
+    options = {"enable_lora": True, "max_lora_rank": 8}
+    sampler: Any = make_sampler(
+        "vllm", model_path=str(base), builder=builder, max_model_len=256, batch_size=2, dtype=torch.float32,
+        vllm_options=options,
+    )  # fmt: skip
+    ids = builder.tokenizer.encode("How many red squares are there? Think first.")
+    params = vllm.SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
+    models = {None: AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)}
+    models[LoRARequest("lora", 1, str(checkpoint))] = load_merged(checkpoint)
+    given = []
+    try:
+        for request, model in models.items():
+            (output,) = sampler._llm.generate({"prompt_token_ids": ids}, params, lora_request=request, use_tqdm=False)
+            tokens = list(output.outputs[0].token_ids)
+            given.append(
+                [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+            )
+            with torch.no_grad():
+                logits_RV = model(input_ids=torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
+            expected = logits_RV.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(given[-1]), expected, atol=1e-4, rtol=0)
+    finally:
+        sampler.close()
+    assert given[0] != given[1]
+
+
+@pytest.mark.slow
+def test_eval_merges_a_checkpoint_into_the_fast_engine(toys: Toys, checkpoint: Path) -> None:
+    """It starts only if the engine then holds the merged weights, by their checksum."""
     pytest.importorskip("vllm")
     out = toys.folder / "lora-eval-vllm"
     words = ["--model", checkpoint, "--data", toys.heldout, "--out", out, "--max-tokens", 14]

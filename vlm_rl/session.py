@@ -92,6 +92,8 @@ class Session:
             model_path = checkpoint[0]
 
         self.builder = _make_prompt_builder(config.data, model_path)
+        if checkpoint and config.model.lora is not None:
+            from_main(lambda: check_base_weights(checkpoint[0], model_path))
         check_architecture(
             self.builder.config,
             path=model_path,
@@ -272,8 +274,6 @@ class Session:
                 f"{folder} was written by {state['world_size']} ranks and this run has {world_size()}: "
                 "start it with the same number of ranks"
             )
-        if self.config.model.lora is not None:
-            from_main(lambda: check_base_weights(folder, self.config.model.path))
         self.learner.load(folder)
         if name := self.learner.non_finite():
             raise UserError(

@@ -38,8 +38,9 @@ def base_of(folder: str | Path) -> BaseModel | None:
     if not (folder / ADAPTER_CONFIG).is_file():
         return None
     try:
-        return BaseModel(**json.loads((folder / BASE_MODEL).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        said = json.loads((folder / BASE_MODEL).read_text(encoding="utf-8"))
+        return BaseModel(path=str(said["path"]), weights_sha256=str(said["weights_sha256"]))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise UserError(
             f"model.path: {folder} holds an adapter without a readable {BASE_MODEL}, which names its base model: "
             "use a checkpoint of vlm-rl, or merge the adapter with its base model first"
@@ -96,7 +97,7 @@ def load_merged(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
                 weight = model.get_submodule(name).weight
                 a, b = (tensors[f"{PREFIX}{name}.lora_{factor}.weight"] for factor in "AB")
                 weight.copy_(merge(weight, a, b, settings["lora_alpha"] / settings["r"]))
-            except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+            except (AttributeError, KeyError, RuntimeError, TypeError, ZeroDivisionError) as error:
                 raise UserError(
                     f"model.path: the adapter in {folder} does not fit its base model {base.path} at {name!r} "
                     f"({' '.join(str(error).split())}): use a different checkpoint"
