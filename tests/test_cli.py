@@ -393,3 +393,49 @@ def test_a_full_disk_below_standard_output_is_one_message() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("vlm-rl: [Errno 28] No space left on device: free some space"), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# -- started without torchrun --------------------------------------------------------------------------
+
+
+def started_by_srun(tasks: int, nodes: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as srun starts a task; it may import nothing heavy before it refuses."""
+    code = """
+import sys
+from vlm_rl import cli
+sys.argv = ["vlm-rl", *sys.argv[1:]]
+code = cli.main()
+assert "torch" not in sys.modules and "transformers" not in sys.modules, "imported before the refusal"
+sys.exit(code)
+"""
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environment |= {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_NUM_NODES": str(nodes), "SLURM_NTASKS": "8"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_several_tasks_of_srun_without_torchrun_are_refused_with_the_right_command() -> None:
+    one = started_by_srun(8, 1, "train", "recipe.yaml", "out=my runs/a")
+    assert one.returncode == 2 and one.stdout == "", one.stderr
+    assert (
+        "srun --ntasks 1 --ntasks-per-node 1 torchrun --nproc-per-node 8 --shutdown-timeout 1800 "
+        "-m vlm_rl train recipe.yaml 'out=my runs/a'"
+    ) in one.stderr
+    two = started_by_srun(16, 2, "eval", "--model", "m", "--data", "d", "--out", "o")
+    assert two.returncode == 2, two.stderr
+    assert "--ntasks 2 --ntasks-per-node 1 torchrun --nproc-per-node 8" in two.stderr and "--nnodes 2" in two.stderr
+
+
+@pytest.mark.parametrize(
+    ("tasks", "variables"),
+    [(1, {}), (8, {"RANK": "0"})],
+    ids=["a batch script of a larger job", "torchrun below srun"],
+)
+def test_one_task_and_torchrun_are_not_refused(tasks: int, variables: dict[str, str]) -> None:
+    process = started_by_srun(tasks, 1, "train", "missing.yaml", **variables)
+    assert "missing.yaml" in process.stderr and "srun" not in process.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("vlm-rl: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _refuse_bare_srun() -> None:
+    """Raise UserError where srun has started several tasks without torchrun: each would be a run of its own.
+
+    The step's number of tasks is what counts. SLURM_NTASKS is set in a batch script too, which is one process.
+    """
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1 or "RANK" in os.environ:
+        return
+    nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
+    command = f"torchrun --nproc-per-node {-(-tasks // nodes)} --shutdown-timeout 1800"
+    if nodes > 1:
+        first_node = '"$(scontrol show hostnames | head -n 1):29500"'
+        command += f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint {first_node}"
+    raise UserError(
+        f"srun has started {tasks} tasks, and each would be a run of its own: let it start one a node, and torchrun "
+        f"the ranks: srun --ntasks {nodes} --ntasks-per-node 1 {command} -m vlm_rl {shlex.join(sys.argv[1:])}"
+    )
 
 
 def _discard_output() -> None:
@@ -106,6 +126,8 @@ def _add_train(commands: Commands) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    if not options.dry_run:
+        _refuse_bare_srun()
     from vlm_rl.config import load_config
     from vlm_rl.run.terminal import is_main, resume_command
 
@@ -165,6 +187,7 @@ def _add_eval(commands: Commands) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
+    _refuse_bare_srun()
     from vlm_rl.evaluation.command import evaluate_sets
 
     for name in ("model", "data", "out"):  # the parser cannot require them: compare and export go without

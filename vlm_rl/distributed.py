@@ -29,8 +29,11 @@ def init_ranks() -> torch.device:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         store = _own_store() if alone else None
-        group = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
-        dist.init_process_group("nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **group)
+        group: dict[str, Any] = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
+        if use_gpu:
+            group["device_id"] = device  # NCCL connects here and now, and a barrier need not guess the card
+        # Gloo beside NCCL: plain values are gathered from host memory, without a copy to the card and back.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **group)
     return device
 
 

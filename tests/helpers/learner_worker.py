@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
@@ -30,7 +30,7 @@ from torch import Tensor
 from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
-from vlm_rl.config import LoraConfig, TrainConfig
+from vlm_rl.config import Config, LoraConfig, TrainConfig, load_config
 from vlm_rl.data.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
@@ -93,9 +93,11 @@ class Case:
         freeze_vision: bool = False,
         checkpointing: bool = False,
         lora: LoraConfig | None = None,
+        offload_activations: bool = False,
+        dtype: torch.dtype = torch.float32,
         **config: Any,
     ) -> None:
-        network = deepcopy(fresh_model(model))
+        network = deepcopy(fresh_model(model)).to(dtype)
         self.model = model
         self.policy_bans = banned_ids(network.config)
         self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
@@ -104,7 +106,7 @@ class Case:
         if lora is not None:
             self.policy.add_adapters(lora, base=BaseModel(str(model), ""), seed=0)
         if checkpointing:
-            self.policy.enable_checkpointing()
+            self.policy.enable_checkpointing(offload=offload_activations)
         settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
         self.learner = Learner(self.policy, TrainConfig(**settings), total_optimizer_steps=STEPS)
         self.groups = five_groups(model)
@@ -530,6 +532,59 @@ def norm_of(tensors: Mapping[str, Tensor]) -> float:
     return sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()) ** 0.5
 
 
+def offloaded(model: Path, stage: int) -> dict[str, Any]:
+    """Take a step with the optimizer's state on the host, and the same step without."""
+    deltas = []
+    for zero in ({}, {"offload_optimizer": {"device": "cpu"}}):
+        case = Case(model, stage or 2, optimizer="adamw", deepspeed={"zero_optimization": zero})
+        case.train(case.rows(), 2)
+        deltas.append(case.delta())
+    return {
+        "moved": norm_of(deltas[0]),
+        "same": all(torch.equal(d, deltas[1][name]) for name, d in deltas[0].items()),
+    }
+
+
+SETTINGS = {  # the words of the table in docs/performance.md, and what they set
+    "ZeRO 2": "train.zero_stage=2",
+    "offload_optimizer": "train.deepspeed.zero_optimization.offload_optimizer.device=cpu",
+    "checkpointing": "model.gradient_checkpointing=true",
+    "offload_activations": "model.offload_activations=true",
+}
+
+
+def recipes() -> Iterator[tuple[str, Config]]:
+    """Yield every shipped recipe, and the rows of the documentation's table of settings as overrides of one."""
+    root = Path(__file__).parents[2]
+    for path in sorted((root / "configs").glob("*.yaml")):
+        yield path.stem, load_config(path)
+    table = (root / "docs" / "performance.md").read_text().split("a row's activations, GB | settings |\n")[1]
+    for line in table.split("\n\n")[0].splitlines()[1:]:
+        machine, *_, settings = line.strip("| ").split(" | ")
+        words = [word.split(" (")[0] for word in settings.split(", ")]
+        yield machine, load_config(root / "configs" / "virl39k_luspo_3b.yaml", [SETTINGS[word] for word in words])
+
+
+def started_recipes(model: Path, stage: int) -> dict[str, Any]:
+    """Take a step in bfloat16, as on GPUs, with the training settings of every recipe; equal settings start once."""
+    norms: dict[str, float] = {}
+    done: dict[str, str] = {}
+    for name, config in recipes():
+        settings = {
+            "checkpointing": config.model.gradient_checkpointing,
+            "offload_activations": config.model.offload_activations,
+            "freeze_vision": config.model.freeze_vision,
+            "lora": config.model.lora,
+            **config.train.model_dump(include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay"}),
+        }
+        first = done.setdefault(str(settings), name)
+        if first == name:
+            case = Case(model, 2, dtype=torch.bfloat16, **settings)
+            norms[name] = case.train(case.rows(), 1)[0].grad_norm
+        norms[name] = norms[first]
+    return {"norms": norms}
+
+
 CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "three_steps": three_steps,
     "one_wide_row": one_wide_row,
@@ -547,6 +602,8 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "aborts": aborts,
     "saved": saved,
     "adapters": adapters,
+    "offloaded": offloaded,
+    "started_recipes": started_recipes,
     "some_algorithms": some_algorithms,
     "every_variant": every_variant,
 }

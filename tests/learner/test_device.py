@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.helpers.groups import WeighedGroup, pack
 from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner import vision_attention
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Head
 from vlm_rl.losses import RATIOS, SURROGATES, policy_loss, supervised_loss
@@ -63,7 +64,7 @@ def test_every_tensor_of_a_row_moves(row: PackedRow) -> None:
     moved = dict(tensors_in(row.to("meta"), "row"))
     assert moved.keys() == dict(tensors_in(row, "row")).keys()
     assert {"row.loss.weights_n", "row.loss.old_logp_K", "row.vision[pixel_values]"} < moved.keys()
-    assert "row.layout.pieces_2T" in moved
+    assert {"row.layout.own.queries", "row.layout.shared.keys", "row.layout.responses"} < moved.keys()
     assert not [name for name, tensor in moved.items() if tensor.device.type != "meta"]
 
 
@@ -85,16 +86,17 @@ def test_a_row_left_behind_is_refused(row: PackedRow) -> None:
         policy_loss(logp_K, logp_K, row.loss, ratio="token", surrogate="clip", **OPTIONS)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attention_and_head_stay_on_their_device(row: PackedRow, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "takes_flash"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_attention_and_head_stay_on_their_device(
+    row: PackedRow, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, takes_flash: bool
+) -> None:
     num_tokens = len(row.ids_T)
-    monkeypatch.setattr(attention, "_compiled_flex", lambda: attention.flex_attention)  # nothing can be compiled
+    monkeypatch.setattr(attention, "takes_flash", lambda *_: takes_flash)  # torch would ask the card
     with FakeTensorMode(allow_non_fake_inputs=True):
         moved = row.to("cuda")
-        query = torch.empty(1, HEADS, num_tokens, HIDDEN, device="cuda")
-        key = value = torch.empty(1, KV_HEADS, num_tokens, HIDDEN, device="cuda")
-        masked = {"layout": moved.layout, "block_mask": attention.flex_mask(moved.layout)}
-        output, _ = attention.shared_prefix_attention(nn.Module(), query, key, value, None, **masked)
+        query = torch.empty(1, HEADS, num_tokens, HIDDEN, dtype=dtype, device="cuda")
+        key = value = torch.empty(1, KV_HEADS, num_tokens, HIDDEN, dtype=dtype, device="cuda")
+        output, _ = attention.shared_prefix_attention(nn.Module(), query, key, value, None, layout=moved.layout)
         assert output.device.type == "cuda"
         assert output.shape == (1, num_tokens, HEADS, HIDDEN)
         head = Head(nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda"), banned_ids=[1], temperature=1.0)
@@ -102,3 +104,20 @@ def test_attention_and_head_stay_on_their_device(row: PackedRow, monkeypatch: py
         logp_K, entropy_K = head(torch.empty(len(row.target_K), HIDDEN, device="cuda"), moved.target_K)
         assert logp_K.device.type == entropy_K.device.type == "cuda"
         assert logp_K.shape == entropy_K.shape == (8 * 2,)
+
+
+def test_windows_of_the_vision_tower_stay_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vision_attention, "takes_flash", lambda *_: True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query = torch.empty(1, HEADS, 12, HIDDEN, dtype=torch.bfloat16, device="cuda")
+        output, _ = vision_attention.windowed_attention(
+            nn.Module(),
+            query,
+            query,
+            query,
+            None,
+            scaling=HIDDEN**-0.5,
+            cu_seq_lens_q=torch.empty(4, dtype=torch.int32, device="cuda"),
+            max_length_q=4,
+        )
+        assert output.device.type == "cuda" and output.shape == (1, 12, HEADS, HIDDEN)

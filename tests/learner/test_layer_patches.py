@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from vlm_rl.config import load_config
 from vlm_rl.learner import vision_attention
-from vlm_rl.learner.layer_patches import describe, is_patched
+from vlm_rl.learner.layer_patches import describe, install, is_patched
 from vlm_rl.learner.policy import Policy, load_model
 
 TOY = Path(__file__).resolve().parents[2] / "configs" / "toy.yaml"
@@ -41,6 +42,17 @@ def test_on_replaces_layers_and_names_them(tiny_model: Path) -> None:
     replaced = own_forwards(policy.model)
     for name in ("visual.patch_embed.proj", "language_model.layers.0.mlp", "language_model.norm"):
         assert f"model.{name}" in replaced
+
+
+@pytest.mark.parametrize(("setting", "replaced"), [("auto", ["vision attention"]), (False, [])])
+def test_on_a_gpu_auto_replaces_the_attention_of_the_vision_tower(
+    tiny_model: Path, setting: Literal["auto", False], replaced: list[str]
+) -> None:
+    """transformers' own attention calls a kernel for each window; ours gets all windows at once."""
+    model = load_model(tiny_model, dtype=torch.float32)
+    assert install(model, setting, on_gpu=True) == replaced
+    assert own_forwards(model) == []
+    assert model.model.visual.config._attn_implementation == (vision_attention.NAME if replaced else "sdpa")
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,18 @@ def test_adapters_alone_are_trained_and_saved(results, single) -> None:
     assert case["same"] and case["same_norm"]
 
 
+@over("offloaded")
+def test_an_optimizer_on_the_host_takes_the_same_step(results) -> None:
+    assert results["offloaded"]["moved"] > 0 and results["offloaded"]["same"]
+
+
+@over("started_recipes")
+def test_every_recipe_and_every_documented_setting_starts(results) -> None:
+    norms = results["started_recipes"]["norms"]
+    assert {"virl39k_luspo_7b", "toy", "1 x 24 GB", "8 x 80 GB"} <= norms.keys()
+    assert all(0 < norm < math.inf for norm in norms.values()), norms
+
+
 @over("saved")
 def test_a_saved_state_loads_without_running_code(results) -> None:
     case = results["saved"]

@@ -168,8 +168,28 @@ def test_the_layout_of_a_long_response_takes_little_memory() -> None:
     _, by_numpy = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert allocated.num_bytes + by_numpy < 10e6
-    assert layout.pieces_2T.nbytes == 2 * 8 * (prompt + response)
-    assert layout.cuts == ((0, prompt, prompt + response),)
+    assert layout.own.queries.tolist() == [0, prompt, prompt + response]
+    assert (layout.prompts, layout.responses) == (slice(0, prompt), slice(prompt, prompt + response))
+
+
+def test_a_layout_by_hand() -> None:
+    """Prompts of 2, 3, 1 and 2 with responses of 1 and 4, of 0 and 2, of 0, and of 5 tokens."""
+    lengths = [(2, [1, 4]), (3, [0, 2]), (1, [0]), (2, [5])]
+    spans, at = [], 0
+    for prompt, responses in lengths:
+        starts = np.cumsum([at, prompt, *responses]).tolist()
+        spans.append(((at, prompt), list(zip(starts[1:-1], responses, strict=True))))
+        at = starts[-1]
+    layout = row_layout(spans)
+    assert layout.own.queries.tolist() == layout.own.keys.tolist() == [0, 2, 3, 7, 10, 12, 13, 15, 20]
+    assert (layout.own.longest_query, layout.own.longest_key) == (5, 5)
+    # the third prompt has no tokens of responses: it is no run of keys
+    assert layout.shared.queries.tolist() == [0, 5, 7, 12]
+    assert layout.shared.keys.tolist() == [0, 2, 5, 7]
+    assert (layout.shared.longest_query, layout.shared.longest_key) == (5, 3)
+    assert isinstance(layout.responses, torch.Tensor) and isinstance(layout.prompts, torch.Tensor)
+    assert layout.responses.tolist() == [2, 3, 4, 5, 6, 10, 11, 15, 16, 17, 18, 19]
+    assert layout.prompts.tolist() == [0, 1, 7, 8, 9, 13, 14]
 
 
 @pytest.mark.parametrize("lengths", [[0, 2], [2, 0], [0]])

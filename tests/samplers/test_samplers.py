@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import BuiltinFunctionType
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
+from vlm_rl.samplers.vllm import _threads_kept
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -321,6 +323,19 @@ def test_a_prompt_that_does_not_fit_is_refused(sampler: Sampler, prompts: list[P
         sampler.generate(
             [prompts[1]], SamplingParams(temperature=1, max_tokens=room + 1, responses=1), seed=0, step=0
         )
+
+
+def test_the_engine_leaves_the_function_that_sets_threads(sampler: Sampler) -> None:
+    """vLLM's CPU worker puts a warning in its place."""
+    assert isinstance(torch.set_num_threads, BuiltinFunctionType), sampler.name
+
+
+def test_the_number_of_threads_from_before_the_engine_is_restored() -> None:
+    """On a GPU vLLM sets it to 1, through torch."""
+    before = torch.get_num_threads()
+    with _threads_kept():
+        torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before
 
 
 def test_the_trainers_random_state_is_left_alone(sampler: Sampler, prompts: list[Prompt]) -> None:

@@ -108,6 +108,7 @@ def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # the optimizer behind the guard works on the host too
         "steps_per_print": 10**9,
         "bf16": {"enabled": dtype == torch.bfloat16},
         "zero_optimization": {"stage": config.zero_stage},

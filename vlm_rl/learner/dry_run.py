@@ -39,7 +39,7 @@ from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
-_LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 _LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
 _RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
@@ -256,19 +256,26 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         offloaded=config.model.offload_activations,
     )
     size = tokens * stack_bytes(
-        hidden=text.hidden_size, kv=kv, mlp=text.intermediate_size, layers=text.num_hidden_layers
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv=kv,
+        mlp=text.intermediate_size,
+        layers=text.num_hidden_layers,
     )
     if _is_vision(model):
         vision = model.config.vision_config
         width, patches = vision.hidden_size, config.data.max_pixels // vision.patch_size**2
         trained = 0 if config.model.freeze_vision or not _trains_vision(config.model.lora) else vision.depth
-        size += patches * stack_bytes(hidden=width, kv=width, mlp=vision.intermediate_size, layers=trained)
-    return size + _LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
+        size += patches * stack_bytes(
+            hidden=width, heads=vision.num_heads, kv=width, mlp=vision.intermediate_size, layers=trained
+        )
+    return size + LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
 
 def stack_bytes_per_token(
     *,
     hidden: int,
+    heads: int,
     kv: int,
     mlp: int,
     layers: int,
@@ -282,8 +289,10 @@ def stack_bytes_per_token(
     A layer has two RMS norms, grouped attention and a gated MLP. Patched (vlm_rl.learner.lean_layers) it keeps:
 
     - per norm, the input and the output;
-    - of attention, the rotated query, the output and the input of the projection behind it (on a CPU these last
-      two are one), keys and values;
+    - of attention, the rotated query, the output, which the projection behind it takes as it is, keys, values and
+      a float32 log-sum-exp for each head. No mask. Its backward pass makes further tensors, most of them copies for
+      the responses: the gradient of the output, query and output copied, their gradients twice and a float32 sum, at
+      most 6 hidden + 2 kv elements and 4 hidden bytes. The MLP's tensors are freed by then and were larger;
     - of the MLP, three tensors of its width.
 
     transformers' own norm also keeps the normalized input, and in bfloat16 a float32 copy of the input instead
@@ -292,6 +301,7 @@ def stack_bytes_per_token(
 
     Args:
         hidden: the layers' width.
+        heads: the attention's heads of queries.
         kv: the width of the keys, and of the values.
         mlp: the MLP's width.
         layers: how many there are.
@@ -303,7 +313,7 @@ def stack_bytes_per_token(
     if not layers:
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
-    layer = ((2 * norm + 3) * hidden + 2 * kv + (3 if patched else 4) * mlp) * dtype.itemsize
+    layer = ((2 * norm + 2) * hidden + 2 * kv + (3 if patched else 4) * mlp) * dtype.itemsize + 4 * heads
     if not checkpointed:
         return layers * layer
     return layer if offloaded else layers * hidden * dtype.itemsize + layer

@@ -2,7 +2,8 @@
 
 The patches compute what transformers' own layers compute. They keep less for the backward pass
 (vlm_rl.learner.lean_layers) and make fewer calls in the vision tower (vlm_rl.learner.vision_attention). They
-have run on CPUs only, so `auto` turns them off on a GPU. The switch is not for the attention over packed rows
+have run on CPUs only, so `auto` turns them off on a GPU, but for the vision tower's attention: transformers' own
+calls a kernel for each window there. The switch is not for the attention over packed rows
 (vlm_rl.learner.shared_prefix_attention) and the image placeholder mask (vlm_rl.learner.policy): they are always ours.
 """
 
@@ -16,15 +17,18 @@ from vlm_rl.learner import lean_layers, vision_attention
 
 
 def is_patched(setting: LayerPatches, *, on_gpu: bool) -> bool:
-    """Return whether the setting turns the patches on."""
+    """Return whether the setting turns the patches on, the vision tower's attention aside."""
     return not on_gpu if setting == "auto" else setting
 
 
-def install(model: Any) -> list[str]:
-    """Put our layers in place of the model's. Returns the names of what was replaced."""
-    replaced = lean_layers.install(model)
-    if hasattr(model.config, "vision_config"):
-        replaced += vision_attention.install(model.model.visual)
+def install(model: Any, setting: LayerPatches, *, on_gpu: bool) -> list[str]:
+    """Put our layers in place of the model's, as the setting says. Returns the names of what was replaced."""
+    patched, is_vision = is_patched(setting, on_gpu=on_gpu), hasattr(model.config, "vision_config")
+    replaced = lean_layers.install(model) if patched else []
+    if is_vision and patched:
+        replaced += vision_attention.install_embedding(model.model.visual)
+    if is_vision and setting:
+        replaced += vision_attention.install_attention(model.model.visual)
     return replaced
 
 

@@ -25,11 +25,23 @@ PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """Which tokens of a row attend to which, in two forms: vlm_rl.learner.shared_prefix_attention reads both."""
+class Runs:
+    """Pairs of runs of tokens, end to end: the i-th run of queries attends to the i-th run of keys. None is empty."""
 
-    pieces_2T: Tensor  # int64, for FlexAttention: each token's piece (a prompt or a response), and its prompt's piece
-    cuts: tuple[tuple[int, ...], ...]  # for the CPU, per prompt: its start, the start of each response, their end
+    queries: Tensor  # int32 [runs + 1]: where each run of queries starts, then where the last one ends
+    keys: Tensor  # int32 [runs + 1], the same of the keys
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Which tokens of a row attend to which; vlm_rl.learner.shared_prefix_attention reads it."""
+
+    own: Runs  # every prompt and every response, to itself, causally
+    shared: Runs  # all responses of a prompt, to all of the prompt
+    responses: Tensor | slice  # where the queries of `shared` are in the row; a slice takes a view, not a copy
+    prompts: Tensor | slice  # where its keys are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,19 +227,31 @@ def pack_row(
 
 def row_layout(spans: Sequence[tuple[Span, Sequence[Span]]]) -> Layout:
     """Return the layout of a row from the spans of each prompt and its responses, in the row's order."""
+    pieces = [span for prompt, responses in spans for span in (prompt, *responses) if span[1]]
+    shared = []  # a prompt's span, and that of its responses together
+    for prompt, responses in spans:
+        if size := sum(size for _, size in responses):
+            shared.append((prompt, (responses[0][0], size)))
     return Layout(
-        pieces_2T=_pieces(spans),
-        cuts=tuple((start, *(at for at, _ in responses), sum(responses[-1])) for (start, _), responses in spans),
+        own=_runs(pieces, pieces),
+        shared=_runs([together for _, together in shared], [prompt for prompt, _ in shared]),
+        responses=_where([together for _, together in shared]),
+        prompts=_where([prompt for prompt, _ in shared]),
     )
 
 
-def _pieces(spans: Sequence[tuple[Span, Sequence[Span]]]) -> Tensor:
-    """Return each token's piece and its prompt's piece, numbered along the row; a prompt's prompt is itself."""
-    sizes = [[length, *(size for _, size in responses)] for (_, length), responses in spans]
-    firsts = np.cumsum([0, *map(len, sizes)])[:-1]
-    own = np.repeat(np.arange(sum(map(len, sizes))), np.concatenate(sizes))
-    prompts = np.repeat(firsts, [sum(pieces) for pieces in sizes])
-    return torch.from_numpy(np.stack([own, prompts]))
+def _runs(queries: Sequence[Span], keys: Sequence[Span]) -> Runs:
+    lengths = [[size for _, size in spans] for spans in (queries, keys)]
+    cuts = [torch.from_numpy(np.cumsum([0, *sizes], dtype=np.int32)) for sizes in lengths]
+    longest = [max(sizes, default=0) for sizes in lengths]
+    return Runs(queries=cuts[0], keys=cuts[1], longest_query=longest[0], longest_key=longest[1])
+
+
+def _where(spans: Sequence[Span]) -> Tensor | slice:
+    """Return the index of all tokens of the spans."""
+    if len(spans) == 1:
+        return slice(spans[0][0], sum(spans[0]))
+    return torch.cat([torch.arange(start, start + size) for start, size in spans] or [torch.arange(0)])
 
 
 def _loss_inputs(

@@ -74,8 +74,7 @@ class Policy(nn.Module):
         model.config.use_cache = False
         if self.is_vision:
             _allow_unused_image(model)
-        is_patched = patches.is_patched(layer_patches, on_gpu=torch.cuda.is_available())
-        self.replaced_layers = patches.install(model) if is_patched else []
+        self.replaced_layers = patches.install(model, layer_patches, on_gpu=torch.cuda.is_available())
 
     def freeze_vision(self) -> None:
         """Train neither the vision tower nor its merger; a text-only model has none."""
@@ -138,7 +137,6 @@ class Policy(nn.Module):
                 position_ids=positions,
                 use_cache=False,
                 layout=row.layout,
-                block_mask=attention.flex_mask(row.layout) if row.ids_T.is_cuda else None,
                 **vision,
             )
         return output.last_hidden_state[0]

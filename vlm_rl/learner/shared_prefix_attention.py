@@ -7,30 +7,29 @@ Registered with transformers' AttentionInterface under NAME; the layout arrives 
 model's forward. There is no mask to build, so the registered mask function returns None. Without a layout the
 function refuses to run instead of attending to everything.
 
-On a CPU torch's own kernels are called by their private names, because only those give and take the
-log-sum-exp that joins the two parts of a response's softmax: no padding, no mask, no copy of the prompt's keys
-for each response. A GPU gets FlexAttention over the row, which skips the blocks that `may_attend` leaves empty.
-FlexAttention has no backward on a CPU, so CPU tests cover its mask and its forward alone.
+The softmax of a response has two parts, its own tokens and its prompt's. torch's kernels are called by their
+private names, because only those give and take the log-sum-exp that joins the parts: no padding, no mask, no copy
+of the prompt's keys for each response, and nothing to compile. On a GPU the kernel is flash attention for sequences
+of different lengths, which takes bfloat16 and float16. What it does not take, float32 above all, gets a dense mask
+there, in torch's own scaled_dot_product_attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.functional import pad
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from vlm_rl.learner.packing import Layout
+from vlm_rl.learner.packing import Layout, Runs
 
 NAME = "shared_prefix"
-BUCKET = 1024  # tokens: FlexAttention compiles once for each multiple of it
 
 
 def shared_prefix_attention(
@@ -41,129 +40,207 @@ def shared_prefix_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,
-    block_mask: BlockMask | None = None,  # flex_mask(layout), made once for all layers; None: the CPU's way
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return [1, T, heads, head_dim], as transformers expects it."""
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output: Any  # a Function's apply has no annotation
-    if block_mask is not None:
-        output = flex(query, key, value, block_mask, scale)
-    else:
-        output = _TwoSoftmaxes.apply(query, key, value, layout, scale)
-    return output.transpose(1, 2), None
+    kernel = _CPU if query.device.type == "cpu" else _FLASH if takes_flash(query, key, value) else None
+    if kernel is None:
+        return _dense(query, key, value, layout, scale).transpose(1, 2), None
+    inputs = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # not x[0], whose gradient is a copy
+    output: Any = _TwoSoftmaxes.apply(*inputs, layout, scale, kernel)
+    return output[None], None
 
 
-def may_attend(pieces_2T: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return whether the tokens at ``query`` may attend to those at ``key`` (indices that broadcast)."""
-    own, prompt = pieces_2T
-    piece = own[key]
-    return (key <= query) & ((piece == own[query]) | (piece == prompt[query]))
+def takes_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether torch's flash attention takes such tensors [1, heads, T, head_dim] on this GPU.
 
-
-def flex_mask(layout: Layout) -> BlockMask:
-    """Return FlexAttention's mask of a row, filled up to a multiple of BUCKET with tokens of no piece.
-
-    Few different lengths mean few compilations.
+    torch asks for the dtype, the card and head_dim; it would fill up a head_dim that is no multiple of 8, we do not.
     """
-    num_tokens = layout.pieces_2T.shape[1]
-    size = -(-num_tokens // BUCKET) * BUCKET
-    pieces_2T = pad(layout.pieces_2T, (0, size - num_tokens), value=-1)
-    return create_block_mask(
-        lambda _batch, _head, query, key: may_attend(pieces_2T, query, key),
-        B=None,
-        H=None,
-        Q_LEN=size,
-        KV_LEN=size,
-        device=str(pieces_2T.device),
-    )
+    return query.shape[-1] % 8 == 0 and can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, True, True))
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask, scale: float) -> Tensor:
-    """Return [1, heads, T, head_dim] from one kernel over the row that visits the mask's blocks alone."""
-    num_tokens = query.shape[2]
-    missing = block_mask.seq_lengths[0] - num_tokens
-    q, k, v = (pad(x, (0, 0, 0, missing)) for x in (query, key, value))
-    function: Any = _compiled_flex() if query.is_cuda else flex_attention
-    return function(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=True)[:, :, :num_tokens]
+# --- the two softmaxes ------------------------------------------------------------------------------
 
 
-@cache
-def _compiled_flex() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
+class _Kernel(NamedTuple):
+    """Softmax attention over runs of tokens, forward and backward.
+
+    forward(query [Q, heads, head_dim], key [K, kv_heads, head_dim], value, runs, *, causal, scale) returns the
+    output [Q, heads, head_dim] and the log-sum-exp of the scaled scores [heads, Q], in float32 at least. `causal`
+    is for runs of which queries and keys are the same tokens.
+
+    backward(grad, query, key, value, output, log-sum-exp, runs, *, causal, scale) returns the gradients of query,
+    key and value. Output and log-sum-exp may be those of a softmax over more keys than these: the result is then
+    these keys' share of its gradient.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    shares_heads: bool  # kv_heads may be fewer than heads; otherwise they are repeated
 
 
 class _TwoSoftmaxes(torch.autograd.Function):
-    """Attend, on a CPU, from every prompt and response to itself, then from a prompt's responses to the prompt.
+    """Attend from every prompt and response to itself, then from a prompt's responses to the prompt.
 
     With l_1, l_2 the log-sum-exps of the two parts of a response's softmax, the whole softmax has
     l = log(e^l_1 + e^l_2), and its output is the sum of the parts' outputs weighted by e^(l_1 - l) and
     e^(l_2 - l). The backward kernel of either part, given the whole's output and l, yields that part's share
-    of the whole's gradient.
+    of the whole's gradient, as in ring attention (arXiv 2310.01889).
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-        """Return [1, heads, T, head_dim], stored as [1, T, heads, head_dim]: what comes next copies nothing."""
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
-        out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
-        for own in _pieces(layout):
-            out[:, :, own], lse[:, :, own] = kernel(
-                query[:, :, own], k[:, :, own], v[:, :, own], 0.0, True, scale=scale
-            )
-        for prompt, responses in _prompts_and_responses(layout):
-            of_prompt, prompt_lse = kernel(
-                query[:, :, responses], k[:, :, prompt], v[:, :, prompt], 0.0, False, scale=scale
-            )
-            share = torch.sigmoid(prompt_lse - lse[:, :, responses])  # e^(l_2 - l)
-            out[:, :, responses].lerp_(of_prompt, share[..., None].to(out.dtype))
-            lse[:, :, responses] = torch.logaddexp(lse[:, :, responses], prompt_lse)
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, kernel: _Kernel
+    ) -> Tensor:
+        """Return [T, heads, head_dim]."""
+        k, v = (_heads_for(kernel, x, query) for x in (key, value))
+        out, lse = kernel.forward(query, k, v, layout.own, causal=True, scale=scale)
+        lse = lse.contiguous()  # what it is merged with may not be: the order in memory decides how torch rounds
+        if layout.shared.longest_query:
+            r, p = layout.responses, layout.prompts
+            of_prompt, prompt_lse = kernel.forward(query[r], k[p], v[p], layout.shared, causal=False, scale=scale)
+            share = torch.sigmoid(prompt_lse - lse[:, r])  # e^(l_2 - l)
+            out[r] = torch.lerp(out[r], of_prompt, share.T[..., None].to(out.dtype))
+            lse[:, r] = torch.logaddexp(lse[:, r], prompt_lse)
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.layout, ctx.scale, ctx.kernel = layout, scale, kernel
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, key, value, out, lse = ctx.saved_tensors
-        k, v = (_repeat_heads(x, query.shape[1]) for x in (key, value))
-
-        def part(queries: slice, keys: slice, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-            q, o, g = (x[:, :, queries] for x in (query, out, grad))
-            return kernel(g, q, k[:, :, keys], v[:, :, keys], o, lse[:, :, queries], 0.0, causal, scale=ctx.scale)
-
-        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (query, k, v))
-        for own in _pieces(ctx.layout):
-            grad_q[:, :, own], grad_k[:, :, own], grad_v[:, :, own] = part(own, own, causal=True)
-        for prompt, responses in _prompts_and_responses(ctx.layout):
-            dq, dk, dv = part(responses, prompt, causal=False)
-            grad_q[:, :, responses] += dq
-            grad_k[:, :, prompt] += dk
-            grad_v[:, :, prompt] += dv
-        grad_k, grad_v = (x.unflatten(1, (key.shape[1], -1)).sum(2) for x in (grad_k, grad_v))
-        return grad_q, grad_k, grad_v, None, None
+        layout, kernel = ctx.layout, ctx.kernel
+        k, v = (_heads_for(kernel, x, query) for x in (key, value))
+        grads = kernel.backward(grad, query, k, v, out, lse, layout.own, causal=True, scale=ctx.scale)
+        if layout.shared.longest_query:
+            r, p = layout.responses, layout.prompts
+            parts = kernel.backward(
+                grad[r], query[r], k[p], v[p], out[r], lse[:, r], layout.shared, causal=False, scale=ctx.scale
+            )
+            for whole, part, where in zip(grads, parts, (r, p, p), strict=True):
+                whole[where] += part
+        grad_q, *grads_kv = grads
+        if not kernel.shares_heads:
+            grads_kv = [x.unflatten(1, (key.shape[1], -1)).sum(2) for x in grads_kv]
+        return grad_q, *grads_kv, None, None, None
 
 
-def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
-    return x.repeat_interleave(num_heads // x.shape[1], dim=1)
+def _heads_for(kernel: _Kernel, x: Tensor, query: Tensor) -> Tensor:
+    """Return keys or values [tokens, heads, head_dim]; repeated ones lie head by head in memory."""
+    if kernel.shares_heads:
+        return x
+    return x.transpose(0, 1).repeat_interleave(query.shape[1] // x.shape[1], dim=0).transpose(0, 1)
 
 
-def _pieces(layout: Layout) -> Iterator[slice]:
-    """Yield the slice of every prompt and of every response that has tokens."""
-    for cuts in layout.cuts:
-        yield from (slice(start, end) for start, end in pairwise(cuts) if start < end)
+# --- on a CPU: one call for each run ----------------------------------------------------------------
 
 
-def _prompts_and_responses(layout: Layout) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices of every prompt and of its responses together, where those have tokens."""
-    for start, first, *_, end in layout.cuts:
-        if first < end:
-            yield slice(start, first), slice(first, end)
+def _cpu_forward(
+    query: Tensor, key: Tensor, value: Tensor, runs: Runs, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    lse = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32)).T
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for q, k in _slices(runs):
+        output, lse_of_run = kernel(*map(_batch, (query[q], key[k], value[k])), 0.0, causal, scale=scale)
+        out[q], lse[:, q] = output[0].transpose(0, 1), lse_of_run[0]
+    return out, lse
+
+
+def _cpu_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    runs: Runs,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for q, k in _slices(runs):
+        inputs = map(_batch, (grad[q], query[q], key[k], value[k], out[q]))
+        for whole, part, where in zip(
+            grads, kernel(*inputs, lse[None, :, q], 0.0, causal, scale=scale), (q, k, k), strict=True
+        ):
+            whole[where] = part[0].transpose(0, 1)
+    return grads
+
+
+def _batch(x: Tensor) -> Tensor:
+    """Return [1, heads, tokens, head_dim] for [tokens, heads, head_dim]."""
+    return x.transpose(0, 1)[None]
+
+
+def _slices(runs: Runs) -> Iterator[tuple[slice, slice]]:
+    for queries, keys in zip(pairwise(runs.queries.tolist()), pairwise(runs.keys.tolist()), strict=True):
+        yield slice(*queries), slice(*keys)
+
+
+# --- on a GPU: one call for all runs ----------------------------------------------------------------
+
+
+def _flash_forward(
+    query: Tensor, key: Tensor, value: Tensor, runs: Runs, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        query, key, value, *cuts, 0.0, causal, return_debug_mask=False, scale=scale
+    )
+    return out, lse
+
+
+def _flash_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    runs: Runs,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
+    unused = lse.new_empty(0)  # random state, read only for dropout
+    # The kernel reads the log-sum-exp as if it were contiguous, and does not check.
+    return torch.ops.aten._flash_attention_backward(
+        grad, query, key, value, out, lse.contiguous(), *cuts, 0.0, causal, unused, unused, scale=scale
+    )
+
+
+_CPU = _Kernel(_cpu_forward, _cpu_backward, shares_heads=False)
+_FLASH = _Kernel(_flash_forward, _flash_backward, shares_heads=True)
+
+
+# --- what flash attention does not take ---------------------------------------------------------------
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """Return [1, heads, T, head_dim], attending under one mask over the row."""
+    # torch's kernels that do not hold all scores of all heads at once take no mask together with shared heads.
+    k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    return scaled_dot_product_attention(query, k, v, attn_mask=may_attend(layout, query.shape[2]), scale=scale)
+
+
+def may_attend(layout: Layout, num_tokens: int) -> Tensor:
+    """Return which token of the row may attend to which: bool [T, T], queries first."""
+    index = torch.arange(num_tokens, device=layout.own.queries.device)
+    own = torch.bucketize(index, layout.own.queries[1:].long(), right=True)
+    mask = (own[:, None] == own).tril()
+    responses, prompts = index[layout.responses], index[layout.prompts]
+    query_run = torch.bucketize(index[: len(responses)], layout.shared.queries[1:].long(), right=True)
+    key_run = torch.bucketize(index[: len(prompts)], layout.shared.keys[1:].long(), right=True)
+    mask[responses[:, None], prompts] = query_run[:, None] == key_run
+    return mask
 
 
 AttentionInterface.register(NAME, shared_prefix_attention)

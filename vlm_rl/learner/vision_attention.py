@@ -1,8 +1,9 @@
 """Qwen2.5-VL's vision tower with fewer calls than in transformers, and the same numbers.
 
 Image patches do not overlap, so their embedding is one matrix product, not a convolution. Windows of the same
-length are attended to in one call. transformers hands the windows to an attention function one by one, unless
-its name contains "flash"; then it hands them over all together, so ours has that word in its name.
+length are attended to in one call, and on a GPU all windows in one call of flash attention. transformers hands the
+windows to an attention function one by one, unless its name contains "flash"; then it hands them over all together,
+so ours has that word in its name.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from vlm_rl.learner.shared_prefix_attention import takes_flash
+
 NAME = "flash_windows"
 
 
-def install(visual: Any) -> list[str]:
-    """Replace the patch embedding and the attention of a transformers vision tower, in place.
-
-    Returns the names of what was replaced.
-    """
-    replaced = []
+def install_embedding(visual: Any) -> list[str]:
+    """Replace the patch embedding of a transformers vision tower, in place. Returns the names."""
     projection = visual.patch_embed.proj
-    if projection.kernel_size == projection.stride and projection.bias is None:
-        projection.forward = partial(embed_patches, projection)
-        replaced.append("vision patch embedding")
-    if visual.config._attn_implementation == "sdpa":
-        visual.config._attn_implementation = NAME
-        replaced.append("vision attention")
-    return replaced
+    if projection.kernel_size != projection.stride or projection.bias is not None:
+        return []
+    projection.forward = partial(embed_patches, projection)
+    return ["vision patch embedding"]
+
+
+def install_attention(visual: Any) -> list[str]:
+    """Replace the tower's attention, unless it is that of the flash_attn library. Returns the names."""
+    if visual.config._attn_implementation != "sdpa":
+        return []
+    visual.config._attn_implementation = NAME
+    return ["vision attention"]
 
 
 def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
@@ -55,10 +59,11 @@ def windowed_attention(
 ) -> tuple[Tensor, None]:
     """Attend from every patch to those of its window. Returns [1, patches, heads, head_dim], as transformers does."""
     assert attention_mask is None
-    if query.is_cuda and query.dtype != torch.float32:
+    if query.is_cuda and takes_flash(query, key, value):
         assert scaling == query.shape[-1] ** -0.5  # what the kernel takes by itself
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out: Any = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        longest = int(max_length_q)  # some versions of transformers give a tensor
+        out: Any = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest)
         return out[None], None
     lengths = cu_seq_lens_q.diff().tolist()
     runs = [(length, sum(1 for _ in same)) for length, same in groupby(lengths)]

@@ -112,7 +112,7 @@ class VllmSampler:
             settings["limit_mm_per_prompt"] = {"video": 0}
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings["distributed_executor_backend"] = "external_launcher"
-        with _global_random_state_kept(), _memory_left_alone():
+        with _global_random_state_kept(), _memory_left_alone(), _threads_kept():
             self._llm = self._vllm.LLM(**{**settings, **(options or {})})
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
@@ -368,6 +368,20 @@ def _memory_left_alone() -> Iterator[None]:
         yield
     finally:
         del operators.init_cpu_memory_env  # torch looks it up again at its next use
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Restore torch's number of threads, and the function that sets it, which vLLM's CPU worker replaces.
+
+    On a GPU vLLM leaves one thread to this process, in which an offloaded optimizer computes on the host.
+    """
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_threads
+        set_threads(threads)
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""torch's variable-length flash attention written out, with what its kernels require and do not all check.
+
+Registered with the dispatcher in place of the CUDA kernels, so that code which calls the operators runs on a CPU, in
+any dtype, through the operators' own schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def scores(query: Tensor, key: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """Return the scaled scores [heads, queries, keys] of one run; the last query sees the last key."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    all_scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    hidden = torch.ones(all_scores.shape[1:], dtype=torch.bool).triu(1 + key.shape[0] - query.shape[0])
+    return all_scores.masked_fill(hidden, -torch.inf) if causal else all_scores
+
+
+def check(query: Tensor, key: Tensor, value: Tensor, cuts: tuple[Tensor, Tensor, int, int]) -> None:
+    assert all(x.dim() == 3 and x.stride(-1) == 1 for x in (query, key, value))
+    assert key.shape == value.shape and query.shape[1] % key.shape[1] == 0
+    for cut, longest, tokens in ((cuts[0], cuts[2], len(query)), (cuts[1], cuts[3], len(key))):
+        assert cut.dtype == torch.int32 and cut.is_contiguous() and len(cut) > 1
+        assert cut[0] == 0 and cut[-1] == tokens and cut.diff().min() > 0 and cut.diff().max() == longest
+    assert len(cuts[0]) == len(cuts[1])
+
+
+def forward(query, key, value, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale):
+    check(query, key, value, (cut_q, cut_k, max_q, max_k))
+    assert dropout_p == 0 and not return_debug_mask
+    out, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1])
+    group = query.shape[1] // key.shape[1]
+    for run in range(len(cut_q) - 1):
+        q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
+        s = scores(query[q], key[k], causal=is_causal, scale=scale)
+        lse[:, q] = s.logsumexp(-1)
+        out[q] = torch.einsum("hqk,khd->qhd", s.softmax(-1), value[k].repeat_interleave(group, dim=1))
+    return out, lse, query.new_empty(2), query.new_empty(0), query.new_empty(0)
+
+
+def backward(
+    grad, query, key, value, out, lse, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, rng_state, unused, *, scale
+):  # fmt: skip
+    check(query, key, value, (cut_q, cut_k, max_q, max_k))
+    assert dropout_p == 0 and grad.shape == out.shape == query.shape
+    assert lse.shape == query.shape[1::-1] and lse.is_contiguous(), "the kernel reads on from its first element"
+    group = query.shape[1] // key.shape[1]
+    grad_q, grad_k, grad_v = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    for run in range(len(cut_q) - 1):
+        q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
+        p = (scores(query[q], key[k], causal=is_causal, scale=scale) - lse[:, q, None]).exp()
+        of_p = torch.einsum("qhd,khd->hqk", grad[q], value[k].repeat_interleave(group, dim=1))
+        of_scores = p * (of_p - (grad[q] * out[q]).sum(-1).T[..., None]) * scale
+        grad_q[q] = torch.einsum("hqk,khd->qhd", of_scores, key[k].repeat_interleave(group, dim=1))
+        grad_k[k] = torch.einsum("hqk,qhd->khd", of_scores, query[q]).unflatten(1, (-1, group)).sum(2)
+        grad_v[k] = torch.einsum("hqk,qhd->khd", p, grad[q]).unflatten(1, (-1, group)).sum(2)
+    return grad_q, grad_k, grad_v
+
+
+@contextmanager
+def flash_attention_on_cpu() -> Iterator[None]:
+    """Let aten::_flash_attention_forward and _backward take CPU tensors for the length of a `with` block."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", forward, "CPU")
+        library.impl("_flash_attention_backward", backward, "CPU")
+        yield
