@@ -104,6 +104,7 @@ def test_every_step_trains_and_syncs(run: RunDirectory) -> None:
     assert len(set(weights)) == 3
 
 
+@pytest.mark.slow
 def test_killed_in_an_evaluation_and_resumed(toys: Toys, changes: dict[str, Any], run: RunDirectory) -> None:
     """SIGKILL after two answers of the evaluation at step 2; resumed, it equals the whole run bit for bit."""
     config = toys.config("lora-killed", **changes)
