@@ -24,7 +24,7 @@ from versus_trl import LR, Point, Worker, build_models, groups_of, now, report, 
 
 SIDES = {
     "all weights": {},
-    "all but the tower": {"freeze_vision": True},
+    "all but the tower": {"freeze": ["tower"]},
     "LoRA, rank 16": {"rank": 16},
     "LoRA, rank 64": {"rank": 64},
 }
@@ -74,8 +74,7 @@ def learner_of(side: str, point: Point, folder: Path) -> Any:
     if "rank" in settings:
         lora = LoraConfig(rank=settings["rank"])
         policy.add_adapters(lora, base=BaseModel(str(folder / point.model), ""), seed=0)
-    if settings.get("freeze_vision"):
-        policy.freeze_vision()
+    policy.freeze(settings.get("freeze", []))
     return Learner(policy, TrainConfig(lr=LR, zero_stage=0), total_optimizer_steps=100)
 
 

@@ -40,7 +40,7 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
 from vlm_rl.learner import layer_patches
-from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
@@ -99,6 +99,7 @@ class Session:
             path=model_path,
             longest=config.data.max_prompt_tokens + config.rollout.max_tokens,
         )
+        check_parts(self.builder.config.model_type, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
         _check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
@@ -168,8 +169,7 @@ class Session:
         check.compare(policy, path=path)  # new adapters change nothing
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
-        if self.config.model.freeze_vision:
-            policy.freeze_vision()
+        policy.freeze(self.config.model.freeze)
         if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
             policy.enable_checkpointing(offload=offload)
         return policy

@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.helpers.groups import WeighedGroup, load_reference, padded_logps, padded_scores
 from tests.helpers.learner_worker import (
     CASES,
+    GRADIENT_LR,
     LR,
     MAX_TOKENS,
     STEPS,
@@ -35,12 +36,13 @@ from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.deepspeed import deepspeed_block, import_deepspeed
 
 WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_variant")
-ALL = tuple(name for name in CASES if name not in GRADIENTS)
+ALL = tuple(name for name in CASES if name not in (*GRADIENTS, "families"))
 FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
@@ -110,15 +112,21 @@ def descent(tiny_model: Path) -> dict[str, Tensor]:
     groups = make_groups(tiny_model, model.config)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     for _ in range(STEPS):
-        logps = padded_logps(model, groups, banned=banned_ids(model.config), temperature=TEMPERATURE)
-        factors = [group.weights_G * group.advantages_G for group in groups]
-        terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
-        model.zero_grad()
-        torch.stack(terms).sum().backward()
+        gradient = gradient_of(model, groups)
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= LR * parameter.grad
+            for name, parameter in model.named_parameters():
+                parameter -= LR * gradient[name]
     return {name: p.detach() - start[name] for name, p in model.named_parameters()}
+
+
+def gradient_of(model: torch.nn.Module, groups: list[WeighedGroup]) -> dict[str, Tensor]:
+    """Return the gradient of the sum of -weight * A * lp on padded rows of the unmodified model."""
+    logps = padded_logps(model, groups, banned=banned_ids(model.config), temperature=TEMPERATURE)
+    factors = [group.weights_G * group.advantages_G for group in groups]
+    terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
+    model.zero_grad()
+    torch.stack(terms).sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -193,6 +201,35 @@ def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(results, single)
     case = results["frozen_features"]
     assert case["is_frozen"] and case["passes"] == case["rows"][0], "old log-probs and updates do not pass it again"
     assert distance(case["delta"], single["frozen_vision"]["delta"]) <= TOLERANCE
+
+
+def part_of(name: str) -> str:
+    return "merger" if ".visual.merger." in name else "tower" if is_vision(name) else "language_model"
+
+
+@over("frozen_parts")
+def test_only_the_part_that_is_trained_moves(results, single) -> None:
+    """Where nothing is clipped, a learning rate of 0 for a part ends as freezing it does."""
+    cases = results["frozen_parts"]
+    for way, case in cases.items():
+        for name, change in case["delta"].items():
+            assert change.any() == (part_of(name) == case["part"]), (way, name)
+        assert distance(case["delta"], single["frozen_parts"][way]["delta"]) <= TOLERANCE
+    still, frozen = (cases[way]["delta"] for way in ("merger, the others still", "merger"))
+    assert all(torch.equal(still[name], change) for name, change in frozen.items())
+
+
+@over("rates_by_part", "three_steps")
+def test_each_part_has_its_learning_rate(results, single, tiny_model) -> None:
+    """After a step of plain descent the change is minus the rate times the gradient, part by part."""
+    case, rates = results["rates_by_part"], {"tower": 3 * LR, "merger": 0.5 * LR, "language_model": LR}
+    model = load_reference(tiny_model)
+    gradient = gradient_of(model, make_groups(tiny_model, model.config))
+    wanted = {name: -rates[part_of(name)] * grad for name, grad in gradient.items()}
+    for part in rates:
+        mine, theirs = ({n: d[n] for n in d if part_of(n) == part} for d in (case["delta"], wanted))
+        assert distance(mine, theirs) <= TOLERANCE
+    assert case["moved"] > 0 and case["same"], "after a resume the next step must be the same"
 
 
 @over("several_mini_batches")
@@ -311,6 +348,28 @@ def test_a_nan_on_any_rank_is_known_to_all(results) -> None:
     assert case["finite"] is None
     assert set(case["weight"]) == {case["largest"]}
     assert set(case["moment"]) == {"the optimizer's exp_avg"}
+
+
+@pytest.fixture(scope="module")
+def every_family(family_model: Callable[[str], Path], folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what two ranks with ZeRO 3 made of a tiny model of each type."""
+    models = [family_model(model_type) for model_type in SUPPORTED]
+    return start_ranks(models[0].parent, (2, 3, ("families",)), folder)["families"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_family_trains_on_two_ranks(every_family, family_model, model_type: str) -> None:
+    """The step is that of plain descent on the unmodified model, the tower frozen or not, and is saved."""
+    case, reference = every_family[model_type], load_reference(family_model(model_type))
+    gradient = gradient_of(reference, make_groups(family_model(model_type), reference.config))
+    wanted = {name: -GRADIENT_LR * grad for name, grad in gradient.items()}
+    assert distance(case["delta"], wanted) <= 1e-5
+    assert case["is_saved"]
+    if frozen := case.get("frozen_delta"):
+        assert not any(change.any() for name, change in frozen.items() if is_vision(name))
+        text = {name: change for name, change in wanted.items() if not is_vision(name)}
+        assert distance({name: frozen[name] for name in text}, text) <= 1e-5
 
 
 def test_what_only_rank_0_can_see_is_known_to_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from tests.helpers.groups import (
     padded_logps,
     random_group,
 )
+from tests.learner.test_families import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
 from vlm_rl.config import LoraConfig, parse_config
 from vlm_rl.data.adapters import BASE_MODEL, BaseModel, load_merged, merge
 from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.lora import num_adapter_parameters, save_adapters, target_layers, weight_sources, without_adapters
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
@@ -41,12 +44,17 @@ def with_adapters(
     """Return a policy whose adapters have moved away from zero."""
     policy = Policy(load_model(model, dtype=dtype), banned_ids=(), temperature=0.7, layer_patches=patched)
     policy.add_adapters(config, base=BaseModel(str(model), weights_sha256(model)), seed=5)
+    move(policy)
+    return policy
+
+
+def move(policy: Policy) -> None:
+    """Draw every B, which is zero at first."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if ".lora_B." in name:
                 parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return policy
 
 
 def merged(policy: Policy) -> dict[str, Tensor]:
@@ -128,6 +136,25 @@ def test_checkpointing_gives_the_same_gradients(
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
     assert all(gradient.any() for gradient in gradients[0].values())
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_family_trains_adapters(model_type: str, family_model: Callable[[str], Path]) -> None:
+    """On every part: the log-probs of the merged, unmodified model, and a gradient for every adapter."""
+    folder = family_model(model_type)
+    policy = Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
+    config = LoraConfig(rank=4, alpha=6, targets=list(SUPPORTED[model_type].parts))
+    policy.add_adapters(config, base=BaseModel(str(folder), ""), seed=5)
+    move(policy)
+    reference: Any = load_reference(folder)
+    reference.load_state_dict(merged(policy), strict=False)
+    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    logp_K, _ = policy(packed_row(policy, groups))
+    torch.testing.assert_close(logp_K, unmodified_logp(reference, groups), atol=1e-5, rtol=0)
+    logp_K.sum().backward()
+    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    assert {policy.family.part_of(name) for name in trained} == {*policy.family.parts}
+    assert all(".lora_" in name and p.grad is not None and p.grad.any() for name, p in trained.items())
 
 
 def test_which_layers_get_an_adapter(tiny_model: Path) -> None:
@@ -281,7 +308,7 @@ def config_with(**model: Any) -> Any:
 def test_what_a_configuration_may_say() -> None:
     assert config_with().model.lora is None
     assert config_with(lora={}).model.lora == LoraConfig(rank=16, alpha=32, targets=["language_model"])
-    assert config_with(lora={"rank": 8, "alpha": 8}, freeze_vision=True).model.lora.alpha == 8
+    assert config_with(lora={"rank": 8, "alpha": 8}, freeze=["tower", "merger"]).model.lora.alpha == 8
     for lora, message in (
         ({"dropout": 0.05}, r"model\.lora: dropout is 0\.05, and the sampler has none"),
         ({"rank": 0}, r"model\.lora\.rank is 0"),
@@ -290,8 +317,11 @@ def test_what_a_configuration_may_say() -> None:
     ):
         with pytest.raises(UserError, match=message):
             config_with(lora=lora)
-    with pytest.raises(UserError, match=r"freeze_vision is true, and lora\.targets names tower"):
-        config_with(freeze_vision=True, lora={"targets": ["tower"]})
+    for targets in (["tower"], ["merger", "tower"]):
+        with pytest.raises(UserError, match=r"freeze names tower, and lora\.targets gives adapters there"):
+            config_with(freeze=["tower"], lora={"targets": targets})
+    with pytest.raises(UserError, match=r"freeze names language_model, and lora\.targets gives adapters there"):
+        config_with(freeze=["language_model"], lora={"targets": ["q_proj"]})
 
 
 def test_a_text_model_gets_adapters_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world_size
@@ -39,7 +39,7 @@ class UpdateResult:
 
     loss: float
     grad_norm: float  # global, before clipping; NaN or infinite where the guard refused the step for that
-    learning_rate: float
+    learning_rate: float  # of the parts that train.lr_by_part does not name
     sums: Mapping[str, float]
 
 
@@ -65,11 +65,16 @@ class Learner:
         self.device: torch.device = self.engine.device
 
     def _make_optimizer(self) -> GatedOptimizer:
-        c = self.config
-        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        c, by_rate = self.config, dict[float, list[nn.Parameter]]()
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.requires_grad:
+                rate = c.lr_by_part.get(self.policy.family.part_of(name), c.lr)
+                by_rate.setdefault(rate, []).append(parameter)
+        self._rates = list(by_rate)  # of the optimizer's groups, before warm-up and decay
+        groups = [{"params": parameters} for parameters in by_rate.values()]
         if c.optimizer == "sgd":
-            return GatedSGD(parameters, lr=c.lr, weight_decay=c.weight_decay)
-        return GatedAdamW(parameters, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=True)
+            return GatedSGD(groups, lr=c.lr, weight_decay=c.weight_decay)
+        return GatedAdamW(groups, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=True)
 
     # --- log-probs and updates ----------------------------------------------------------------
 
@@ -81,8 +86,8 @@ class Learner:
         """
         filled = []
         for row in rows:
-            features_FH = self.engine(row.to(self.device), only_features=True)
-            filled.append(replace(row, vision={"image_features": features_FH.to(row.target_K.device)}))
+            features_FMH = self.engine(row.to(self.device), only_features=True)
+            filled.append(replace(row, vision={"image_features": features_FMH.to(row.target_K.device)}))
         return filled
 
     @torch.no_grad()
@@ -124,8 +129,9 @@ class Learner:
             logp_K, entropy_K = self.engine(row)
             loss, sums = loss_function(logp_K, entropy_K, row.loss)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
+            routing = self.policy.routers.take()
             if not row.is_padding:
-                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums}.items():
+                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums, **routing}.items():
                     totals[key] = totals.get(key, torch.zeros((), device=self.device)) + value.detach()
         reduced = all_reduce_sums(totals)
         if before_step is not None:
@@ -140,8 +146,8 @@ class Learner:
         if c.schedule == "cosine" and step >= c.warmup_steps:
             progress = (step - c.warmup_steps) / max(1, self.total_optimizer_steps - c.warmup_steps)
             factor = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        for group in self._optimizer.param_groups:
-            group["lr"] = c.lr * factor
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
         return c.lr * factor
 
     def _step(self) -> float:

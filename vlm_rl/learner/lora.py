@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED, Family
 
-PARTS = ("language_model", "tower", "merger")
 _ADAPTER = "default"  # PEFT's name for the only adapter
 
 
@@ -42,7 +42,7 @@ class WeightSource:
         return merge(weight, a, b, self.scaling)
 
 
-def target_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
+def target_layers(model: Any, targets: Sequence[str]) -> list[str]:
     """Return the names of the model's linear layers that get an adapter, in the model's order.
 
     Args:
@@ -51,32 +51,22 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
     Raises UserError for a target that the model does not have.
     """
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    chosen: set[str] = set()
+    family = SUPPORTED.get(model.config.model_type, Family())
+    head = model.get_output_embeddings()
+    part_of = {
+        name: family.part_of(f"{name}.")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    kind_of = {name: name.rpartition(".")[2] for name, part in part_of.items() if part == "language_model"}
     for target in targets:
-        if target in PARTS:
-            fitting = {name for name in linear if _part_of(model, name) == target}
-        else:
-            text = [name for name in linear if _part_of(model, name) == "language_model"]
-            fitting = {name for name in text if name.rpartition(".")[2] == target}
-        if not fitting:
-            known = sorted({n.rpartition(".")[2] for n in linear if _part_of(model, n) == "language_model"})
+        if target not in {*part_of.values(), *kind_of.values()}:
             raise UserError(
                 f"model.lora.targets: {target!r} names no linear layer of this model: use a part "
-                f"({', '.join(PARTS)}) or linear layers of the language model ({', '.join(known)})"
+                f"({', '.join(family.parts)}) or linear layers of the language model "
+                f"({', '.join(sorted({*kind_of.values()}))})"
             )
-        chosen |= fitting
-    return [name for name in linear if name in chosen]
-
-
-def _part_of(model: Any, name: str) -> str:
-    """Return the part that a module belongs to; "" for the output head, which no part has."""
-    if not hasattr(model.config, "vision_config"):
-        return "language_model" if name.startswith("model.") else ""
-    top, part, child = [*name.split("."), "", ""][:3]
-    if top != "model" or part not in ("language_model", "visual"):
-        return ""
-    return part if part == "language_model" else "merger" if "merger" in child else "tower"
+    return [name for name, part in part_of.items() if part in targets or kind_of.get(name) in targets]
 
 
 def num_adapter_parameters(model: nn.Module, config: LoraConfig) -> int:

@@ -145,8 +145,8 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
 def _recipe(config: Config, manifest: Manifest) -> dict[str, Any]:
     rollout, train, lora = config.rollout, config.train, config.model.lora
     trained = "all weights" if lora is None else f"LoRA, rank {lora.rank}, alpha {lora.alpha}, {lora.targets}"
-    if lora is None and config.model.freeze_vision:
-        trained = "all weights but the vision tower"
+    if lora is None and config.model.freeze:
+        trained = f"all weights but {', '.join(config.model.freeze)}"
     return {
         "algorithm": config.algorithm.name,
         "trained": trained,
