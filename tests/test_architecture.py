@@ -36,6 +36,7 @@ INNER_ROOMS = {"evaluation/benchmarks"}
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
+    "peft": "vlm_rl/learner/lora.py",
     "vllm": "vlm_rl/samplers/vllm.py",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

@@ -1,5 +1,6 @@
 """Prepared sets on their way into a model: problems, their images, their prompts.
 
+    adapters        LoRA adapters on disk, and how they are merged
     golds           the text, type and options of a gold answer
     sets            read a prepared set, and refuse what must not be trained or scored on
     order           the order of prompts, and the ledger that accounts for each of them
@@ -13,4 +14,14 @@ Private to this room: untrusted_text (text of a question never becomes a control
 torch; so does loading a set, where one rank checks for all.
 """
 
-__all__ = ["finite_weights", "golds", "images", "model_folder", "order", "prompts", "sets", "stored_images"]
+__all__ = [
+    "adapters",
+    "finite_weights",
+    "golds",
+    "images",
+    "model_folder",
+    "order",
+    "prompts",
+    "sets",
+    "stored_images",
+]
