@@ -6,10 +6,11 @@
     images         untrusted bytes in, RGB pixels on the model's grid out
     prompts        the only prompt builder
     model_folder   refuse a model folder that would run code, and open its configuration and tokenizer
+    checkpoint_layout  a model's parameters as its published checkpoints have them
     stored_images  the images of a prepared set, which stay on disk until they are used
 
 Private to this room: untrusted_text (text of a question never becomes a control token). Importing prompts loads
 torch; so does loading a set, where one rank checks for all.
 """
 
-__all__ = ["golds", "images", "model_folder", "order", "prompts", "sets", "stored_images"]
+__all__ = ["checkpoint_layout", "golds", "images", "model_folder", "order", "prompts", "sets", "stored_images"]

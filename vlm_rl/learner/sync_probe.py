@@ -1,0 +1,39 @@
+"""The probe of a sync: the log-probs of a few tokens that the sampler draws, by the learner.
+
+The checksum of the weights cannot see with what else an engine computes: copies that it packed, scales, constants,
+its kernels. So after each sync the sampler answers one short prompt, and the learner gives the same tokens its own
+log-probs. That costs a sampler RESPONSES responses of at most TOKENS tokens, and each rank one forward pass of a
+prompt and these tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.self_check import group_of
+from vlm_rl.types import Prompt, Rollout
+
+RESPONSES, TOKENS = 2, 4
+
+
+def probe_gap(learner: Learner, prompt: Prompt, rollouts: Sequence[Rollout]) -> float:
+    """Return the mean absolute difference between the sampler's log-probs and the learner's, over all tokens.
+
+    All ranks call it together, each with the rollouts of its own sampler.
+    """
+    row = pack_row(
+        [Chunk(0, tuple(range(len(rollouts))))],
+        groups=[group_of(prompt, rollouts)],
+        prompts={0: prompt},
+        weights_PG=np.zeros((1, len(rollouts))),
+        positions=partial(rope_positions, learner.policy.model),
+    )
+    loss = learner.with_old_log_probs([row])[0].loss
+    assert loss.old_logp_K is not None and loss.sampler_logp_K is not None
+    return float((loss.old_logp_K - loss.sampler_logp_K).abs().mean())
