@@ -325,7 +325,7 @@ class Session:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
         params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
         (rollouts,) = self.sampler.generate([self.probe_prompt], params, seed=self.config.seed, step=-1)
-        gap = probe_gap(self.learner, self.probe_prompt, rollouts)
+        gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
         limit = max(self.rounding, self.config.rollout.max_gap or 0.0)
         if not gap <= limit:  # NaN too
             raise StaleWeightsError(

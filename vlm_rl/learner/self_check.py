@@ -51,8 +51,11 @@ class SelfCheck:
                 with _attention_of(model, "eager"):
                     self.noise = float((self.expected - self._each(score)).abs().mean())
 
-    def compare(self, policy: Policy, *, path: object) -> None:
-        """Raise UserError unless the policy's packed row gives the reference's log-probs."""
+    def compare(self, policy: Policy, *, path: object) -> float:
+        """Return by how much the policy's packed row differs from the reference, in nats per token.
+
+        Raises UserError where that is above `limit`.
+        """
         groups = [_group(prompt, ids) for prompt, ids in zip(self.prompts, self.responses, strict=True)]
         row = pack_row(
             [Chunk(index, tuple(range(len(LENGTHS)))) for index in range(len(groups))],
@@ -71,6 +74,7 @@ class SelfCheck:
                 f"per token, above {limit:.3g}: it computes this {policy.model.config.model_type} model wrongly. "
                 "Try model.layer_patches=off; if the difference stays, the model is not supported"
             )
+        return gap
 
     @property
     def limit(self) -> float:

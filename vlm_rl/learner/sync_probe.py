@@ -8,32 +8,38 @@ prompt and these tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.learner.learner import Learner
-from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.packing import Chunk, PackedRow, pack_row
 from vlm_rl.learner.self_check import group_of
 from vlm_rl.types import Prompt, Rollout
 
 RESPONSES, TOKENS = 2, 4
 
 
-def probe_gap(learner: Learner, prompt: Prompt, rollouts: Sequence[Rollout]) -> float:
+def probe_gap(
+    log_probs: Callable[[PackedRow], Tensor], model: nn.Module, prompt: Prompt, rollouts: Sequence[Rollout]
+) -> float:
     """Return the mean absolute difference between the sampler's log-probs and the learner's, over all tokens.
 
-    All ranks call it together, each with the rollouts of its own sampler.
+    Args:
+        log_probs: gives the learner's log-probs [K] of a row's response tokens.
+        model: the learner's transformers model, which numbers the positions.
+        prompt: what the sampler answered.
+        rollouts: its responses.
     """
     row = pack_row(
         [Chunk(0, tuple(range(len(rollouts))))],
         groups=[group_of(prompt, rollouts)],
         prompts={0: prompt},
         weights_PG=np.zeros((1, len(rollouts))),
-        positions=partial(rope_positions, learner.policy.model),
+        positions=partial(rope_positions, model),
     )
-    loss = learner.with_old_log_probs([row])[0].loss
-    assert loss.old_logp_K is not None and loss.sampler_logp_K is not None
-    return float((loss.old_logp_K - loss.sampler_logp_K).abs().mean())
+    sampled_K = torch.from_numpy(np.concatenate([rollout.logprobs for rollout in rollouts]))
+    return float((log_probs(row).cpu() - sampled_K).abs().mean())

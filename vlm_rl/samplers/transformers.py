@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.distributed import default_device
+from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
 from vlm_rl.samplers.fingerprint import (
@@ -47,7 +48,16 @@ class TransformersSampler:
         batch_size: int,
         dtype: torch.dtype,
     ) -> None:
-        """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler."""
+        """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler.
+
+        Raises UserError for layers that keep something else than keys and values.
+        """
+        kinds = {"full_attention", "sliding_attention", "chunked_attention"}
+        if others := set(getattr(builder.config.get_text_config(), "layer_types", None) or kinds) - kinds:
+            raise UserError(
+                f"{model_path}: the transformers sampler does not support layers of type {min(others)!r}; "
+                "use rollout.sampler=vllm (vlm-rl eval: --sampler vllm), or a model without such layers"
+            )
         self.policy_version = 0
         self.dtype = dtype
         self._builder = builder

@@ -80,7 +80,8 @@ class VllmSampler:
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
-        Raises UserError for one of `options` that the learner's or the run's settings decide.
+        Raises UserError for one of `options` that the learner's or the run's settings decide, and for what vLLM
+        itself refuses.
         """
         for key in options or {}:
             if key in _OURS:
@@ -118,8 +119,14 @@ class VllmSampler:
             settings["limit_mm_per_prompt"] = {"video": 0}
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings["distributed_executor_backend"] = "external_launcher"
-        with _global_random_state_kept(), _memory_left_alone():
-            self._llm = self._vllm.LLM(**{**settings, **(options or {})})
+        try:
+            with _global_random_state_kept(), _memory_left_alone():
+                self._llm = self._vllm.LLM(**{**settings, **(options or {})})
+        except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"vLLM cannot run the model at {model_path}: {reason:.300}; use the transformers sampler"
+            ) from error
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False
