@@ -326,7 +326,7 @@ class Session:
         params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
         (rollouts,) = self.sampler.generate([self.probe_prompt], params, seed=self.config.seed, step=-1)
         gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
-        limit = max(self.rounding, self.config.rollout.max_gap or 0.0)
+        limit = max(self.rounding, self.max_gap)  # a few tokens: never below what is accepted of a whole batch
         if not gap <= limit:  # NaN too
             raise StaleWeightsError(
                 f"sampler {self.sampler.name!r} (policy version {self.sampler.policy_version}) holds the learner's "

@@ -7,18 +7,19 @@ of the checkpoint. The conversion is transformers' own, which `save_pretrained` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, Transpose, WeightConverter, revert_weight_conversion
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
-def use_published_layout(model: PreTrainedModel) -> None:
-    """Let `model.save_pretrained` write what was published, where transformers would leave a transposition out.
+def use_published_layout(model: Any) -> None:
+    """Let a transformers model's `save_pretrained` write the published layout, transpositions included.
 
     Qwen3-VL's experts are published as [E, H, 2I] and held as [E, 2I, H]. transformers loads both, by their shape,
     and writes the second, which vLLM cannot load.
@@ -41,7 +42,7 @@ def as_published(model_path: str) -> Callable[[NamedTensors], Iterator[tuple[str
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto.from_config(config, trust_remote_code=False)
+        model: Any = auto.from_config(config, trust_remote_code=False)
     use_published_layout(model)
     if not any(isinstance(item, WeightConverter) for item in model._weight_conversions or ()):
         return iter

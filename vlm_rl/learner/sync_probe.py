@@ -20,7 +20,7 @@ from vlm_rl.learner.packing import Chunk, PackedRow, pack_row
 from vlm_rl.learner.self_check import group_of
 from vlm_rl.types import Prompt, Rollout
 
-RESPONSES, TOKENS = 2, 4
+RESPONSES, TOKENS = 4, 2  # a prefill and one decoding step
 
 
 def probe_gap(

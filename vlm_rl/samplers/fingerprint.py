@@ -103,7 +103,9 @@ def _hash_sum(chunk: torch.Tensor, *, start: int, seed: int) -> int:
 def buffer_digests(model: nn.Module) -> dict[str, str]:
     """Return a digest of each buffer's bits by name: the rotary caches and whatever else no sync brings."""
     return {
-        name: hashlib.blake2b(buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy(), digest_size=8).hexdigest()
+        name: hashlib.blake2b(
+            buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, digest_size=8
+        ).hexdigest()
         for name, buffer in model.named_buffers()
     }
 
