@@ -174,7 +174,7 @@ def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
         auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever the values in the file lead to
         reason = " ".join(str(error).split())
         raise UserError(f"model.path: no model can be built from {source}: {reason:.300}") from None
 
