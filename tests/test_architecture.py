@@ -23,6 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "study": {"data", "report", "run"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"data", "evaluation", "report", "run", "samplers"},
+    "doctor": {"data", "grading", "learner", "run", "samplers"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
@@ -36,6 +37,7 @@ INNER_ROOMS = {"evaluation/benchmarks"}
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
+    "peft": "vlm_rl/learner/lora.py",
     "vllm": "vlm_rl/samplers/vllm.py",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | quickstart.
+"""The command line: vlm-rl prepare, train, eval, score, grade, study, report, demo, export, quickstart and doctor.
 
 A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
 keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
@@ -94,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_study,
         _add_report,
         _add_demo,
+        _add_export,
         _add_quickstart,
+        _add_doctor,
     ):
         add(commands)
     return parser
@@ -387,6 +389,20 @@ def _demo(options: argparse.Namespace) -> None:
     )
 
 
+def _add_export(commands: Commands) -> None:
+    export = commands.add_parser("export", help="write a checkpoint as a model folder to use or publish")
+    export.add_argument("checkpoint", type=Path, help="RUN/STEP, a checkpoint's folder, or RUN for its last one")
+    export.add_argument("--out", type=Path, required=True, help="the folder to make")
+    export.add_argument("--merge", action="store_true", help="merge a LoRA adapter with its base model")
+    export.set_defaults(command=_export)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from vlm_rl.report.model_export import export
+
+    export(options)
+
+
 def _add_quickstart(commands: Commands) -> None:
     quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
     quick.add_argument("--seed", type=int, default=0, help="of data, model and sampling")
@@ -426,6 +442,19 @@ def _quickstart(options: argparse.Namespace) -> None:
         results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
     if options.seeds:
         print_seeds(results)
+
+
+def _add_doctor(commands: Commands) -> None:
+    doctor = commands.add_parser("doctor", help="check whether this machine, or a model, computes the right thing")
+    doctor.add_argument("--model", type=Path, help="a Hugging Face folder: check whether it trains here")
+    doctor.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from vlm_rl.doctor.command import doctor
+
+    if code := doctor(options):
+        sys.exit(code)
 
 
 if __name__ == "__main__":

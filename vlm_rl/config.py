@@ -53,6 +53,29 @@ class ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class LoraConfig(ConfigSection):
+    """Low-rank adapters: the model stays as it is, and (alpha / rank) B A is trained beside its matrices."""
+
+    rank: PositiveInt = 16
+    """Rows of A and columns of B. A matrix [out, in] gets rank * (in + out) parameters to train."""
+    alpha: PositiveInt = 32
+    """The adapter's product is multiplied by alpha / rank."""
+    targets: list[str] = Field(["language_model"], min_length=1)
+    """Which linear layers get an adapter: all of a part (language_model, tower, merger), or those of the language
+    model with this name, such as q_proj. The output head and the embeddings get none."""
+    dropout: NonNegativeFloat = 0.0
+    """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
+
+    @model_validator(mode="after")
+    def _no_dropout(self) -> LoraConfig:
+        if self.dropout:
+            raise ValueError(
+                f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
+                "learner's; leave it at 0"
+            )
+        return self
+
+
 class ModelConfig(ConfigSection):
     """The policy: which model, and how it uses memory."""
 
@@ -71,6 +94,19 @@ class ModelConfig(ConfigSection):
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
     numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,
     where it has not."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
+
+    @model_validator(mode="after")
+    def _adapters_are_trained(self) -> ModelConfig:
+        targets = self.lora.targets if self.lora else []
+        parts = {target if target in get_args(ModelPart) else "language_model" for target in targets}
+        if both := sorted(parts & {*self.freeze}):
+            raise ValueError(
+                f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
+                "other; a part without adapters stays as it is"
+            )
+        return self
 
     @model_validator(mode="after")
     def _offload_what_is_kept(self) -> ModelConfig:

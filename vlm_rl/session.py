@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
-from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
+from vlm_rl.data.adapters import BaseModel, base_of
+from vlm_rl.data.model_folder import (
+    check_base_weights,
+    check_context,
+    check_model_folder,
+    check_weights,
+    weights_sha256,
+)
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import (
@@ -36,8 +43,9 @@ from vlm_rl.learner import layer_patches
 from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
-from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, writing_checkpoint
@@ -46,7 +54,7 @@ from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
@@ -80,9 +88,13 @@ class Session:
         checkpoint = from_main(
             lambda: _checkpoint_to_resume(self.run, config, lock) if resume else self.run.refuse_existing()
         )
-        model_path = checkpoint[0] if checkpoint else Path(config.model.path)
+        model_path = Path(config.model.path)
+        if checkpoint and config.model.lora is None:  # otherwise it holds the adapters alone
+            model_path = checkpoint[0]
 
         self.builder = _make_prompt_builder(config.data, model_path)
+        if checkpoint and config.model.lora is not None:
+            from_main(lambda: check_base_weights(checkpoint[0], model_path))
         check_architecture(
             self.builder.config,
             path=model_path,
@@ -152,7 +164,12 @@ class Session:
             temperature=self.config.rollout.temperature,
         )
         policy = self._policy_of(model)
-        check.compare(policy, path=path)
+        if (adapters := self.config.model.lora) is not None:
+            base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
+            policy.add_adapters(adapters, base=base, seed=self.config.seed)
+        check.compare(policy, path=path)  # new adapters change nothing
+        self.probe_prompt = max(check.prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
+        self.rounding = check.limit
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
         policy.freeze(self.config.model.freeze)
@@ -180,8 +197,13 @@ class Session:
             layer_patches=self.config.model.layer_patches,
         )
 
-    def _load_reference(self) -> Reference:
-        """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint."""
+    def _load_reference(self) -> Reference | BaseReference:
+        """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint.
+
+        With adapters it is in memory already.
+        """
+        if self.config.model.lora is not None:
+            return BaseReference(self.learner.engine)
         path = Path(self.config.model.path)
         check_model_folder(path)
         from_main(lambda: _check_whole(path))
@@ -308,11 +330,34 @@ class Session:
     # -- what a step asks of the session -------------------------------------------------------------
 
     def sync_weights(self) -> None:
-        """Stream the policy's weights into the sampler. Raises StaleWeightsError unless exactly these arrived."""
+        """Stream the policy's weights into the sampler.
+
+        Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
+        """
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
         self.weights = fingerprint.result()
         check_fresh(self.sampler, self.weights)
+        self._check_by_a_probe()
+
+    def _check_by_a_probe(self) -> None:
+        """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
+        params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
+        (rollouts,) = self.sampler.generate([self.probe_prompt], params, seed=self.config.seed, step=-1)
+        gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
+        limit = max(self.rounding, self.max_gap)  # a few tokens: never below what is accepted of a whole batch
+        if not gap <= limit:  # NaN too
+            raise StaleWeightsError(
+                f"sampler {self.sampler.name!r} (policy version {self.sampler.policy_version}) holds the learner's "
+                f"weights, but its log-probs of the probe {self.probe_prompt.problem_id!r} differ from the learner's "
+                f"by {gap:.3g} per token, above {limit:.3g}: it computes with something that no sync brings, or "
+                f"differently; compare {self.other_setting}"
+            )
+
+    @property
+    def other_setting(self) -> str:
+        """Return the setting to compare with where sampler and learner disagree."""
+        return "model.layer_patches=off" if self.sampler.name == "transformers" else "rollout.sampler=transformers"
 
     def counters(self) -> dict[str, float]:
         """Return the run's totals so far, as metrics."""
@@ -380,6 +425,11 @@ def _value_at(tree: Any, key: str) -> Any:
 
 def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
     check_model_folder(model_path)
+    if base_of(model_path) is not None:
+        raise UserError(
+            f"model.path: {model_path} holds an adapter, and training starts from a whole model: merge it first, "
+            f"with vlm-rl export {model_path} --merge --out FOLDER"
+        )
     builder = PromptBuilder(
         model_path,
         template=TEMPLATES[config.template],

@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
-from vlm_rl.config import Config, ModelPart, TrainConfig, load_config
+from vlm_rl.config import Config, LoraConfig, ModelPart, TrainConfig, load_config
+from vlm_rl.data.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
@@ -39,7 +41,7 @@ from vlm_rl.learner.guard import GuardAbortError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import Chunk, PackedRow, plan_rows
 from vlm_rl.learner.policy import Policy, load_model
-from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.types import LossInputs
 
@@ -92,6 +94,7 @@ class Case:
         *,
         freeze: Sequence[ModelPart] = (),
         checkpointing: bool = False,
+        lora: LoraConfig | None = None,
         offload_activations: bool = False,
         dtype: torch.dtype = torch.float32,
         **config: Any,
@@ -101,6 +104,8 @@ class Case:
         self.policy_bans = banned_ids(network.config)
         self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
         self.policy.freeze(freeze)
+        if lora is not None:
+            self.policy.add_adapters(lora, base=BaseModel(str(model), ""), seed=0)
         if checkpointing:
             self.policy.enable_checkpointing(offload=offload_activations)
         settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
@@ -375,6 +380,49 @@ def saved(model: Path, stage: int) -> dict[str, Any]:
     return result
 
 
+def adapters(model: Path, stage: int) -> dict[str, Any]:
+    """Three steps of adapters with a KL term, whose reference is the policy without them; save and load between."""
+    settings = {"optimizer": "adamw", "lr": 1e-2, "lora": LoraConfig(rank=4), "checkpointing": True}
+    case, again = Case(model, stage, **settings), Case(model, stage, **settings)
+    with_kl = partial(loss_function, kl_coef=0.2)
+    references: list[Tensor] = []
+
+    def step(each: Case) -> UpdateResult:
+        rows = each.learner.with_image_features(each.unequal_rows())
+        rows = each.learner.with_reference_log_probs(rows, BaseReference(each.learner.engine))
+        references.append(torch.cat([row.loss.reference_logp_K for row in rows]))
+        return each.learner.update(rows, with_kl)
+
+    results = [step(case), step(case)]
+    folder = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
+    case.learner.save(folder)
+    again.learner.load(folder)
+    again.learner.restore(case.learner.state())
+    results.append(step(case))
+    same_norm = step(again).grad_norm == results[-1].grad_norm
+    states = [torch.load(file, weights_only=False) for file in sorted((folder / "learner").rglob("*model_states.pt"))]
+    moments = [state["exp_avg"].numel() for state in case.learner._optimizer.state.values()]
+    barrier()
+    result = {
+        "delta": case.delta(),
+        "norm": [result.grad_norm for result in results],
+        "same": equal(case.weights(), again.weights()),
+        "same_norm": same_norm,
+        "references": [bool(torch.equal(references[0], each)) for each in references],
+        "kl": [result.sums["kl"] for result in results],
+        "moments": sum(all_gather(sum(moments))),
+        "trained": [name for name, p in case.policy.model.named_parameters() if p.requires_grad],
+        "files": sorted(path.name for path in folder.iterdir()),
+        "stored": sorted({name for state in states for name in state["module"]}),
+        "frozen": [state.get("frozen_param_fragments") for state in states],
+        "adapter": load_file(folder / ADAPTER_WEIGHTS),
+    }
+    barrier()
+    if rank() == 0:
+        shutil.rmtree(folder)
+    return result
+
+
 class Payload:
     """Runs a command when it is unpickled."""
 
@@ -587,6 +635,7 @@ def started_recipes(model: Path, stage: int) -> dict[str, Any]:
             "checkpointing": config.model.gradient_checkpointing,
             "offload_activations": config.model.offload_activations,
             "freeze": config.model.freeze,
+            "lora": config.model.lora,
             **config.train.model_dump(
                 include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay", "lr_by_part"}
             ),
@@ -618,6 +667,7 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "guarded": guarded,
     "aborts": aborts,
     "saved": saved,
+    "adapters": adapters,
     "offloaded": offloaded,
     "started_recipes": started_recipes,
     "some_algorithms": some_algorithms,

@@ -34,6 +34,12 @@ PUBLISHED = {
     "Qwen3-VL-4B-Instruct": 4_437_815_808,
 }
 
+# rank -> parameters of adapters on every linear layer of the 7B language model: 28 layers of width 3,584, keys and
+# values 512 wide, an MLP of 18,944
+SEVEN_B_ADAPTERS = {
+    rank: 28 * rank * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)) for rank in (8, 16, 32)
+}
+
 
 def plan_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
     return dry_run(load_config(path, overrides), num_ranks=ranks)
@@ -57,7 +63,7 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
-    if path.stem in ("toy", "smoke"):
+    if path.stem in ("toy", "smoke") or "lora" in path.stem:
         return
     plan = plan_of(path)
     card = (40 if path.stem.endswith("3b") else 80) * 1e9
@@ -66,6 +72,19 @@ def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_mod
     assert plan.memory.weights + plan.memory.optimizer + engine < 0.95 * card
     longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
     assert plan.memory.engine_weights + 2 * longest * plan.kv_bytes_per_token < engine
+
+
+@pytest.mark.parametrize("gigabytes", [24, 48])
+def test_the_recipe_for_one_card_fits_on_it(gigabytes: int) -> None:
+    """A 7B model with adapters: the update beside a sleeping engine, and the rollout beside the learner."""
+    (path,) = (path for path in CONFIGS if path.stem.endswith(f"lora_{gigabytes}gb"))
+    plan, card = plan_of(path, ranks=1), gigabytes * 1e9
+    assert plan.num_trainable == SEVEN_B_ADAPTERS[plan.config.model.lora.rank]
+    engine = plan.config.rollout.vllm["gpu_memory_utilization"] * card
+    assert plan.memory.update < 0.9 * card
+    assert plan.memory.weights + plan.memory.optimizer + engine < 0.95 * card
+    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    assert plan.memory.engine_weights + 2**30 + 8 * longest * plan.kv_bytes_per_token < engine
 
 
 def test_the_shipped_configurations_are_all_used() -> None:
@@ -115,6 +134,33 @@ def test_frozen_vision_and_sgd_need_less() -> None:
     merger_alone = plan_of(LUSPO_7B, "model.freeze=[tower,language_model]")
     assert merger_alone.num_trainable == merger and merger_alone.memory.optimizer == 12 * merger // 8
     assert plan_of(LUSPO_7B, "train.optimizer=sgd").memory.optimizer * 3 == plan.memory.optimizer
+
+
+def test_adapters_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    # bfloat16: 2 bytes for every parameter, the adapters' included; 12 for the optimizer and 2 + 4 for the gradients
+    # of the adapters alone; the engine has the merged model.
+    n, lora = PUBLISHED["Qwen2.5-VL-7B-Instruct"], SEVEN_B_ADAPTERS[8]
+    plan = plan_of(LUSPO_7B, "model.lora.rank=8", "train.zero_stage=2", ranks=1)
+    assert (plan.num_parameters, plan.num_trainable, plan.num_adapted) == (n + lora, lora, 28 * 7)
+    memory = plan.memory
+    assert (memory.weights, memory.engine_weights) == (2 * (n + lora), 2 * n)
+    assert (memory.optimizer, memory.gradients) == (12 * lora, 6 * lora)
+    assert memory.activations < plan_of(LUSPO_7B, ranks=1).memory.activations  # none kept in the tower
+    print_dry_run(plan)
+    assert "LoRA: 20.19 M parameters trained, rank 8 on 196 linear layers" in capsys.readouterr().out
+    some = plan_of(LUSPO_7B, "model.lora.targets=[q_proj,v_proj]", ranks=1)
+    assert some.num_trainable == 28 * 16 * ((3584 + 3584) + (3584 + 512))
+    with pytest.raises(UserError, match=r"model\.lora\.targets: 'w1' names no linear layer"):
+        plan_of(LUSPO_7B, "model.lora.targets=[w1]")
+
+
+def test_offloaded_weights_are_on_the_card_a_few_at_a_time() -> None:
+    offload = ["train.zero_stage=3", "train.deepspeed.zero_optimization.offload_param.device=cpu"]
+    assert plan_of(LUSPO_7B, *offload, ranks=1).memory.weights == 2 * 10**9
+    fewer = "train.deepspeed.zero_optimization.stage3_max_live_parameters=600000000"
+    assert plan_of(LUSPO_7B, *offload, fewer, ranks=1).memory.weights == 2 * 6 * 10**8
+    part = -(-PUBLISHED["Qwen2.5-VL-7B-Instruct"] // 32)
+    assert plan_of(LUSPO_7B, *offload, ranks=32).memory.weights == 2 * part
 
 
 def test_tokens_and_steps_by_hand() -> None:

@@ -298,6 +298,37 @@ def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(results) -> None:
     assert "2 optimizer steps in a row" in case["error"]
 
 
+@over("adapters")
+def test_adapters_alone_are_trained_and_saved(results, single) -> None:
+    """In every stage and on any number of ranks: the same merged weights, of which no frozen one moved by a bit."""
+    case = results["adapters"]
+    adapted = {name.partition(".lora_")[0] for name in case["trained"]}
+    assert len(adapted) == 3 * 7 and len(case["trained"]) == 2 * 3 * 7
+    moved = {name for name, change in case["delta"].items() if change.any()}
+    assert moved == {f"{name}.weight" for name in adapted}
+    assert distance(case["delta"], single["adapters"]["delta"]) <= TOLERANCE
+    assert case["norm"] == pytest.approx(single["adapters"]["norm"], rel=1e-5)
+    # the reference is the base model, whatever the adapters are; their KL grows from exactly 0
+    assert all(case["references"]) and len(case["references"]) == 4
+    assert abs(case["kl"][0]) <= 1e-9 < 1e-6 < case["kl"][1] < case["kl"][2]
+    # what is stored: the adapters, and moments for them alone, which ZeRO 0 has on every rank
+    size = sum(tensor.numel() for tensor in case["adapter"].values())
+    assert case["moments"] in (size, 2 * size)
+    assert case["files"] == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base_model.json",
+        "config.json",
+        "generation_config.json",
+        "learner",
+    ]
+    assert all(".lora_" in name for name in case["stored"]) and not any(case["frozen"])
+    assert {name.removeprefix("base_model.model.") for name in case["adapter"]} == {
+        name.replace(".default.", ".") for name in case["trained"]
+    }
+    assert case["same"] and case["same_norm"]
+
+
 @over("offloaded")
 def test_an_optimizer_on_the_host_takes_the_same_step(results) -> None:
     assert results["offloaded"]["moved"] > 0 and results["offloaded"]["same"]

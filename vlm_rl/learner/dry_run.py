@@ -13,6 +13,7 @@ the card free.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,19 +26,21 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, ModelPart
+from vlm_rl.config import Config, ModelPart, TrainConfig
 from vlm_rl.data.model_folder import check_context
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
 from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
+from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
 LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+_LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
 _RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
 
@@ -75,6 +78,7 @@ class DryRun:
     num_parameters: int
     num_trainable: int
     num_parameters_of: Mapping[ModelPart, int]
+    num_adapted: int  # linear layers with an adapter
     memory: Memory
     memory_by_ranks: Mapping[int, Memory]
     responses_side_by_side: int  # on one rank
@@ -115,16 +119,18 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
     r, t = config.rollout, config.train
     updates = -(-r.prompts_per_step // t.mini_batch_prompts)
-    by_part = _parameters_by_part(model)
+    total, trainable = _parameters(config, model)
+    lora = config.model.lora
     return DryRun(
         config=config,
         num_ranks=ranks,
         model_source=source,
         dtype=dtype,
         is_patched=patched,
-        num_parameters=sum(by_part.values()),
-        num_trainable=_num_trainable(config, by_part),
-        num_parameters_of=by_part,
+        num_parameters=total,
+        num_trainable=trainable,
+        num_parameters_of=_parameters_by_part(model),
+        num_adapted=len(target_layers(model, lora.targets)) if lora else 0,
         memory=_memory(config, model, dtype, ranks, patched=patched),
         memory_by_ranks={
             n: _memory(config, model, dtype, n, patched=patched) for n in sorted({*_RANKS_SHOWN, ranks})
@@ -168,7 +174,7 @@ def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
         auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever the values in the file lead to
         reason = " ".join(str(error).split())
         raise UserError(f"model.path: no model can be built from {source}: {reason:.300}") from None
 
@@ -186,8 +192,20 @@ def _parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
     return counts
 
 
-def _num_trainable(config: Config, by_part: Mapping[ModelPart, int]) -> int:
-    return sum(count for part, count in by_part.items() if part not in config.model.freeze)
+def _parameters(config: Config, model: PreTrainedModel) -> tuple[int, int]:
+    """Return how many parameters the learner has, and how many of them it trains."""
+    by_part = _parameters_by_part(model)
+    total = sum(by_part.values())
+    if config.model.lora is not None:
+        adapters = num_adapter_parameters(model, config.model.lora)
+        return total + adapters, adapters
+    return total, sum(count for part, count in by_part.items() if part not in config.model.freeze)
+
+
+def _trains_tower(config: Config) -> bool:
+    """Return whether the backward pass goes through the vision tower."""
+    lora = config.model.lora
+    return "tower" in lora.targets if lora is not None else "tower" not in config.model.freeze
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -195,9 +213,7 @@ def _num_trainable(config: Config, by_part: Mapping[ModelPart, int]) -> int:
 
 def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool) -> Memory:
     stage = config.train.zero_stage
-    by_part = _parameters_by_part(model)
-    total = sum(by_part.values())
-    trainable = _num_trainable(config, by_part)
+    total, trainable = _parameters(config, model)
     part = -(-trainable // ranks)  # of one rank, where something is divided
     moments = 8 if config.train.optimizer == "adamw" else 0
     if stage == 0:
@@ -209,13 +225,21 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         gradients += 4 * part if dtype != torch.float32 else 0
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return Memory(
-        weights=dtype.itemsize * (-(-total // ranks) if stage == 3 else total),
+        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train))),
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),
-        engine_weights=dtype.itemsize * total,
+        engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
         kv_cache=_side_by_side(config, ranks) * longest * _kv_bytes_per_token(model, dtype),
     )
+
+
+def _most_resident(config: TrainConfig) -> float:
+    """Return how many parameters are on the device at most; those that ZeRO 3 offloads come layer by layer."""
+    zero = config.deepspeed.get("zero_optimization", {})
+    if config.zero_stage < 3 or zero.get("offload_param", {}).get("device", "none") == "none":
+        return math.inf
+    return zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS)
 
 
 def _side_by_side(config: Config, ranks: int) -> int:
@@ -261,7 +285,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         layers=text.num_hidden_layers,
         has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
     )
-    if _is_vision(model) and "tower" not in config.model.freeze:
+    if _is_vision(model) and _trains_tower(config):
         vision = model.config.vision_config
         is_qwen2_vl = vision.model_type.startswith("qwen2_vl")  # whose hidden_size is the language model's
         width = vision.embed_dim if is_qwen2_vl else vision.hidden_size
@@ -338,9 +362,14 @@ def print_dry_run(plan: DryRun) -> None:
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
     console.print(f"model      {Path(config.model.path).name}, {_billions(plan.num_parameters)} parameters, {dtype}")
+    lora = config.model.lora
     for part, count in plan.num_parameters_of.items():
         rate = f"lr {t.lr_by_part.get(part, t.lr):g}"
-        console.print(f"           {part} {_billions(count)} ({'frozen' if part in config.model.freeze else rate})")
+        is_frozen = lora is not None or part in config.model.freeze
+        console.print(f"           {part} {_billions(count)} ({'frozen' if is_frozen else rate})")
+    if lora is not None:
+        adapters = f"rank {lora.rank} on {plan.num_adapted} linear layers"
+        console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
     console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
@@ -366,7 +395,10 @@ def _memory_table(plan: DryRun) -> Table:
     row = max(
         plan.config.train.micro_batch_tokens, plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
     )
-    table.add_row("weights", _gib(m.weights), "divided" if stage == 3 else "whole on every rank")
+    where = "divided" if stage == 3 else "whole on every rank"
+    if _most_resident(plan.config.train) < math.inf:
+        where = "those in use; ZeRO 3 keeps the others in host memory"
+    table.add_row("weights", _gib(m.weights), where)
     table.add_row("gradients", _gib(m.gradients), "divided" if stage >= 2 else "whole on every rank")
     table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
     table.add_row(

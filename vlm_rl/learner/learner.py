@@ -21,9 +21,10 @@ from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world
 from vlm_rl.errors import UserError
 from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, start_engine
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
+from vlm_rl.learner.lora import save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
-from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.types import LossInputs
 
 # Log-probs [K], entropies [K] and the row's other inputs -> the loss, and sums for the metrics.
@@ -89,17 +90,20 @@ class Learner:
             filled.append(replace(row, vision={"image_features": features_FMH.to(row.target_K.device)}))
         return filled
 
-    @torch.no_grad()
     def with_old_log_probs(self, rows: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows with old_logp_K: log-probs at the current weights, which drew the responses."""
-        filled = []
-        for row in rows:
-            logp_K, _ = self.engine(row.to(self.device))
-            filled.append(replace(row, loss=replace(row.loss, old_logp_K=logp_K.to(row.target_K.device))))
-        return filled
+        return [replace(row, loss=replace(row.loss, old_logp_K=self.log_probs(row))) for row in rows]
 
     @torch.no_grad()
-    def with_reference_log_probs(self, rows: Sequence[PackedRow], reference: Reference) -> list[PackedRow]:
+    def log_probs(self, row: PackedRow) -> Tensor:
+        """Return the log-probs [K] of the row's response tokens at the current weights, on the row's device."""
+        logp_K, _ = self.engine(row.to(self.device))
+        return logp_K.to(row.target_K.device)
+
+    @torch.no_grad()
+    def with_reference_log_probs(
+        self, rows: Sequence[PackedRow], reference: Reference | BaseReference
+    ) -> list[PackedRow]:
         """Return the rows with reference_logp_K: log-probs of the frozen reference."""
         filled = []
         with reference.on_device(self.device):
@@ -173,10 +177,13 @@ class Learner:
     # --- weights ------------------------------------------------------------------------------
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter under its transformers name, whole, one at a time. Consume it to the end."""
-        for name, parameter in self.policy.model.named_parameters():
-            with gathered(parameter, zero_stage=self.config.zero_stage):
-                yield name, parameter.data
+        """Yield every weight under its transformers name, whole, one at a time. Consume it to the end.
+
+        With adapters these are the merged weights: the model that an engine without adapters computes with.
+        """
+        for name, source in weight_sources(self.policy.model):
+            with gathered(source.parameters, zero_stage=self.config.zero_stage):
+                yield name, source.weight()
 
     def non_finite(self) -> str | None:
         """Return the name of a weight or an optimizer's state that is NaN or infinite on any rank; the same on all.
@@ -193,17 +200,33 @@ class Learner:
         return next((name for name in all_gather(mine) if name is not None), None)
 
     def save_model(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder (rank 0 writes)."""
+        """Write the policy as a Hugging Face folder, or its adapters alone (rank 0 writes)."""
         is_main = rank() == 0
+        if self.policy.base is not None:
+            adapters = self._adapters()
+            if is_main:
+                save_adapters(self.policy.model, adapters, folder, self.policy.base)
+            barrier()
+            return
         state = {name: tensor.cpu().clone() for name, tensor in self.stream_weights() if is_main}
         if is_main:
             self.policy.model.save_pretrained(folder, state_dict=state)
         barrier()
 
+    def _adapters(self) -> dict[str, Tensor]:
+        """Return whole copies of what is trained, on the CPU, by the model's names."""
+        copies = {}
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.requires_grad:
+                with gathered([parameter], zero_stage=self.config.zero_stage):
+                    copies[name] = parameter.data.cpu().clone()
+        return copies
+
     def save(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder, and the engine's shards under its learner/."""
+        """Write the policy as `save_model` does, and the engine's shards under its learner/."""
         self.save_model(folder)
-        self.engine.save_checkpoint(str(folder / "learner"), tag=STATE_TAG)
+        has_adapters = self.policy.base is not None
+        self.engine.save_checkpoint(str(folder / "learner"), tag=STATE_TAG, exclude_frozen_parameters=has_adapters)
         barrier()
 
     def load(self, folder: Path) -> None:
@@ -211,7 +234,8 @@ class Learner:
 
         Raises UserError where the folder holds no state of DeepSpeed, or a state that would run code.
         """
-        if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG):
+        is_whole = self.policy.base is None  # a checkpoint of adapters lacks the frozen weights
+        if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, strict=is_whole):
             raise UserError(
                 f"{folder / 'learner'}: DeepSpeed found no state to load; resume from a different checkpoint"
             )

@@ -22,8 +22,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches, ModelPart
+from vlm_rl.config import LayerPatches, LoraConfig, ModelPart
+from vlm_rl.data.adapters import BaseModel
+from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.learner import layer_patches as patches
+from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import SUPPORTED, Family
 from vlm_rl.learner.packing import PackedRow
@@ -41,9 +44,11 @@ def load_model(path: str | Path, *, dtype: torch.dtype) -> PreTrainedModel:
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     implementation = {"text_config": attention.NAME, "vision_config": vision} if is_vision else attention.NAME
-    return auto.from_pretrained(
+    model = auto.from_pretrained(
         path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
     )
+    use_published_layout(model)
+    return model
 
 
 class Policy(nn.Module):
@@ -71,6 +76,7 @@ class Policy(nn.Module):
         self.is_vision = hasattr(model.config, "vision_config")
         self.family = SUPPORTED.get(model.config.model_type, Family())
         self.offloads = False
+        self.base: BaseModel | None = None  # of the adapters, where there are any
         self.routers = RouterWatch(model)
         model.config.use_cache = False
         if self.is_vision:
@@ -82,6 +88,18 @@ class Policy(nn.Module):
         for name, parameter in self.model.named_parameters():
             if self.family.part_of(name) in parts:
                 parameter.requires_grad_(False)
+
+    def add_adapters(self, config: LoraConfig, *, base: BaseModel, seed: int) -> None:
+        """Train adapters and freeze the model itself.
+
+        Args:
+            config: the adapters.
+            base: where the model comes from, for the checkpoints.
+            seed: of the adapters' random half.
+        """
+        lora.add_adapters(self.model, config, seed=seed)
+        self.base = base
+        self.register_state_dict_post_hook(_keep_trained)
 
     @property
     def has_frozen_vision(self) -> bool:
@@ -97,9 +115,16 @@ class Policy(nn.Module):
         # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
         # non-reentrant variant takes for a change of shape.
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
+        inputs = [self.model.get_input_embeddings()]
         named = self.model.named_parameters()
-        if self.is_vision and not any(p.requires_grad for n, p in named if self.family.part_of(n) == "tower"):
+        if any(p.requires_grad for name, p in named if self.family.part_of(name) == "tower"):
+            inputs.append(self.model.model.visual.patch_embed)
+        elif self.is_vision:
             self.model.model.visual.gradient_checkpointing_disable()
+        if self.base is not None:
+            # That variant gives gradients to what is inside a layer only if the layer's input has one.
+            for module in inputs:
+                module.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
     def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
@@ -214,7 +239,8 @@ class _ChunkedScore(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_KH, weight_VH, target_K, banned = ctx.saved_tensors
         grad_hidden_KH = torch.empty_like(hidden_KH)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        is_trained = ctx.needs_input_grad[1]
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if is_trained else None
         for start in range(0, len(target_K), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_KH[part]
@@ -232,8 +258,10 @@ class _ChunkedScore(torch.autograd.Function):
                 grad_CV.sub_(of_entropy_CV)
             grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
-            grad_weight_VH += grad_CV.T @ hidden_CH
-        return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+            if grad_weight_VH is not None:
+                grad_weight_VH += grad_CV.T @ hidden_CH
+        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        return grad_hidden_KH, grad_weight, None, None, None, None
 
 
 def _entropy(logp_CV: Tensor) -> Tensor:
@@ -246,6 +274,12 @@ def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature
         nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)
     )  # in place: nothing else reads them
     return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
+
+
+def _keep_trained(policy: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Drop all but the adapters from a state dict; its names of tied weights are more than named_parameters()."""
+    for name in [name for name in state if ".lora_" not in name]:
+        del state[name]
 
 
 def _allow_unused_image(model: PreTrainedModel) -> None:
