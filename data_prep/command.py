@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from vlm_rl.data_prep.options import Options, TokenCount
+    from vlm_rl.data.prompts import PromptBuilder
+    from vlm_rl.data_prep.options import Options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images = parser.add_argument_group("images")
     images.add_argument("--min-pixels", type=int, default=3136)
     images.add_argument("--max-pixels", type=int, default=1_003_520)
-    images.add_argument("--patch-size", type=int, default=14, help="14: Qwen2.5-VL; 16: Qwen3-VL")
+    images.add_argument(
+        "--patch-size",
+        type=int,
+        help="14: Qwen2-VL, Qwen2.5-VL; 16: Qwen3-VL (default: of --tokenizer's model, or 14)",
+    )
     images.add_argument(
         "--text-image", choices=["none", "blank", "typeset"], default="none", help="what text-only problems get"
     )
@@ -68,7 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
     path, revision = _locate(arguments.source, arguments.path, arguments.revision)
     count_tokens = counted_with = None
     if arguments.tokenizer is not None:
-        count_tokens, counted_with = _counter(arguments.tokenizer, arguments.template, options)
+        builder = _open_builder(arguments.tokenizer, arguments.template, options)
+        count_tokens, counted_with = builder.count_unexpanded, _origin(arguments.tokenizer, arguments.template)
+        options = _on_grid_of(builder, options, chosen=arguments.patch_size)
     with Grader() as grader:
         report = prepare(
             arguments.source,
@@ -97,6 +104,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     from vlm_rl.data_prep.options import Options
 
     values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(Options)}
+    if values["patch_size"] is None:
+        values["patch_size"] = Options().patch_size
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     options = Options(**values)
     options.check()
@@ -113,8 +122,8 @@ def _locate(source: str, named: str, revision: str) -> tuple[Path, str]:
     return path, load_mapping(path).revision if source == "generic" and path.is_file() else commit
 
 
-def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, dict[str, str]]:
-    """Return a function that counts a prompt's tokens, and what the manifest says about it."""
+def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder:
+    """Return what counts a prompt's tokens."""
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.templates import TEMPLATES
 
@@ -122,9 +131,30 @@ def _counter(model: Path, template: str, options: Options) -> tuple[TokenCount, 
         raise UserError(f"--template is {template!r}; known: {', '.join(TEMPLATES)}")
     if not model.is_dir():
         raise UserError(f"--tokenizer {model}: no such folder; give a model's folder on this machine")
-    builder = PromptBuilder(
+    return PromptBuilder(
         model, template=TEMPLATES[template], min_pixels=options.min_pixels, max_pixels=options.max_pixels
     )
+
+
+def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None) -> Options:
+    """Return the options with the patch size of the builder's model.
+
+    Raises UserError where a different one was chosen.
+    """
+    if not builder.is_vision:
+        return options
+    if chosen not in (None, builder.patch_size):
+        raise UserError(
+            f"--patch-size {chosen}: the model of --tokenizer {builder.model_path} has patches of "
+            f"{builder.patch_size} pixels; leave the option out to take the model's"
+        )
+    options = replace(options, patch_size=builder.patch_size)
+    options.check()
+    return options
+
+
+def _origin(model: Path, template: str) -> dict[str, str]:
+    """Return what the manifest says about the counting of tokens."""
     file = model / "tokenizer.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    return builder.count_unexpanded, {"tokenizer": model.name, "sha256": digest, "template": template}
+    return {"tokenizer": model.name, "sha256": digest, "template": template}

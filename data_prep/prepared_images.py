@@ -15,6 +15,7 @@ from PIL import Image
 from vlm_rl.data.images import (
     DEFAULT_LIMITS,
     TEST_LIMITS,
+    check_pixel_range,
     decode,
     encode_jpeg,
     encode_png,
@@ -40,7 +41,8 @@ class Grid:
     factor: int = 28  # pixels of a merged visual token's side: patch size x 2
 
     def check(self) -> None:
-        """Raise UserError for a range that no image fits."""
+        """Raise UserError for a range that no image fits, or that training refuses."""
+        check_pixel_range(self.min_pixels, self.max_pixels, factor=self.factor)
         grid_size(
             self.factor, self.factor, min_pixels=self.min_pixels, max_pixels=self.max_pixels, factor=self.factor
         )

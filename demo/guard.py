@@ -34,7 +34,8 @@ from vlm_rl.report.html import script_hashes
 BODY_SECONDS = 30.0  # for a whole body; 8 MiB come in that time at 2.2 Mbit/s
 _MAX_BODY = 64 * 1024  # bytes; the page posts a few short strings, and a picture to a route of its own
 _MAX_UPLOADS = 8  # pictures read at a time; others wait, so that half-sent ones cannot fill the memory
-_DATA = "/gradio_api/queue/data"
+_MAX_UNCOLLECTED = 1_000  # messages of events that nobody has collected, over all pages: some 100 MB
+_JOIN, _DATA = "/gradio_api/queue/join", "/gradio_api/queue/data"
 _READ = re.compile(
     r"/|/(assets|static)/[\w./@-]+|/theme\.css|/config/?|/favicon\.ico|/manifest\.json"
     r"|/charts/(vega|loader)\.js"
@@ -126,7 +127,7 @@ class Guard:
     def __init__(self, app: ASGIApp, page: gr.Blocks, access: Access) -> None:
         self._app = app
         self._bodies: dict[str, TypeAdapter[Any]] = {
-            "/gradio_api/queue/join": _events_of(page),
+            _JOIN: _events_of(page),
             "/gradio_api/cancel": TypeAdapter(_Cancel),
             "/gradio_api/reset": TypeAdapter(_Reset),
         }
@@ -182,7 +183,17 @@ class Guard:
         body = await self._body(request) if is_post else b""
         if path in self._bodies:
             body = _rewritten(body, self._bodies[path])
+        if path == _JOIN:
+            self._drop_uncollected()
         return self._page if path == "/" else self._app, body
+
+    def _drop_uncollected(self) -> None:
+        """Forget the oldest results beyond _MAX_UNCOLLECTED: clients that never read theirs must not fill memory."""
+        excess = sum(messages.qsize() for messages in self._waiting.values()) - _MAX_UNCOLLECTED
+        for messages in list(self._waiting.values()):
+            for _ in range(min(excess, messages.qsize())):
+                messages.get_nowait()
+                excess -= 1
 
     async def _body(self, request: Request) -> bytes:
         """Read a whole body. Raises HTTPException where it is too large or too slow."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return build_tiny_model(folder, seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
+
+
+@pytest.fixture(scope="session")
+def family_model(tiny_model: Path) -> Callable[[str], Path]:
+    """Return a function that gives the folder of a random tiny model of a type, to read only."""
+    from tests.helpers.families import build_family
+
+    @cache
+    def build(model_type: str) -> Path:
+        return build_family(model_type, tiny_model.parent / "families" / model_type, tokenizer_of=tiny_model)
+
+    return build
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,9 @@ journal, and a checkpoint per step, of which the second prunes the first.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,14 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.toy_runs import (
-    DEADLINE,
-    WORKER,
     ExitResult,
     Runner,
     Toys,
     assert_equal_runs,
     assert_sound,
-    clean_environment,
     make_toys,
 )
 from vlm_rl.data_prep.counting_squares import SQUARES
@@ -82,19 +77,7 @@ class Walk:
         )
         is_begun = (self.toys.run(run).path / "config.yaml").exists()
         words = ["train", str(config), *(["--resume"] if is_begun else [])]
-        if self.ranks == 1:
-            return self.toys.runner(*words, faults=dict(faults[0]) if faults else {})
-        job = json.dumps({"arguments": words, "faults_of_ranks": faults})
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
-        done = subprocess.run(
-            [*torchrun, "-m", WORKER, job],
-            env=clean_environment(crash=True),
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        return ExitResult(done.returncode, done.stdout + done.stderr)
+        return self.toys.runner(*words, ranks=self.ranks, faults_of_ranks=faults)
 
     def crash(self, rank: int, number: int, what: str) -> None:
         """Kill a run at this point, resume it and compare. Raises AssertionError, which names the point."""
@@ -105,9 +88,8 @@ class Walk:
             {"die_at_point": {"folder": folder, "number": number}} if r == rank else {} for r in range(self.ranks)
         ]
         died = self.start(run, faults)
-        is_killed = died.code == -signal.SIGKILL if self.ranks == 1 else died.code != 0
         # The order in which threads reach their points may differ, so that the last ones may lie behind the end.
-        assert is_killed or died.code == 0, f"{point}: {died.output[-3000:]}"
+        assert died.code in (-signal.SIGKILL, 0), f"{point}: {died.output[-3000:]}"
         resumed = self.start(run)
         assert resumed.code == 0, f"{point}: {resumed.output[-3000:]}"
         try:

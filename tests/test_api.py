@@ -57,7 +57,7 @@ assert vlm_rl.score("math500", "mine.jsonl", annotations="gold.jsonl")["n"] == 1
 assert len(vlm_rl.ALGORITHMS) > 7 and vlm_rl.compute_advantages and vlm_rl.length_metrics and vlm_rl.Belief
 assert "torch" not in sys.modules
 """
-    recorded = ROOT / "demo" / "assets" / "recorded" / "ba"
+    recorded = ROOT / "demo" / "assets" / "recorded" / "grpo"
     subprocess.run([sys.executable, "-c", code, str(recorded)], check=True, cwd=tmp_path)
 
 

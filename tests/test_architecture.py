@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS: dict[str, set[str]] = {
     "grading": set(),
     "data": set(),
-    "run": set(),
+    "run": {"data"},
     "samplers": {"data"},
     "learner": {"data", "run"},
     "evaluation": {"data", "grading", "run", "samplers"},
@@ -36,6 +36,7 @@ INNER_ROOMS = {"evaluation/benchmarks"}
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
+    "peft": "vlm_rl/learner/lora.py",
     "vllm": "vlm_rl/samplers/vllm.py",
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

@@ -106,6 +106,19 @@ def test_the_engines_own_blocks_pass_through_verbatim(minimal: Path) -> None:
     assert (config.train.deepspeed, config.rollout.vllm) == (deepspeed, vllm)
 
 
+def test_the_old_key_of_a_frozen_tower_is_read(minimal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run directories hold it, true or false."""
+    assert load_config(minimal, ["model.freeze_vision=false"]) == load_config(minimal)
+    assert capsys.readouterr().err == ""
+    assert load_config(minimal, ["model.freeze_vision=true"]).model.freeze == ["tower", "merger"]
+    note = capsys.readouterr().err
+    assert note.count("\n") == 1 and "model.freeze_vision=true is read as model.freeze=[tower, merger]" in note
+    load_config(minimal, ["model.freeze_vision=true"])
+    assert capsys.readouterr().err == "", "a note is printed once"
+    said = refusal(minimal, "model.freeze_vision=true", "model.freeze=[tower]")
+    assert "model.freeze_vision" in said and "remove it" in said
+
+
 def test_a_whole_number_may_stand_where_a_fraction_may(minimal: Path) -> None:
     assert load_config(minimal, ["rollout.temperature=1", "train.grad_clip=2"]).train.grad_clip == 2.0
 
@@ -188,6 +201,13 @@ def test_all_faults_of_a_file_are_reported_together(minimal: Path) -> None:
 def test_a_wrong_value_is_refused_with_its_path_and_itself(minimal: Path, override: str, words: list[str]) -> None:
     message = refusal(minimal, override)
     assert all(word in message for word in words), message
+
+
+def test_a_part_that_no_model_has_is_refused(minimal: Path) -> None:
+    for override in ("model.freeze=[towr]", "train.lr_by_part.towr=1e-6"):
+        said = refusal(minimal, override)
+        assert "towr" in said and "'tower', 'merger' or 'language_model'" in said
+    assert "-1e-06" in refusal(minimal, "train.lr_by_part.tower=-1e-6")
 
 
 @pytest.mark.parametrize("key", ["out", "model", "data"])

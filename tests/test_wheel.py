@@ -56,7 +56,7 @@ def test_the_wheel_holds_one_package_with_its_data_and_no_tests(wheel: Path) -> 
     wanted = {
         f"vlm_rl/{path.relative_to(ROOT / 'vlm_rl').as_posix()}" for path in files if "__pycache__" not in path.parts
     }
-    assert {"vlm_rl/py.typed", "vlm_rl/demo/server.py", "vlm_rl/demo/assets/recorded/ba/config.yaml"} <= wanted
+    assert {"vlm_rl/py.typed", "vlm_rl/demo/server.py", "vlm_rl/demo/assets/recorded/grpo/config.yaml"} <= wanted
     assert wanted <= set(names)
 
 

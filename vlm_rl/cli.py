@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | quickstart.
+"""The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | export | quickstart.
 
 A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
 keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_study,
         _add_report,
         _add_demo,
+        _add_export,
         _add_quickstart,
     ):
         add(commands)
@@ -385,6 +386,20 @@ def _demo(options: argparse.Namespace) -> None:
         token_file=options.token_file,
         live=live,
     )
+
+
+def _add_export(commands: Commands) -> None:
+    export = commands.add_parser("export", help="write a checkpoint as a model folder to use or publish")
+    export.add_argument("checkpoint", type=Path, help="RUN/STEP, a checkpoint's folder, or RUN for its last one")
+    export.add_argument("--out", type=Path, required=True, help="the folder to make")
+    export.add_argument("--merge", action="store_true", help="merge a LoRA adapter with its base model")
+    export.set_defaults(command=_export)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from vlm_rl.report.model_export import export
+
+    export(options)
 
 
 def _add_quickstart(commands: Commands) -> None:

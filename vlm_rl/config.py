@@ -10,8 +10,11 @@ module imports no torch.
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -29,6 +32,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
+ModelPart = Literal["tower", "merger", "language_model"]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 # What a resume may change; any other change would make it a different run.
@@ -49,15 +53,39 @@ class ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class LoraConfig(ConfigSection):
+    """Low-rank adapters: the model stays as it is, and (alpha / rank) B A is trained beside its matrices."""
+
+    rank: PositiveInt = 16
+    """Rows of A and columns of B. A matrix [out, in] gets rank * (in + out) parameters to train."""
+    alpha: PositiveInt = 32
+    """The adapter's product is multiplied by alpha / rank."""
+    targets: list[str] = Field(["language_model"], min_length=1)
+    """Which linear layers get an adapter: all of a part (language_model, tower, merger), or those of the language
+    model with this name, such as q_proj. The output head and the embeddings get none."""
+    dropout: NonNegativeFloat = 0.0
+    """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
+
+    @model_validator(mode="after")
+    def _no_dropout(self) -> LoraConfig:
+        if self.dropout:
+            raise ValueError(
+                f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
+                "learner's; leave it at 0"
+            )
+        return self
+
+
 class ModelConfig(ConfigSection):
     """The policy: which model, and how it uses memory."""
 
     path: str
-    """A Hugging Face folder: Qwen2.5-VL, or a text-only causal model."""
+    """A Hugging Face folder of a model family that docs/models.md lists."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on an accelerator, float32 on a CPU."""
-    freeze_vision: bool = False
-    """Do not train the vision tower and its merger."""
+    freeze: list[ModelPart] = []
+    """Parts that are not trained: tower (the vision tower), merger (what maps its output to the language model), or
+    language_model (all else, output head included)."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
@@ -66,6 +94,19 @@ class ModelConfig(ConfigSection):
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
     numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,
     where it has not."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
+
+    @model_validator(mode="after")
+    def _adapters_are_trained(self) -> ModelConfig:
+        targets = self.lora.targets if self.lora else []
+        parts = {target if target in get_args(ModelPart) else "language_model" for target in targets}
+        if both := sorted(parts & {*self.freeze}):
+            raise ValueError(
+                f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
+                "other; a part without adapters stays as it is"
+            )
+        return self
 
     @model_validator(mode="after")
     def _offload_what_is_kept(self) -> ModelConfig:
@@ -88,7 +129,7 @@ class DataConfig(ConfigSection):
     """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
     max_pixels: PositiveInt = 1_003_520
-    """Images are resized once to between min_pixels and max_pixels, on the model's 28-pixel grid."""
+    """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
     template: Literal["think_answer", "think_box", "plain"] = "think_answer"
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""
@@ -216,6 +257,8 @@ class TrainConfig(ConfigSection):
     """Most tokens in one packed row; a group's prompt counts once."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: PositiveFloat = 1e-6
+    lr_by_part: dict[ModelPart, NonNegativeFloat] = {}
+    """Learning rates of single parts of the model, named as in model.freeze; the others have lr."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -346,7 +389,7 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
 
     ``where`` and ``overrides`` say in messages where the tree comes from; the overrides are applied already.
     """
-    return parse_tree(Config, _tuples(raw) if isinstance(raw, dict) else raw, where, overrides)
+    return parse_tree(Config, _renamed(_tuples(raw), where) if isinstance(raw, dict) else raw, where, overrides)
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
@@ -417,6 +460,27 @@ def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(train, dict) and isinstance(train.get("betas"), list):
         raw = {**raw, "train": {**train, "betas": tuple(train["betas"])}}
     return raw
+
+
+def _renamed(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Give the old key model.freeze_vision its new name. Raises UserError where both are given."""
+    model = raw.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("freeze_vision"), bool):
+        return raw
+    if model.get("freeze"):
+        raise UserError(f"{where}: model.freeze_vision is the old name of a part of model.freeze: remove it")
+    model = dict(model)
+    if model.pop("freeze_vision"):
+        model["freeze"] = ["tower", "merger"]
+        _note("model.freeze_vision=true is read as model.freeze=[tower, merger], its name today")
+    return {**raw, "model": model}
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a line to standard error, once, and on one rank alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> str:

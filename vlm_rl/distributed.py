@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from vlm_rl.errors import UserError
 
@@ -37,9 +38,9 @@ def init_ranks() -> torch.device:
     return device
 
 
-def _own_store() -> dist.TCPStore:
+def _own_store() -> TCPStore:
     """Return the store of a single rank, on a port that the system picks while opening it."""
-    store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
+    store = TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
     os.environ["MASTER_PORT"] = str(store.port)
     return store
 

@@ -174,6 +174,9 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         metrics["kl"] = total["kl"] / tokens
     if "gap" in total:
         metrics["rollout/logprob_gap"] = total["gap"] / tokens
+    if routed := total.get("router_tokens"):
+        metrics["router/entropy"] = total["router_entropy"] / routed
+        metrics["router/max_load"] = total["router_max_load"] / routed
     return metrics
 
 

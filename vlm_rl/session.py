@@ -18,7 +18,14 @@ from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
-from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
+from vlm_rl.data.adapters import BaseModel, base_of
+from vlm_rl.data.model_folder import (
+    check_base_weights,
+    check_context,
+    check_model_folder,
+    check_weights,
+    weights_sha256,
+)
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import (
@@ -33,10 +40,10 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
 from vlm_rl.learner import layer_patches
-from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
-from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
@@ -80,14 +87,19 @@ class Session:
         checkpoint = from_main(
             lambda: _checkpoint_to_resume(self.run, config, lock) if resume else self.run.refuse_existing()
         )
-        model_path = checkpoint[0] if checkpoint else Path(config.model.path)
+        model_path = Path(config.model.path)
+        if checkpoint and config.model.lora is None:  # otherwise it holds the adapters alone
+            model_path = checkpoint[0]
 
         self.builder = _make_prompt_builder(config.data, model_path)
+        if checkpoint and config.model.lora is not None:
+            from_main(lambda: check_base_weights(checkpoint[0], model_path))
         check_architecture(
             self.builder.config,
             path=model_path,
             longest=config.data.max_prompt_tokens + config.rollout.max_tokens,
         )
+        check_parts(self.builder.config.model_type, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
         _check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
@@ -151,11 +163,13 @@ class Session:
             temperature=self.config.rollout.temperature,
         )
         policy = self._policy_of(model)
-        check.compare(policy, path=path)
+        if (adapters := self.config.model.lora) is not None:
+            base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
+            policy.add_adapters(adapters, base=base, seed=self.config.seed)
+        check.compare(policy, path=path)  # new adapters change nothing
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
-        if self.config.model.freeze_vision:
-            policy.freeze_vision()
+        policy.freeze(self.config.model.freeze)
         if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
             policy.enable_checkpointing(offload=offload)
         return policy
@@ -180,8 +194,13 @@ class Session:
             layer_patches=self.config.model.layer_patches,
         )
 
-    def _load_reference(self) -> Reference:
-        """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint."""
+    def _load_reference(self) -> Reference | BaseReference:
+        """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint.
+
+        With adapters it is in memory already.
+        """
+        if self.config.model.lora is not None:
+            return BaseReference(self.learner.engine)
         path = Path(self.config.model.path)
         check_model_folder(path)
         from_main(lambda: _check_whole(path))
@@ -380,6 +399,11 @@ def _value_at(tree: Any, key: str) -> Any:
 
 def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
     check_model_folder(model_path)
+    if base_of(model_path) is not None:
+        raise UserError(
+            f"model.path: {model_path} holds an adapter, and training starts from a whole model: merge it first, "
+            f"with vlm-rl export {model_path} --merge --out FOLDER"
+        )
     builder = PromptBuilder(
         model_path,
         template=TEMPLATES[config.template],

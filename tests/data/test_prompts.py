@@ -284,7 +284,7 @@ def test_code_in_a_model_folder_is_refused(tiny_model: Path, tmp_path: Path) -> 
         PromptBuilder(folder, template=TEMPLATES["plain"])
 
 
-@pytest.mark.parametrize(("low", "high"), [(784, 10_000), (10_000, 5_000), (3136, 10**9)])
+@pytest.mark.parametrize(("low", "high"), [(2352, 10_000), (10_000, 5_000), (3136, 10**9)])
 def test_pixel_limits_that_cannot_hold_are_refused(tiny_model: Path, low: int, high: int) -> None:
     with pytest.raises(UserError, match="min_pixels"):
         PromptBuilder(tiny_model, template=TEMPLATES["plain"], min_pixels=low, max_pixels=high)

@@ -20,6 +20,7 @@ from tests.helpers.benchmark_rows import write_annotations
 from tests.helpers.data_sets import write_sample
 from tests.helpers.images import encoded, smooth_noise
 from tests.helpers.prepared_sets import manifest_of, rows_of
+from vlm_rl.cli import main
 from vlm_rl.config import DataConfig
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.prompts import PromptBuilder
@@ -215,6 +216,15 @@ def test_prompt_lengths_are_the_builders_and_long_prompts_go(tmp_path, tiny_mode
     assert (report.kept, report.dropped) == (2, {"prompt_too_long": 1})
     with pytest.raises(UserError, match="needs a tokenizer"):
         prepare("virl39k", source, tmp_path / "none", Options(max_prompt_tokens=9))
+
+
+def test_the_patch_size_is_that_of_the_tokenizers_model(tmp_path, family_model, capsys) -> None:
+    source = many(tmp_path / "virl", 1)
+    arguments = ["prepare", "virl39k", "--source", str(source), "--tokenizer", str(family_model("qwen3_vl"))]
+    assert main([*arguments, "--out", str(tmp_path / "a"), "--workers", "1"]) == 0
+    assert json.loads((tmp_path / "a/manifest.json").read_text())["patch_size"] == 16
+    assert main([*arguments, "--out", str(tmp_path / "b"), "--patch-size", "14"]) == 2
+    assert "--patch-size 14: the model of --tokenizer" in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
 def test_long_prompts_of_benchmarks_stay_and_are_counted(tmp_path) -> None:

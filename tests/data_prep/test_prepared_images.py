@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -11,10 +13,14 @@ from PIL import Image
 from tests.conftest import shared_data
 from tests.helpers.images import encoded, smooth_noise
 from vlm_rl.data.images import decode_image, encode_jpeg
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.duplicates import NEAR_BITS
 from vlm_rl.data_prep.image_files import ImageBytes
 from vlm_rl.data_prep.prepared_images import Grid, perceptual_hash, prepare_image
 from vlm_rl.data_prep.records import RowError
+from vlm_rl.errors import UserError
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
 
 GRID = Grid(3136, 1_003_520)
 
@@ -67,6 +73,29 @@ def test_exif_is_applied_and_dropped() -> None:
 def test_a_different_patch_size_gives_a_different_grid() -> None:
     picture = fitted(encoded(smooth_noise(100, 100), "PNG"), Grid(4096, 1_003_520, 32))
     assert (picture.width, picture.height) == (96, 96)
+
+
+def test_training_takes_what_was_prepared_for_its_models_grid(family_model: Callable[[str], Path]) -> None:
+    """Qwen3-VL's visual tokens are 32 pixels wide, and the default range of pixels holds for them too."""
+    builder = PromptBuilder(family_model("qwen3_vl"), template=TEMPLATES["plain"])
+    grid = Grid(builder.min_pixels, builder.max_pixels, factor=2 * builder.patch_size)
+    grid.check()
+    for width, height in ((40, 40), (333, 77), (1600, 1200)):
+        picture = fitted(encoded(smooth_noise(width, height), "PNG"), grid)
+        problem = Problem("p", "<image>?", (picture.data,), "1", "integer")
+        prompt = builder.build(problem)
+        assert prompt.images[0].size == (picture.width, picture.height), "it is not resized again"
+        assert (prompt.ids == builder.image_token_id).sum() == picture.width * picture.height // 32**2 >= 4
+
+
+@pytest.mark.parametrize(("low", "high"), [(3 * 1024, 10_000), (10_000, 5_000), (3136, 16_384 * 1024 + 1)])
+def test_ranges_that_training_refuses_are_refused(low: int, high: int, family_model: Callable[[str], Path]) -> None:
+    for refused in (
+        lambda: Grid(low, high, 32).check(),
+        lambda: PromptBuilder(family_model("qwen3_vl"), template=TEMPLATES["plain"], min_pixels=low, max_pixels=high),
+    ):
+        with pytest.raises(UserError, match="32 x 32 pixels need 3073 <= min_pixels"):
+            refused()
 
 
 def test_real_images_differ_from_each_other_and_not_from_their_copies() -> None:

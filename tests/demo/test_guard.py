@@ -20,10 +20,11 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 import gradio as gr
 from starlette.responses import HTMLResponse
 
-from tests.helpers.demo_events import JOIN, run_event
+from tests.helpers.demo_events import JOIN, arrival, run_event
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
+from vlm_rl.demo import guard
 from vlm_rl.demo.endpoints import Endpoint
 from vlm_rl.demo.live import LiveOptions
 from vlm_rl.demo.server import make_server
@@ -173,6 +174,22 @@ def test_malformed_events_are_refused_without_a_line_in_the_log(client, events, 
 def test_odd_addresses_and_headers_are_answered_without_a_line_in_the_log(client, capfd, path, headers, status):
     assert client.get(path, headers=headers).status_code == status
     assert capfd.readouterr().err == ""
+
+
+def test_results_that_nobody_collects_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "_MAX_UNCOLLECTED", 12)
+    app = make_server([build_run(tmp_path / "run", steps=1, num_problems=2).path])
+    assert isinstance(app, guard.Guard)
+    server = Served(app)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        body = arrival(client, "")
+        for number in range(40):
+            client.post(JOIN, json=body | {"session_hash": f"s{number}"}).raise_for_status()
+        run_event(client, body)  # after which those before it are done
+        client.post(JOIN, json=body | {"session_hash": "last"}).raise_for_status()
+        waiting = sum(messages.qsize() for messages in app._waiting.values())
+    server.stop()
+    assert 0 < waiting < 40  # each event sends several; those of the last one may have come already
 
 
 def test_gradio_never_learns_a_foreign_address_of_its_own(client):

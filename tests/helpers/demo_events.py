@@ -20,8 +20,13 @@ def run_event(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     return next(message for message in messages if message["msg"] == "process_completed")
 
 
-def show(client: httpx.Client, query: str) -> dict[str, Any]:
-    """Open an address of the page, and return the last message of the event that draws it."""
+def arrival(client: httpx.Client, query: str) -> dict[str, Any]:
+    """Return the body of the event that draws an address of the page."""
     dependencies = client.get("/config").json()["dependencies"]
     arrive = next(event["id"] for event in dependencies if any(name == "load" for _, name in event["targets"]))
-    return run_event(client, {"fn_index": arrive, "data": [query]})
+    return {"fn_index": arrive, "data": [query]}
+
+
+def show(client: httpx.Client, query: str) -> dict[str, Any]:
+    """Open an address of the page, and return the last message of the event that draws it."""
+    return run_event(client, arrival(client, query))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from vlm_rl.learner.packing import Chunk, PackedRow, PositionFunction, pack_row
 from vlm_rl.types import Group, Problem, Prompt, Rollout
@@ -71,9 +71,15 @@ def noise_image(width: int, height: int, seed: int) -> Image.Image:
 
 
 def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> Prompt:
-    """Make a prompt straight from the Hugging Face processor; one placeholder per image is put first."""
-    processor = _processor(model)
+    """Make a prompt straight from the Hugging Face processor; one placeholder per image is put first.
+
+    A text model has a tokenizer alone.
+    """
     rendered = "<|vision_start|><|image_pad|><|vision_end|>" * len(images) + text
+    if not (model / "processor_config.json").exists():
+        ids = np.array(_tokenizer(model)(text)["input_ids"], dtype=np.int32)
+        return Prompt(text, text=text, prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
+    processor = _processor(model)
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
     vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw") if key in encoded}
@@ -91,6 +97,11 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
 @cache
 def _processor(model: Path) -> Any:
     return AutoProcessor.from_pretrained(model)
+
+
+@cache
+def _tokenizer(model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model)
 
 
 def random_group(
@@ -120,7 +131,9 @@ def random_group(
 
 
 def load_reference(model: Path) -> torch.nn.Module:
-    return AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    is_vision = (model / "processor_config.json").exists()
+    auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
+    return auto.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
 
 
 def padded_logps(
@@ -150,17 +163,13 @@ def padded_scores(
         tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
         input_ids[row, : len(tokens)] = tokens
         attention[row, : len(tokens)] = 1
-    is_image = (input_ids == reference.config.image_token_id) & attention.bool()
     vision = [prompt.vision for prompt, _ in rows if prompt.vision]
     extra = {key: torch.cat([v[key] for v in vision]) for key in vision[0]} if vision else {}
-    reference.model.rope_deltas = None  # state that an earlier call left on the model
-    logits = reference(
-        input_ids=input_ids,
-        attention_mask=attention,
-        mm_token_type_ids=is_image.int(),
-        use_cache=False,
-        **extra,
-    ).logits
+    if hasattr(reference.config, "image_token_id"):
+        reference.model.rope_deltas = None  # state that an earlier call left on the model
+        is_image = (input_ids == reference.config.image_token_id) & attention.bool()
+        extra["mm_token_type_ids"] = is_image.int()
+    logits = reference(input_ids=input_ids, attention_mask=attention, use_cache=False, **extra).logits
     logits = logits / temperature
     logits[..., list(banned)] = float("-inf")
     logp = torch.log_softmax(logits, dim=-1)

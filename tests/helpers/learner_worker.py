@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
-from vlm_rl.config import Config, TrainConfig, load_config
+from vlm_rl.config import Config, LoraConfig, ModelPart, TrainConfig, load_config
+from vlm_rl.data.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
@@ -40,7 +42,7 @@ from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
-from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.types import LossInputs
 
@@ -48,11 +50,12 @@ TEMPERATURE = 0.9
 LR = 1e-3
 STEPS = 3
 NO_CLIP = 1e9
+VISION_PARTS: tuple[ModelPart, ...] = ("tower", "merger")
 loss_function = partial(policy_loss, ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.2, cap=2.0)
 
 
 def banned_ids(config: Any) -> list[int]:
-    return [config.image_token_id, config.video_token_id]
+    return [config.image_token_id, config.video_token_id] if hasattr(config, "image_token_id") else []
 
 
 @cache
@@ -67,13 +70,14 @@ def five_groups(model: Path) -> list[WeighedGroup]:
 
 
 def make_groups(model: Path, config: Any) -> list[WeighedGroup]:
-    """Make five groups: unequal prompts and images, one of them text only."""
+    """Make five groups: unequal prompts and images, one of them text only, or all for a text model."""
+    is_vision = hasattr(config, "vision_config")
     texts = ["How many?", "How many red squares are there, and why?"]
     return [
         random_group(
-            make_prompt(model, texts[g % 2], [] if g == 2 else [noise_image(84, 84 + 28 * g, g)]),
+            make_prompt(model, texts[g % 2], [] if g == 2 or not is_vision else [noise_image(84, 84 + 28 * g, g)]),
             [5, 9, 3, 12],
-            vocabulary=config.text_config.vocab_size,
+            vocabulary=config.get_text_config().vocab_size,
             seed=g,
             banned=banned_ids(config),
         )
@@ -89,8 +93,9 @@ class Case:
         model: Path,
         stage: int,
         *,
-        freeze_vision: bool = False,
+        freeze: Sequence[ModelPart] = (),
         checkpointing: bool = False,
+        lora: LoraConfig | None = None,
         offload_activations: bool = False,
         dtype: torch.dtype = torch.float32,
         **config: Any,
@@ -99,8 +104,9 @@ class Case:
         self.model = model
         self.policy_bans = banned_ids(network.config)
         self.policy = Policy(network, banned_ids=self.policy_bans, temperature=TEMPERATURE)
-        if freeze_vision:
-            self.policy.freeze_vision()
+        self.policy.freeze(freeze)
+        if lora is not None:
+            self.policy.add_adapters(lora, base=BaseModel(str(model), ""), seed=0)
         if checkpointing:
             self.policy.enable_checkpointing(offload=offload_activations)
         settings = {"optimizer": "sgd", "lr": LR, "grad_clip": NO_CLIP, "zero_stage": stage, **config}
@@ -178,18 +184,52 @@ def checkpointing(model: Path, stage: int) -> dict[str, Any]:
 
 
 def frozen_vision(model: Path, stage: int) -> dict[str, Any]:
-    case = Case(model, stage, freeze_vision=True)
+    case = Case(model, stage, freeze=VISION_PARTS)
     return trained(case, case.rows())
 
 
 def frozen_features(model: Path, stage: int) -> dict[str, Any]:
     """The frozen tower is passed once; old log-probs and three updates take what it gave."""
-    case = Case(model, stage, freeze_vision=True)
+    case = Case(model, stage, freeze=VISION_PARTS)
     passes: list[None] = []
     case.policy.model.model.visual.register_forward_hook(lambda *_: passes.append(None))
     rows = case.learner.with_image_features(case.unequal_rows())
     case.learner.with_old_log_probs(rows)
     return {**trained(case, rows), "passes": len(passes), "is_frozen": case.policy.has_frozen_vision}
+
+
+def frozen_parts(model: Path, stage: int) -> dict[str, Any]:
+    """Take a step of one part: with the others frozen, or with a learning rate of 0 for them."""
+    ways: dict[str, tuple[ModelPart, dict[str, Any]]] = {
+        "tower": ("tower", {"freeze": ["merger", "language_model"]}),
+        "merger": ("merger", {"freeze": ["tower", "language_model"]}),
+        "merger, the others still": ("merger", {"lr_by_part": {"tower": 0.0, "language_model": 0.0}}),
+    }
+    results: dict[str, Any] = {}
+    for way, (part, settings) in ways.items():
+        case = Case(model, stage, **settings)
+        case.train(case.rows(), steps=1)
+        results[way] = {"part": part, "delta": case.delta()}
+    return results
+
+
+def rates_by_part(model: Path, stage: int) -> dict[str, Any]:
+    """Take a step with three learning rates; then save, load and take another, with Adam and warm-up."""
+    settings = {"lr_by_part": {"tower": 3 * LR, "merger": 0.5 * LR}}
+    one = Case(model, stage, **settings)
+    one.train(one.rows(), steps=1)
+    case, again = (Case(model, stage, optimizer="adamw", warmup_steps=4, **settings) for _ in range(2))
+    case.train(case.rows(), steps=1)
+    folder = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
+    case.learner.save(folder)
+    again.learner.load(folder)
+    again.learner.restore(case.learner.state())
+    for learner in (case.learner, again.learner):
+        learner.update(case.rows(), loss_function)
+    barrier()
+    if rank() == 0:
+        shutil.rmtree(folder)
+    return {"delta": one.delta(), "moved": norm_of(case.delta()), "same": equal(case.weights(), again.weights())}
 
 
 def text_here_images_there(model: Path, stage: int) -> dict[str, Any]:
@@ -341,6 +381,49 @@ def saved(model: Path, stage: int) -> dict[str, Any]:
     return result
 
 
+def adapters(model: Path, stage: int) -> dict[str, Any]:
+    """Three steps of adapters with a KL term, whose reference is the policy without them; save and load between."""
+    settings = {"optimizer": "adamw", "lr": 1e-2, "lora": LoraConfig(rank=4), "checkpointing": True}
+    case, again = Case(model, stage, **settings), Case(model, stage, **settings)
+    with_kl = partial(loss_function, kl_coef=0.2)
+    references: list[Tensor] = []
+
+    def step(each: Case) -> UpdateResult:
+        rows = each.learner.with_image_features(each.unequal_rows())
+        rows = each.learner.with_reference_log_probs(rows, BaseReference(each.learner.engine))
+        references.append(torch.cat([row.loss.reference_logp_K for row in rows]))
+        return each.learner.update(rows, with_kl)
+
+    results = [step(case), step(case)]
+    folder = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
+    case.learner.save(folder)
+    again.learner.load(folder)
+    again.learner.restore(case.learner.state())
+    results.append(step(case))
+    same_norm = step(again).grad_norm == results[-1].grad_norm
+    states = [torch.load(file, weights_only=False) for file in sorted((folder / "learner").rglob("*model_states.pt"))]
+    moments = [state["exp_avg"].numel() for state in case.learner._optimizer.state.values()]
+    barrier()
+    result = {
+        "delta": case.delta(),
+        "norm": [result.grad_norm for result in results],
+        "same": equal(case.weights(), again.weights()),
+        "same_norm": same_norm,
+        "references": [bool(torch.equal(references[0], each)) for each in references],
+        "kl": [result.sums["kl"] for result in results],
+        "moments": sum(all_gather(sum(moments))),
+        "trained": [name for name, p in case.policy.model.named_parameters() if p.requires_grad],
+        "files": sorted(path.name for path in folder.iterdir()),
+        "stored": sorted({name for state in states for name in state["module"]}),
+        "frozen": [state.get("frozen_param_fragments") for state in states],
+        "adapter": load_file(folder / ADAPTER_WEIGHTS),
+    }
+    barrier()
+    if rank() == 0:
+        shutil.rmtree(folder)
+    return result
+
+
 class Payload:
     """Runs a command when it is unpickled."""
 
@@ -351,13 +434,39 @@ class Payload:
         return os.system, (f"touch {self.marker}",)
 
 
+# -- every family of models ------------------------------------------------------------------------
+
+
+def families(folder: Path, stage: int) -> dict[str, Any]:
+    """Return what `one_family` returns for each model in the folder."""
+    return {model.name: one_family(model, stage) for model in sorted(folder.iterdir())}
+
+
+def one_family(model: Path, stage: int) -> dict[str, Any]:
+    """Take a step with text on one rank and images on the other, and save; take one with a frozen tower."""
+    case = Case(model, stage, lr=GRADIENT_LR)
+    case.train(case.unequal_rows(), steps=1)
+    saved = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
+    case.learner.save_model(saved)
+    loaded = dict(load_model(saved, dtype=torch.float32).named_parameters())
+    result = {"delta": case.delta(), "is_saved": all(torch.equal(loaded[n], w) for n, w in case.weights().items())}
+    barrier()
+    if rank() == 0:
+        shutil.rmtree(saved)
+    if case.policy.is_vision:
+        frozen = Case(model, stage, freeze=VISION_PARTS, lr=GRADIENT_LR)
+        frozen.train(frozen.learner.with_image_features(frozen.unequal_rows()), steps=1)
+        result["frozen_delta"] = frozen.delta()
+    return result
+
+
 # -- every algorithm -------------------------------------------------------------------------------
 
 # What each variant adds to its algorithm.
 ADDED: dict[str, dict[str, Any]] = {
     "hadw": {"hadw": True},
     "kl+entropy": {"kl_coef": 0.2, "entropy_coef": 0.1},
-    "frozen": {"freeze_vision": True},
+    "frozen": {"freeze": VISION_PARTS},
 }
 # Every algorithm with none, one, two or all of them: 64.
 SUBSETS = [list(subset) for size in range(len(ADDED) + 1) for subset in combinations(ADDED, size)]
@@ -389,7 +498,7 @@ def _gradients(
     *,
     algorithm: str,
     hadw: bool = False,
-    freeze_vision: bool = False,
+    freeze: Sequence[ModelPart] = (),
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> dict[str, Any]:
@@ -399,7 +508,7 @@ def _gradients(
     deltas: list[dict[str, Tensor]] = []
     counts: list[int] = []
     for turn, budget in enumerate(budgets):
-        case = Case(model, stage, freeze_vision=freeze_vision, lr=GRADIENT_LR)
+        case = Case(model, stage, freeze=freeze, lr=GRADIENT_LR)
         groups = weighed(case, rule, hadw=hadw)
         groups = groups[turn:] + groups[:turn]
         mean_weight = 1 / sum(sum(group.lengths) for group in groups)
@@ -526,8 +635,11 @@ def started_recipes(model: Path, stage: int) -> dict[str, Any]:
         settings = {
             "checkpointing": config.model.gradient_checkpointing,
             "offload_activations": config.model.offload_activations,
-            "freeze_vision": config.model.freeze_vision,
-            **config.train.model_dump(include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay"}),
+            "freeze": config.model.freeze,
+            "lora": config.model.lora,
+            **config.train.model_dump(
+                include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay", "lr_by_part"}
+            ),
         }
         first = done.setdefault(str(settings), name)
         if first == name:
@@ -544,6 +656,9 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "checkpointing": checkpointing,
     "frozen_vision": frozen_vision,
     "frozen_features": frozen_features,
+    "families": families,
+    "frozen_parts": frozen_parts,
+    "rates_by_part": rates_by_part,
     "text_here_images_there": text_here_images_there,
     "several_mini_batches": several_mini_batches,
     "clipped_norm": clipped_norm,
@@ -553,6 +668,7 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "guarded": guarded,
     "aborts": aborts,
     "saved": saved,
+    "adapters": adapters,
     "offloaded": offloaded,
     "started_recipes": started_recipes,
     "some_algorithms": some_algorithms,

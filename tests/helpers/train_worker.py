@@ -28,6 +28,7 @@ import torch
 
 from tests.helpers import crash_points
 from tests.helpers.processes import children_of
+from tests.helpers.served import free_port
 from vlm_rl import periodic_evaluation, session
 from vlm_rl import train as loop
 from vlm_rl.cli import main
@@ -282,7 +283,7 @@ FAULTS: dict[str, Callable[..., None]] = {
 def run(job: Job) -> int:
     """Run a command line with its faults and return the exit code."""
     of_ranks = job.get("faults_of_ranks")
-    faults = of_ranks[int(os.environ["RANK"])] if of_ranks else job.get("faults", {})
+    faults = of_ranks[int(os.environ.get("RANK", "0"))] if of_ranks else job.get("faults", {})
     for name, arguments in faults.items():
         FAULTS[name](**arguments)
     try:
@@ -312,8 +313,35 @@ def _warm_start(model: str, train: str, traces: str, out: str) -> int:
 
 
 def fork(job: Job) -> int:
-    """Run the job in a child process and return its exit code, or minus the signal that ended it."""
-    begun = time.monotonic()
+    """Run the job in a child process for each rank, and return the exit code, or minus the signal that ended one.
+
+    As under torchrun, the first rank that fails ends the others.
+    """
+    end = time.monotonic() + job["deadline"]
+    running = {_fork_rank(job, variables) for variables in _rank_variables(job.get("ranks", 1))}
+    first_failure = 0
+    while running:
+        done, status = os.waitpid(-1, os.WNOHANG)
+        if done in running:
+            running.remove(done)
+            first_failure = first_failure or os.waitstatus_to_exitcode(status)
+        if first_failure or time.monotonic() > end:
+            for child in running:
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return first_failure
+
+
+def _rank_variables(ranks: int) -> list[dict[str, str]]:
+    """Return what torchrun would set for each rank; nothing for a single one, which needs no torchrun."""
+    if ranks == 1:
+        return [{}]
+    rendezvous = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} | rendezvous for rank in range(ranks)]
+
+
+def _fork_rank(job: Job, variables: dict[str, str]) -> int:
+    """Run the job in a child process with these variables, and return its process id."""
     child = os.fork()
     if child == 0:
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -321,20 +349,17 @@ def fork(job: Job) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(job.get("folder", "."))
+        os.environ.update(variables)
         code = run(job)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() - begun > job["deadline"]:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.01)
+    return child
 
 
 def serve() -> None:
+    import scipy.stats  # noqa: F401 (two seconds that an evaluation would spend in every child)
+
     import_deepspeed()
     torch.set_num_threads(1)
     print(json.dumps("ready"), flush=True)

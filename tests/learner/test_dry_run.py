@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, DynamicCache
 
+from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
-from vlm_rl.config import Config, load_config, parse_config
+from vlm_rl.config import Config, RolloutConfig, load_config, parse_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.dry_run import SHIPPED, DryRun, dry_run, print_dry_run, stack_bytes_per_token
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
@@ -28,6 +31,13 @@ PUBLISHED = {
     "Qwen2.5-VL-7B-Instruct": 8_292_166_656,
     "Qwen2.5-VL-3B-Instruct": 3_754_622_976,
     "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-VL-4B-Instruct": 4_437_815_808,
+}
+
+# rank -> parameters of adapters on every linear layer of the 7B language model: 28 layers of width 3,584, keys and
+# values 512 wide, an MLP of 18,944
+SEVEN_B_ADAPTERS = {
+    rank: 28 * rank * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)) for rank in (8, 16, 32)
 }
 
 
@@ -53,7 +63,7 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
-    if path.stem in ("toy", "smoke"):
+    if path.stem in ("toy", "smoke") or "lora" in path.stem:
         return
     plan = plan_of(path)
     card = (40 if path.stem.endswith("3b") else 80) * 1e9
@@ -62,6 +72,19 @@ def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_mod
     assert plan.memory.weights + plan.memory.optimizer + engine < 0.95 * card
     longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
     assert plan.memory.engine_weights + 2 * longest * plan.kv_bytes_per_token < engine
+
+
+@pytest.mark.parametrize("gigabytes", [24, 48])
+def test_the_recipe_for_one_card_fits_on_it(gigabytes: int) -> None:
+    """A 7B model with adapters: the update beside a sleeping engine, and the rollout beside the learner."""
+    (path,) = (path for path in CONFIGS if path.stem.endswith(f"lora_{gigabytes}gb"))
+    plan, card = plan_of(path, ranks=1), gigabytes * 1e9
+    assert plan.num_trainable == SEVEN_B_ADAPTERS[plan.config.model.lora.rank]
+    engine = plan.config.rollout.vllm["gpu_memory_utilization"] * card
+    assert plan.memory.update < 0.9 * card
+    assert plan.memory.weights + plan.memory.optimizer + engine < 0.95 * card
+    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    assert plan.memory.engine_weights + 2**30 + 8 * longest * plan.kv_bytes_per_token < engine
 
 
 def test_the_shipped_configurations_are_all_used() -> None:
@@ -100,12 +123,44 @@ def test_bytes_of_every_stage_by_hand() -> None:
 
 
 def test_frozen_vision_and_sgd_need_less() -> None:
-    plan, frozen = plan_of(LUSPO_7B), plan_of(LUSPO_7B, "model.freeze_vision=true")
-    # 676,550,144 parameters: 32 blocks and the merger of the published vision tower
-    assert plan.num_vision == frozen.num_vision == 676_550_144
-    assert frozen.num_trainable == plan.num_trainable - plan.num_vision
-    assert plan.memory.optimizer - frozen.memory.optimizer == 12 * plan.num_vision // 8
+    plan, frozen = plan_of(LUSPO_7B), plan_of(LUSPO_7B, "model.freeze=[tower,merger]")
+    # 676,550,144 parameters: 32 blocks and the merger of the published vision tower. The merger: a norm of 1,280,
+    # 5,120 x 5,120 + 5,120 and 5,120 x 3,584 + 3,584.
+    merger = 1280 + 5120 * 5120 + 5120 + 5120 * 3584 + 3584
+    assert plan.num_parameters_of["merger"] == merger
+    assert plan.num_parameters_of["tower"] == 676_550_144 - merger
+    assert sum(plan.num_parameters_of.values()) == plan.num_parameters
+    assert plan.memory.optimizer - frozen.memory.optimizer == 12 * 676_550_144 // 8
+    merger_alone = plan_of(LUSPO_7B, "model.freeze=[tower,language_model]")
+    assert merger_alone.num_trainable == merger and merger_alone.memory.optimizer == 12 * merger // 8
     assert plan_of(LUSPO_7B, "train.optimizer=sgd").memory.optimizer * 3 == plan.memory.optimizer
+
+
+def test_adapters_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    # bfloat16: 2 bytes for every parameter, the adapters' included; 12 for the optimizer and 2 + 4 for the gradients
+    # of the adapters alone; the engine has the merged model.
+    n, lora = PUBLISHED["Qwen2.5-VL-7B-Instruct"], SEVEN_B_ADAPTERS[8]
+    plan = plan_of(LUSPO_7B, "model.lora.rank=8", "train.zero_stage=2", ranks=1)
+    assert (plan.num_parameters, plan.num_trainable, plan.num_adapted) == (n + lora, lora, 28 * 7)
+    memory = plan.memory
+    assert (memory.weights, memory.engine_weights) == (2 * (n + lora), 2 * n)
+    assert (memory.optimizer, memory.gradients) == (12 * lora, 6 * lora)
+    assert memory.activations < plan_of(LUSPO_7B, ranks=1).memory.activations  # none kept in the tower
+    print_dry_run(plan)
+    assert "LoRA: 20.19 M parameters trained, rank 8 on 196 linear layers" in capsys.readouterr().out
+    some = plan_of(LUSPO_7B, "model.lora.targets=[q_proj,v_proj]", ranks=1)
+    assert some.num_trainable == 28 * 16 * ((3584 + 3584) + (3584 + 512))
+    with pytest.raises(UserError, match=r"model\.lora\.targets: 'w1' names no linear layer"):
+        plan_of(LUSPO_7B, "model.lora.targets=[w1]")
+
+
+def test_offloaded_weights_are_on_the_card_a_few_at_a_time() -> None:
+    offload = ["train.zero_stage=3", "train.deepspeed.zero_optimization.offload_param.device=cpu"]
+    assert plan_of(LUSPO_7B, *offload, ranks=1).memory.weights == 2 * 10**9
+    fewer = "train.deepspeed.zero_optimization.stage3_max_live_parameters=600000000"
+    assert plan_of(LUSPO_7B, *offload, fewer, ranks=1).memory.weights == 2 * 6 * 10**8
+    part = -(-PUBLISHED["Qwen2.5-VL-7B-Instruct"] // 32)
+    assert plan_of(LUSPO_7B, *offload, ranks=32).memory.weights == 2 * part
 
 
 def test_tokens_and_steps_by_hand() -> None:
@@ -128,6 +183,21 @@ def test_torchruns_number_of_ranks_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     plan = dry_run(config)
     assert plan.num_ranks == 4 and plan.memory == plan.memory_by_ranks[4]
     assert asdict(plan.memory_by_ranks[8]) == asdict(plan_of(LUSPO_7B).memory)
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str], Path]) -> None:
+    folder = family_model(model_type)
+    model = load_model(folder, dtype=torch.float32)
+    config = config_of(model={"path": str(folder)}, data={"train": ["x"], "max_prompt_tokens": 512})
+    plan = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=2)
+    assert plan.num_parameters == sum(p.numel() for p in model.parameters())
+    assert {*plan.num_parameters_of} == {*SUPPORTED[model_type].parts} and all(plan.num_parameters_of.values())
+    cache = DynamicCache()
+    model.set_attn_implementation("sdpa")
+    model(input_ids=torch.ones(1, 1, dtype=torch.int64), past_key_values=cache)
+    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert plan.kv_bytes_per_token == kept
 
 
 # -- activations -------------------------------------------------------------------------------------
@@ -155,28 +225,36 @@ def kept_bytes(policy: Policy, row, layers: torch.nn.ModuleList) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("patched", [True, False])
-def test_the_activation_estimate_is_what_the_layers_keep(tiny_model: Path, dtype: torch.dtype, patched: bool) -> None:
-    model = load_model(tiny_model, dtype=dtype)
+def test_the_activation_estimate_is_what_the_layers_keep(
+    tiny_model: Path, tmp_path: Path, model_type: str, dtype: torch.dtype, patched: bool
+) -> None:
+    heads = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = heads if model_type == "qwen2_5_vl" else {"hidden_size": 96}  # Qwen3's heads are 128 wide all together
+    folder = build_family(model_type, tmp_path, tokenizer_of=tiny_model, intermediate_size=768, **sizes)
+    model = load_model(folder, dtype=dtype)
     policy = Policy(model, banned_ids=(), temperature=1.0, layer_patches=patched)
     prompt = make_prompt(tiny_model, "How many red squares are there? " * 4)
     group = random_group(prompt, [120] * 8, vocabulary=300, seed=0)
     row = pack([Chunk(0, tuple(range(8)))], [group], lambda p: rope_positions(policy.model, p))
     text = policy.model.config.get_text_config()
-    kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
+    head = 32
     estimate = len(row.ids_T) * stack_bytes_per_token(
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
-        kv=kv,
+        query=head * text.num_attention_heads,
+        kv=head * text.num_key_value_heads,
         mlp=text.intermediate_size,
         layers=text.num_hidden_layers,
         dtype=dtype,
         patched=patched,
         checkpointed=False,
+        has_head_norms=model_type == "qwen3_vl",
     )
     measured = kept_bytes(policy, row, policy.model.model.language_model.layers)
-    assert 0.98 < estimate / measured < 1.02, (estimate, measured)
+    assert 0.97 < estimate / measured < 1.03, (estimate, measured)
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
@@ -184,6 +262,7 @@ def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others() -> None:
         stack_bytes_per_token,
         hidden=3584,
         heads=28,
+        query=3584,
         kv=512,
         mlp=18944,
         layers=28,

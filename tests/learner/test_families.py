@@ -2,24 +2,189 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Qwen2VLConfig
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.helpers.groups import make_prompt, noise_image, pack, padded_logps, random_group
+from tests.helpers.families import VISION_FAMILIES
+from tests.helpers.groups import WeighedGroup, load_reference, make_prompt, noise_image, pack, random_group
+from vlm_rl.config import ModelPart
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import SUPPORTED, check_architecture
-from vlm_rl.learner.packing import Chunk
+from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
+from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.types import Prompt
 
-VOCABULARY, BANNED, TEMPERATURE = 97, [3], 0.7
+TOLERANCE = 1e-5  # of log-probs, and of a gradient's distance over its norm
+BANNED, TEMPERATURE = [3], 0.7
+FamilyModel = Callable[[str], Path]  # the fixture family_model
+
+
+def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGroup]:
+    """Return two groups of text or, for a vision model, one of text, one with an image and one with two images."""
+    if model_type in VISION_FAMILIES:
+        images = [[], [noise_image(84, 112, 1)], [noise_image(200, 64, 2), noise_image(96, 96, 3)]]
+        prompts = [make_prompt(folder, f"How many, {n}?", pictures) for n, pictures in enumerate(images)]
+    else:
+        prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
+    return [
+        random_group(prompt, [5, 9 - seed], vocabulary=vocabulary, seed=seed, banned=BANNED)
+        for seed, prompt in enumerate(prompts)
+    ]
+
+
+def text_prompt(length: int, seed: int) -> Prompt:
+    ids = np.random.default_rng(seed).integers(10, 90, length).astype(np.int32)
+    return Prompt(f"p{seed}", text="", prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
+
+
+def packed_row(policy: Policy, groups: Sequence[WeighedGroup]) -> PackedRow:
+    chunks = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(groups)]
+    return pack(chunks, groups, lambda prompt: rope_positions(policy.model, prompt))
+
+
+def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
+    """Return the log-probs [K] of all response tokens, each response alone behind its prompt."""
+    return torch.cat([_alone(model, g.prompt, rollout.ids) for g in groups for rollout in g.rollouts])
+
+
+def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
+    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
+    extra: dict[str, Any] = dict(prompt.vision)
+    if hasattr(model.config, "vision_config"):
+        model.model.rope_deltas = None  # state that an earlier call left on the model
+        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
+    logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
+    logits[:, BANNED] = float("-inf")
+    return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
+
+
+def load_policy(folder: Path) -> Policy:
+    return Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
+
+
+def check_gradients(policy: Policy, reference: Any, *, only: str = "") -> None:
+    """Compare the gradients of the parameters whose name holds `only`."""
+    wanted = {name: p.grad for name, p in reference.named_parameters() if only in name}
+    ours = {name: p.grad for name, p in policy.model.named_parameters() if only in name}
+    assert wanted.keys() == ours.keys()
+    square = sum(float((ours[name] - grad).double().square().sum()) for name, grad in wanted.items())
+    norm = sum(float(grad.double().square().sum()) for grad in wanted.values()) ** 0.5
+    assert norm > 0 and square**0.5 < TOLERANCE * norm
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: FamilyModel) -> None:
+    """One row of several prompts: log-probs, and gradients of every weight."""
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
+    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    logp_K, _ = policy(packed_row(policy, groups))
+    expected_K = unmodified_logp(reference, groups)
+    torch.testing.assert_close(logp_K, expected_K, atol=TOLERANCE, rtol=0)
+    logp_K.sum().backward()
+    expected_K.sum().backward()
+    check_gradients(policy, reference)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
+def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model: FamilyModel) -> None:
+    """For a row of images and for one of text alone, which has no features."""
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
+    policy.freeze(["tower", "merger"])
+    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    expected_K = unmodified_logp(reference, groups)
+    ours = []
+    for part in (groups[:1], groups[1:]):
+        row = packed_row(policy, part)
+        with torch.no_grad():
+            features = policy(row, only_features=True)
+        assert len(features) == int((row.ids_T == policy.model.config.image_token_id).sum())
+        ours.append(policy(replace(row, vision={"image_features": features}))[0])
+    torch.testing.assert_close(torch.cat(ours), expected_K, atol=TOLERANCE, rtol=0)
+    torch.cat(ours).sum().backward()
+    expected_K.sum().backward()
+    check_gradients(policy, reference, only="language_model")
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
+def test_a_text_row_reaches_every_weight(model_type: str, family_model: FamilyModel) -> None:
+    """ZeRO's collectives would wait forever for one that it does not reach; none of the tower's may move."""
+    policy = load_policy(family_model(model_type))
+    groups = groups_of(model_type, family_model(model_type), policy.model.config.get_text_config().vocab_size)
+    policy(packed_row(policy, groups[:1]))[0].sum().backward()
+    for name, parameter in policy.model.named_parameters():
+        assert parameter.grad is not None, name
+        assert ".visual." not in name or not parameter.grad.any(), name
+
+
+@pytest.mark.filterwarnings("error:None of the inputs have requires_grad")
+@pytest.mark.parametrize("freeze", [["tower"], ["language_model"]])
+def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
+    freeze: list[ModelPart], family_model: FamilyModel
+) -> None:
+    folder, gradients = family_model("qwen3_vl"), []
+    for checkpointing in (False, True):
+        policy = load_policy(folder)
+        policy.freeze(freeze)
+        if checkpointing:
+            policy.enable_checkpointing()
+        groups = groups_of("qwen3_vl", folder, policy.model.config.get_text_config().vocab_size)
+        for part in (groups[:1], groups[1:]):  # text alone, too
+            policy(packed_row(policy, part))[0].sum().backward()
+        gradients.append({name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None})
+        assert gradients[-1].keys() == {name for name, p in policy.model.named_parameters() if p.requires_grad}
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+# -- mixtures of experts -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_routers_do_is_added_up_once(checkpointing: bool, family_model: FamilyModel) -> None:
+    """The sums are those of the router's own logits, for every token of the row and every layer."""
+    policy = load_policy(family_model("qwen3_moe"))
+    if checkpointing:
+        policy.enable_checkpointing()
+    row = packed_row(policy, groups_of("qwen3_moe", Path(), policy.model.config.vocab_size))
+    with torch.no_grad():  # old log-probs do not count
+        output = policy.model.model(
+            row.ids_T[None], position_ids=row.positions_3T[0][None], layout=row.layout, output_router_logits=True
+        )
+    assert policy.routers.take() == {}
+    policy(row)[0].sum().backward()
+    sums = policy.routers.take()
+    probabilities = torch.stack(output.router_logits).softmax(-1)  # [layers, T, E]
+    load = torch.stack([p.topk(2).indices.flatten().bincount(minlength=4) for p in probabilities]).double()
+    num_tokens = len(row.ids_T)
+    assert sums["router_tokens"] == 3 * num_tokens
+    entropy = float(torch.special.entr(probabilities).sum())
+    assert float(sums["router_entropy"]) == pytest.approx(entropy, rel=1e-5)
+    even = num_tokens * 2 / 4  # two of four experts for every token
+    assert float(sums["router_max_load"]) == pytest.approx(float(load.amax(1).sum()) / even * num_tokens, rel=1e-5)
+
+
+def test_a_dense_model_has_no_routers(family_model: FamilyModel) -> None:
+    policy = load_policy(family_model("qwen3"))
+    policy(packed_row(policy, groups_of("qwen3", Path(), policy.model.config.vocab_size)))
+    assert policy.routers.take() == {}
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+VOCABULARY = 97
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -34,91 +199,17 @@ TINY: dict[str, Any] = {
     "sliding_window": None,
     "pad_token_id": 0,
 }
-TEXT_TYPES = [name for name in SUPPORTED if not name.endswith("_vl")]
 WINDOW = {"sliding_window": 8}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 def save_tiny(folder: Path, model_type: str, **changes: Any) -> Path:
-    """Write a tiny random text model of a type."""
+    """Write a tiny random text model of a type, without a tokenizer."""
     config = AutoConfig.for_model(model_type, **{**TINY, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
-
-def text_prompt(length: int, seed: int) -> Prompt:
-    ids = np.random.default_rng(seed).integers(10, 90, length).astype(np.int32)
-    return Prompt(f"p{seed}", text="", prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
-
-
-@pytest.mark.parametrize("model_type", TEXT_TYPES)
-def test_packed_rows_equal_the_unmodified_model(model_type: str, tmp_path: Path) -> None:
-    save_tiny(tmp_path, model_type)
-    policy = Policy(load_model(tmp_path, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
-    prompt = text_prompt(11, seed=0)
-    group = random_group(prompt, [7, 3], vocabulary=VOCABULARY, seed=0, banned=BANNED)
-
-    row = pack([Chunk(0, (0, 1))], [group], lambda prompt: rope_positions(policy.model, prompt))
-    logp_K, _ = policy(row)
-    expected_K = torch.cat([unpacked_logp(reference, prompt.ids, rollout.ids) for rollout in group.rollouts])
-    torch.testing.assert_close(logp_K, expected_K, atol=1e-5, rtol=0)
-    logp_K.sum().backward()
-    expected_K.sum().backward()
-    gradients = dict(reference.named_parameters())
-    for name, parameter in policy.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-4, rtol=1e-4, msg=name)
-
-
-def unpacked_logp(model: torch.nn.Module, prompt: np.ndarray, response: np.ndarray) -> torch.Tensor:
-    """Return the log-probs of one response's tokens, the response alone behind its prompt."""
-    tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
-    logits = model(input_ids=tokens[None]).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
-    logits[:, BANNED] = float("-inf")
-    return logits.log_softmax(-1).gather(1, tokens[len(prompt) :, None])[:, 0]
-
-
-def test_qwen2_vl_packs_as_the_unmodified_model(tiny_model: Path, tmp_path: Path) -> None:
-    """Its processor is Qwen2.5-VL's; its vision tower is different."""
-    known = AutoConfig.from_pretrained(tiny_model)
-    config = Qwen2VLConfig(
-        text_config=known.text_config.to_dict() | {"model_type": "qwen2_vl_text"},
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": known.text_config.hidden_size, "num_heads": 2},
-        image_token_id=known.image_token_id,
-        video_token_id=known.video_token_id,
-        vision_start_token_id=known.vision_start_token_id,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
-    banned = [known.image_token_id, known.video_token_id]
-    policy = Policy(load_model(tmp_path, dtype=torch.float32), banned_ids=banned, temperature=1.0)
-    reference = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="sdpa")
-    groups = [
-        random_group(
-            make_prompt(tiny_model, "How many?", [noise_image(84, 112, seed)] if seed else []),
-            [5, 9],
-            vocabulary=known.text_config.vocab_size,
-            seed=seed,
-            banned=banned,
-        )
-        for seed in range(2)
-    ]
-    row = pack([Chunk(g, (0, 1)) for g in (0, 1)], groups, lambda prompt: rope_positions(policy.model, prompt))
-    logp_K, _ = policy(row)
-    expected_K = torch.cat([logp for group in padded_logps(reference, groups, banned=banned) for logp in group])
-    torch.testing.assert_close(logp_K, expected_K, atol=1e-5, rtol=0)
-    logp_K.sum().backward()
-    expected_K.sum().backward()
-    gradients = dict(reference.named_parameters())
-    for name, parameter in policy.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-4, rtol=1e-4, msg=name)
-
-
-# -- what is refused -----------------------------------------------------------------------------------
 
 # (model type, its configuration) -> what the message names. The learner's rows are wrong for all of them.
 REFUSED = {
@@ -180,3 +271,35 @@ def test_a_window_that_no_row_fills_changes_nothing() -> None:
 def test_features_that_a_row_would_lose_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check_architecture(AutoConfig.for_model("llama", **{**TINY, **changes}), path="m", longest=30)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "freeze", "lr_by_part", "words"),
+    [
+        ("qwen3_vl", ["merger", "tower", "language_model"], {}, "model.freeze names tower, merger, language_model"),
+        ("qwen3", ["language_model"], {}, "a qwen3 model has no other part"),
+        ("qwen3", [], {"merger": 1e-6}, "train.lr_by_part names merger, which a qwen3 model does not have"),
+        ("qwen3_vl", ["tower"], {"tower": 1e-6}, "train.lr_by_part names tower, which model.freeze freezes"),
+    ],
+)
+def test_parts_that_cannot_be_trained_so_are_refused(
+    model_type: str, freeze: Any, lr_by_part: Any, words: str
+) -> None:
+    check_parts(model_type, freeze=["tower", "merger"], lr_by_part=["language_model"])
+    with pytest.raises(UserError, match=words):
+        check_parts(model_type, freeze=freeze, lr_by_part=lr_by_part)
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_weight_belongs_to_a_part(model_type: str, family_model: FamilyModel) -> None:
+    """A frozen part gets no gradient, and the tower keeps what maps its outputs to the language model apart."""
+    policy = load_policy(family_model(model_type))
+    parts = {name: policy.family.part_of(name) for name, _ in policy.model.named_parameters()}
+    assert {*parts.values()} == {*policy.family.parts}
+    for part in policy.family.parts:
+        policy.freeze([part])
+        frozen = {name for name, p in policy.model.named_parameters() if not p.requires_grad}
+        assert frozen == {name for name, own in parts.items() if own == part}
+        policy.requires_grad_(True)
+    widths = {p.shape[0] for n, p in policy.model.named_parameters() if parts[n] == "merger" and p.ndim == 2}
+    assert not policy.is_vision or policy.model.config.get_text_config().hidden_size in widths

@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.helpers.groups import WeighedGroup, load_reference, padded_logps, padded_scores
 from tests.helpers.learner_worker import (
     CASES,
+    GRADIENT_LR,
     LR,
     MAX_TOKENS,
     STEPS,
@@ -35,12 +36,13 @@ from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.learner.deepspeed import deepspeed_block, import_deepspeed
 
 WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_variant")
-ALL = tuple(name for name in CASES if name not in GRADIENTS)
+ALL = tuple(name for name in CASES if name not in (*GRADIENTS, "families"))
 FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
@@ -110,15 +112,21 @@ def descent(tiny_model: Path) -> dict[str, Tensor]:
     groups = make_groups(tiny_model, model.config)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     for _ in range(STEPS):
-        logps = padded_logps(model, groups, banned=banned_ids(model.config), temperature=TEMPERATURE)
-        factors = [group.weights_G * group.advantages_G for group in groups]
-        terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
-        model.zero_grad()
-        torch.stack(terms).sum().backward()
+        gradient = gradient_of(model, groups)
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= LR * parameter.grad
+            for name, parameter in model.named_parameters():
+                parameter -= LR * gradient[name]
     return {name: p.detach() - start[name] for name, p in model.named_parameters()}
+
+
+def gradient_of(model: torch.nn.Module, groups: list[WeighedGroup]) -> dict[str, Tensor]:
+    """Return the gradient of the sum of -weight * A * lp on padded rows of the unmodified model."""
+    logps = padded_logps(model, groups, banned=banned_ids(model.config), temperature=TEMPERATURE)
+    factors = [group.weights_G * group.advantages_G for group in groups]
+    terms = [-float(factors[g][i]) * lp.sum() for g, row in enumerate(logps) for i, lp in enumerate(row)]
+    model.zero_grad()
+    torch.stack(terms).sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -195,6 +203,35 @@ def test_a_frozen_tower_is_passed_once_for_all_passes_of_a_step(results, single)
     assert distance(case["delta"], single["frozen_vision"]["delta"]) <= TOLERANCE
 
 
+def part_of(name: str) -> str:
+    return "merger" if ".visual.merger." in name else "tower" if is_vision(name) else "language_model"
+
+
+@over("frozen_parts")
+def test_only_the_part_that_is_trained_moves(results, single) -> None:
+    """Where nothing is clipped, a learning rate of 0 for a part ends as freezing it does."""
+    cases = results["frozen_parts"]
+    for way, case in cases.items():
+        for name, change in case["delta"].items():
+            assert change.any() == (part_of(name) == case["part"]), (way, name)
+        assert distance(case["delta"], single["frozen_parts"][way]["delta"]) <= TOLERANCE
+    still, frozen = (cases[way]["delta"] for way in ("merger, the others still", "merger"))
+    assert all(torch.equal(still[name], change) for name, change in frozen.items())
+
+
+@over("rates_by_part", "three_steps")
+def test_each_part_has_its_learning_rate(results, single, tiny_model) -> None:
+    """After a step of plain descent the change is minus the rate times the gradient, part by part."""
+    case, rates = results["rates_by_part"], {"tower": 3 * LR, "merger": 0.5 * LR, "language_model": LR}
+    model = load_reference(tiny_model)
+    gradient = gradient_of(model, make_groups(tiny_model, model.config))
+    wanted = {name: -rates[part_of(name)] * grad for name, grad in gradient.items()}
+    for part in rates:
+        mine, theirs = ({n: d[n] for n in d if part_of(n) == part} for d in (case["delta"], wanted))
+        assert distance(mine, theirs) <= TOLERANCE
+    assert case["moved"] > 0 and case["same"], "after a resume the next step must be the same"
+
+
 @over("several_mini_batches")
 def test_several_mini_batches_use_the_log_probs_before_the_first_update(results, single) -> None:
     case = results["several_mini_batches"]
@@ -252,6 +289,37 @@ def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(results) -> None:
     assert "2 optimizer steps in a row" in case["error"]
 
 
+@over("adapters")
+def test_adapters_alone_are_trained_and_saved(results, single) -> None:
+    """In every stage and on any number of ranks: the same merged weights, of which no frozen one moved by a bit."""
+    case = results["adapters"]
+    adapted = {name.partition(".lora_")[0] for name in case["trained"]}
+    assert len(adapted) == 3 * 7 and len(case["trained"]) == 2 * 3 * 7
+    moved = {name for name, change in case["delta"].items() if change.any()}
+    assert moved == {f"{name}.weight" for name in adapted}
+    assert distance(case["delta"], single["adapters"]["delta"]) <= TOLERANCE
+    assert case["norm"] == pytest.approx(single["adapters"]["norm"], rel=1e-5)
+    # the reference is the base model, whatever the adapters are; their KL grows from exactly 0
+    assert all(case["references"]) and len(case["references"]) == 4
+    assert abs(case["kl"][0]) <= 1e-9 < 1e-6 < case["kl"][1] < case["kl"][2]
+    # what is stored: the adapters, and moments for them alone, which ZeRO 0 has on every rank
+    size = sum(tensor.numel() for tensor in case["adapter"].values())
+    assert case["moments"] in (size, 2 * size)
+    assert case["files"] == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base_model.json",
+        "config.json",
+        "generation_config.json",
+        "learner",
+    ]
+    assert all(".lora_" in name for name in case["stored"]) and not any(case["frozen"])
+    assert {name.removeprefix("base_model.model.") for name in case["adapter"]} == {
+        name.replace(".default.", ".") for name in case["trained"]
+    }
+    assert case["same"] and case["same_norm"]
+
+
 @over("offloaded")
 def test_an_optimizer_on_the_host_takes_the_same_step(results) -> None:
     assert results["offloaded"]["moved"] > 0 and results["offloaded"]["same"]
@@ -280,6 +348,28 @@ def test_a_nan_on_any_rank_is_known_to_all(results) -> None:
     assert case["finite"] is None
     assert set(case["weight"]) == {case["largest"]}
     assert set(case["moment"]) == {"the optimizer's exp_avg"}
+
+
+@pytest.fixture(scope="module")
+def every_family(family_model: Callable[[str], Path], folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what two ranks with ZeRO 3 made of a tiny model of each type."""
+    models = [family_model(model_type) for model_type in SUPPORTED]
+    return start_ranks(models[0].parent, (2, 3, ("families",)), folder)["families"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_family_trains_on_two_ranks(every_family, family_model, model_type: str) -> None:
+    """The step is that of plain descent on the unmodified model, the tower frozen or not, and is saved."""
+    case, reference = every_family[model_type], load_reference(family_model(model_type))
+    gradient = gradient_of(reference, make_groups(family_model(model_type), reference.config))
+    wanted = {name: -GRADIENT_LR * grad for name, grad in gradient.items()}
+    assert distance(case["delta"], wanted) <= 1e-5
+    assert case["is_saved"]
+    if frozen := case.get("frozen_delta"):
+        assert not any(change.any() for name, change in frozen.items() if is_vision(name))
+        text = {name: change for name, change in wanted.items() if not is_vision(name)}
+        assert distance({name: frozen[name] for name in text}, text) <= 1e-5
 
 
 def test_what_only_rank_0_can_see_is_known_to_all() -> None:

@@ -145,13 +145,13 @@ def test_the_gpu_kernels_get_every_token_once_and_shared_heads(monkeypatch: pyte
     bf16, cuts = torch.bfloat16, (((6,), torch.int32), ((3,), torch.int32))
     queries, keys = [((n, HEADS, WIDTH), bf16) for n in (15, 7)], [((n, KV_HEADS, WIDTH), bf16) for n in (15, 8)]
     lse = [((HEADS, n), torch.float32) for n in (15, 7)]
-    none = ((0,), torch.float32)
+    unread = [((2,), torch.uint64), ((0,), torch.float32)]
     assert calls.seen == [
         *(("aten::_flash_attention_forward", [queries[i], keys[i], keys[i], cuts[i], cuts[i]]) for i in (0, 1)),
         *(
             (
                 "aten::_flash_attention_backward",
-                [queries[i], queries[i], keys[i], keys[i], queries[i], lse[i], cuts[i], cuts[i], none, none],
+                [queries[i], queries[i], keys[i], keys[i], queries[i], lse[i], cuts[i], cuts[i], *unread],
             )
             for i in (0, 1)
         ),

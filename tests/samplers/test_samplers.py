@@ -6,24 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import BuiltinFunctionType
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForImageTextToText
 
+from tests.helpers.groups import load_reference
 from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
@@ -517,44 +513,33 @@ def test_options_that_would_break_the_contract_are_refused(
         )
 
 
-# --- text-only policies, and two ranks -------------------------------------------------------
+# --- every family of models, and two ranks -------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def text_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen2 with an output head of its own (not tied)."""
-    out = tmp_path_factory.mktemp("models") / "text"
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.save_pretrained(out)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        max_position_embeddings=1024,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(config).save_pretrained(out)
-    return out
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_every_family_on_transformers(model_type: str, family_model: Callable[[str], Path]) -> None:
+    check_family("transformers", model_type, family_model)
 
 
-@pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.slow)])
-def test_text_only_policy(name: str, text_model: Path) -> None:
-    if name == "vllm":
-        pytest.importorskip("vllm")
-    builder = PromptBuilder(text_model, template=TEMPLATES["plain"])
-    problems = [
-        Problem(id=str(n), question="What is it? " * n, images=(), answer="4", answer_type="integer") for n in (1, 9)
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED if not name.endswith("_moe")])
+def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
+    pytest.importorskip("vllm")
+    check_family("vllm", model_type, family_model)
+
+
+def check_family(name: str, model_type: str, family_model: Callable[[str], Path]) -> None:
+    """New weights arrive, as the fingerprint proves, and the log-probs are those of the unmodified model."""
+    path = family_model(model_type)
+    builder = PromptBuilder(path, template=TEMPLATES["plain"], max_pixels=100_352)
+    images = (noise_png(100, 300, 1), noise_png(84, 84, 2)) if builder.is_vision else ()
+    questions = {"What is it? ": (), "What is it? " * 9: (), "<image>" * len(images) + "How many?": images}
+    prompts = [
+        builder.build(Problem(id=question, question=question, images=used, answer="4", answer_type="integer"))
+        for question, used in questions.items()
     ]
-    prompts = [builder.build(problem) for problem in problems]
-    model = AutoModelForCausalLM.from_pretrained(text_model, dtype=torch.float32)
-    sampler = start(name, text_model, builder)
+    model = load_reference(path)
+    sampler = start(name, path, builder)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)

@@ -78,11 +78,11 @@ def test_runs_of_a_seed_differ_in_the_rule_alone(tmp_path):
 
 def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
     tree = study_tree(rules={"grpo": {}, "hot": {"rollout": {"temperature": 1.2}}})
-    tree["base"]["model"] = {"path": "replaced", "freeze_vision": True}
+    tree["base"]["model"] = {"path": "replaced", "freeze": ["tower"]}
     grpo, hot = load_study(write_study(tmp_path / "s.yaml", tree)).runs(tmp_path)[:2]
     assert (hot.config.rollout.temperature, hot.config.rollout.max_tokens) == (1.2, 64)
     assert grpo.config.rollout.temperature == 1.0  # one rule's change does not leak into another
-    assert grpo.config.model.freeze_vision and grpo.config.model.path == "models/warm-0"
+    assert grpo.config.model.freeze == ["tower"] and grpo.config.model.path == "models/warm-0"
 
 
 @pytest.mark.parametrize(

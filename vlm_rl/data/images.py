@@ -26,6 +26,9 @@ T = TypeVar("T")
 GRID = 28
 """Pixels of a merged visual token's side in Qwen2.5-VL: patch 14 x merge 2."""
 
+MIN_TOKENS, MAX_TOKENS = 4, 16_384
+"""Merged visual tokens of an image; with fewer or more qwen-vl-utils would resize it again."""
+
 MAX_ASPECT = 200
 """Long side over short side must stay below this; Qwen's smart_resize refuses more."""
 
@@ -93,6 +96,17 @@ def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor:
     if (width, height) == image.size:
         return image
     return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def check_pixel_range(min_pixels: int, max_pixels: int, *, factor: int) -> None:
+    """Raise UserError unless every image between these pixels has MIN_TOKENS to MAX_TOKENS on a grid of `factor`."""
+    area = factor * factor
+    low, high = (MIN_TOKENS - 1) * area + 1, MAX_TOKENS * area  # an image is made of whole tokens
+    if not low <= min_pixels <= max_pixels <= high:
+        raise UserError(
+            f"min_pixels {min_pixels} and max_pixels {max_pixels}: with visual tokens of {factor} x {factor} pixels "
+            f"need {low} <= min_pixels <= max_pixels <= {high}"
+        )
 
 
 def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> tuple[int, int]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
+from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.errors import UserError
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
+_HASH_THREADS = 4
 
 
 def check_model_folder(path: str | Path) -> None:
@@ -39,6 +44,12 @@ def check_model_folder(path: str | Path) -> None:
         raise UserError(
             f"model.path: {folder} holds no *.safetensors weights: convert the model to safetensors first"
         )
+    if (base := base_of(folder)) is not None:
+        if not Path(base.path).is_dir():
+            raise UserError(
+                f"model.path: {folder} holds an adapter of the model in {base.path}, which is not there: put it back"
+            )
+        check_model_folder(base.path)
 
 
 def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int, settings: str) -> int:
@@ -88,31 +99,59 @@ def check_weights(path: str | Path) -> None:
     """Raise UserError unless the weights in a model folder are the whole model's, and finite.
 
     Tensors that are missing, unknown or of a different shape are found by transformers itself, on tensors without
-    numbers: it knows the older names of a model's tensors and which are tied. Every weight is read once.
+    numbers: it knows the older names of a model's tensors and which are tied. Every weight is read once. Of a folder
+    with an adapter these are the weights of its base model, which must be those that the adapter was trained on.
     """
+    if (base := base_of(path)) is not None:
+        check_base_weights(path, base.path)
+        _finite_shapes([Path(path) / ADAPTER_WEIGHTS])
+        path = base.path
+    files = _weight_files(Path(path))
+    if faults := _differences(str(path), _finite_shapes(files)):
+        place = files[0] if len(files) == 1 else Path(path)
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise UserError(f"model.path: {place}: {faults[0]}{more}: get the model again")
+
+
+def _finite_shapes(files: Iterable[Path]) -> dict[str, Any]:
+    """Return the tensors in the files by name, on the meta device. Raises UserError for one that is not finite."""
     import torch
     from safetensors import SafetensorError, safe_open
 
-    files = _weight_files(Path(path))
     shapes: dict[str, Any] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 (it is no mapping)
-                    tensor = weights.get_tensor(name)
-                    if tensor.is_floating_point() and tensor.numel():
-                        low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
-                        if not (low.isfinite() and high.isfinite()):
-                            raise UserError(
-                                f"model.path: {file}: tensor {name!r} holds NaN or infinity: get the model again"
-                            )
-                    shapes[name] = torch.empty_like(tensor, device="meta")
-        except (SafetensorError, OSError) as error:
+                    shapes[name] = torch.empty(weights.get_slice(name).get_shape(), device="meta")
+            bad = non_finite_tensor(file)
+        except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"model.path: {file} is cut or damaged ({error}): get the model again") from None
-    if faults := _differences(str(path), shapes):
-        place = files[0] if len(files) == 1 else Path(path)
-        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-        raise UserError(f"model.path: {place}: {faults[0]}{more}: get the model again")
+        if bad:
+            raise UserError(f"model.path: {file}: tensor {bad!r} holds NaN or infinity: get the model again")
+    return shapes
+
+
+def check_base_weights(adapter: str | Path, base: str | Path) -> None:
+    """Raise UserError unless the weights in the folder `base` are those that this folder's adapter was trained on."""
+    trained_on = base_of(adapter)
+    assert trained_on is not None, adapter
+    if (now := weights_sha256(base)) != trained_on.weights_sha256:
+        raise UserError(
+            f"model.path: the adapter in {adapter} was trained on the weights {trained_on.weights_sha256[:12]} of "
+            f"{trained_on.path}, and those in {base} are {now[:12]}: put the weights back that it was trained on"
+        )
+
+
+def weights_sha256(path: str | Path) -> str:
+    """Return one SHA-256, as hex, of the names and the content of the weights' files in a model folder."""
+
+    def digest(file: Path) -> bytes:
+        with file.open("rb") as opened:
+            return f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode()
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing releases the interpreter's lock
+        return hashlib.sha256(b"".join(pool.map(digest, _weight_files(Path(path))))).hexdigest()
 
 
 def _weight_files(folder: Path) -> list[Path]:

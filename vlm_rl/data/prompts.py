@@ -20,15 +20,12 @@ from jinja2 import TemplateError
 from PIL import Image
 from torch import nn
 
-from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image, fit_to_grid
+from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, check_pixel_range, decode_image, fit_to_grid
 from vlm_rl.data.model_folder import declared_eos_ids, open_config, open_tokenizer
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.errors import UserError
 from vlm_rl.templates import THINK, Template, boxes
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt
-
-# qwen-vl-utils resizes an image again unless it has between this many merged visual tokens.
-_UTILS_MIN_TOKENS, _UTILS_MAX_TOKENS = 4, 16_384
 
 
 class PromptBuilder:
@@ -70,7 +67,7 @@ class PromptBuilder:
         self.image_token_id: int | None = self.config.image_token_id if self.is_vision else None
         self._encoder = UntrustedTextEncoder(self.tokenizer)
         if self.is_vision:
-            _check_pixels(self.processor.image_processor, min_pixels, max_pixels)
+            check_pixel_range(min_pixels, max_pixels, factor=_grid_factor(self.processor.image_processor))
         generation_tail, turn_tail = self._probe_chat_template()
         self.prefill = generation_tail + template.prefill
         self.eos_ids = self._find_eos(turn_tail)
@@ -315,13 +312,3 @@ def rope_positions(model: nn.Module, prompt: Prompt) -> torch.Tensor:
 def _grid_factor(image_processor: Any) -> int:
     """Return the pixels of a merged visual token's side."""
     return image_processor.patch_size * image_processor.merge_size
-
-
-def _check_pixels(image_processor: Any, min_pixels: int, max_pixels: int) -> None:
-    area = _grid_factor(image_processor) ** 2
-    low, high = _UTILS_MIN_TOKENS * area, _UTILS_MAX_TOKENS * area
-    if not low <= min_pixels <= max_pixels <= high:
-        raise UserError(
-            f"data.min_pixels {min_pixels} and data.max_pixels {max_pixels}: "
-            f"need {low} <= min_pixels <= max_pixels <= {high}"
-        )

@@ -4,7 +4,7 @@
     planning        which rank computes which responses, in which row
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
-    architectures   which models it computes exactly; all others are refused
+    architectures   the families of models: which it computes exactly, and their parts; all others are refused
     self_check      at start-up: its log-probs against the unmodified model's
     reference       the frozen policy of the KL term
     layer_patches   the switch for layers of transformers that ours may replace
@@ -12,7 +12,8 @@
     dry_run         what a run needs in memory, before anything is loaded
 
 Private to this room: shared_prefix_attention (attention over a packed row), lean_layers and vision_attention (the
-layers that layer_patches puts in), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
+layers that layer_patches puts in), routing (what the routers of experts do), guard (the gradient guard), and
+deepspeed, the only file that imports DeepSpeed.
 
 Two changes to transformers are outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation, and policy replaces a vision model's `get_placeholder_mask`.

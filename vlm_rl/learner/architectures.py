@@ -1,26 +1,55 @@
-"""Which models the learner computes exactly, and a refusal of all others.
+"""The families of models: which ones the learner computes exactly, and which parts they are made of.
 
 Packed rows give every response its own prompt and itself to attend to, in full. A layer that attends to a window
 only, caps its scores or carries a state along the row computes something else there, and nothing would fail: the run
 would train on wrong log-probs. So a model trains only if its type is in SUPPORTED, and only without the features in
-`_unsupported_feature`. `self_check` compares the numbers of each model at start-up.
+`_unsupported_features`. `self_check` compares the numbers of each model at start-up. docs/models.md lists what is
+tested for each family.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from vlm_rl.config import ModelPart
 from vlm_rl.errors import UserError
 
-# model_type -> how it is tested, all in tests/learner/test_families.py: packed rows against the unmodified model.
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A type of model. All else about it, positions and image features too, comes from its transformers classes."""
+
+    tower: str = ""  # what the names of the vision tower's parameters hold, mergers included; "" for a text model
+    mergers: tuple[str, ...] = ()  # the same of the layers that map the tower's outputs to the language model
+
+    @property
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Return the parts that a model of this type has."""
+        return ("tower", "merger", "language_model") if self.tower else ("language_model",)
+
+    def part_of(self, name: str) -> ModelPart:
+        """Return the part of the model that a parameter belongs to; wrappers may put something before its name."""
+        if any(merger in name for merger in self.mergers):
+            return "merger"
+        return "tower" if self.tower and self.tower in name else "language_model"
+
+
+_TEXT = Family()
+_QWEN_VL = Family("model.visual.", ("model.visual.merger.",))
+_QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list."))
+
 SUPPORTED = {
-    "llama": "log-probs and gradients",
-    "mistral": "log-probs and gradients, without a sliding window",
-    "qwen2": "log-probs and gradients, without sliding windows",
-    "qwen2_5_vl": "log-probs, gradients, images, 1 and 2 ranks, ZeRO 0 to 3",
-    "qwen2_vl": "log-probs and gradients, images",
-    "qwen3": "log-probs and gradients, without sliding windows",
+    "llama": _TEXT,
+    "mistral": _TEXT,
+    "qwen2": _TEXT,
+    "qwen2_5_vl": _QWEN_VL,
+    "qwen2_vl": _QWEN_VL,
+    "qwen3": _TEXT,
+    "qwen3_moe": _TEXT,
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": _QWEN3_VL,
 }
 
 
@@ -42,6 +71,20 @@ def check_architecture(config: Any, *, path: object, longest: int) -> None:
             f"model.path {path}: the learner does not support {feature}: "
             "its log-probs would be wrong on packed rows; use a model without it"
         )
+
+
+def check_parts(model_type: str, *, freeze: Collection[ModelPart], lr_by_part: Collection[ModelPart]) -> None:
+    """Raise UserError where nothing would be trained, or where a part has a learning rate and is not trained."""
+    parts = SUPPORTED[model_type].parts
+    if {*parts} <= {*freeze}:
+        raise UserError(
+            f"model.freeze names {', '.join(parts)}, and a {model_type} model has no other part: "
+            "leave one of them out, so that something is trained"
+        )
+    for part in lr_by_part:
+        if part in freeze or part not in parts:
+            reason = "model.freeze freezes" if part in freeze else f"a {model_type} model does not have"
+            raise UserError(f"train.lr_by_part names {part}, which {reason}: remove it from there")
 
 
 def _unsupported_features(text: Any, longest: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -35,8 +35,10 @@ def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.opti
     )[0]
 
 
-def load_checkpoint(engine: Any, folder: Path, *, tag: str) -> bool:
+def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:
     """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
+
+    With `strict` every parameter must be there; otherwise those that are not keep their values.
 
     DeepSpeed's files are pickles, and a pickle may name any function to be called. torch is told to build nothing but
     tensors, plain values and the three classes that DeepSpeed stores. Raises UserError, which names the file, for
@@ -64,7 +66,7 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str) -> bool:
 
     engine.checkpoint_engine.load = read_safely
     with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]), _weights_only():
-        return engine.load_checkpoint(str(folder), tag=tag)[0] is not None
+        return engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)[0] is not None
 
 
 @contextmanager
@@ -81,9 +83,9 @@ def _weights_only() -> Iterator[None]:
             os.environ[name] = previous
 
 
-def gathered(parameter: nn.Parameter, *, zero_stage: int) -> AbstractContextManager[Any]:
-    """Hold the parameter whole on every rank for the length of a `with` block; ZeRO 3 shards it otherwise."""
-    return import_deepspeed().zero.GatheredParameters([parameter]) if zero_stage == 3 else nullcontext()
+def gathered(parameters: Sequence[nn.Parameter], *, zero_stage: int) -> AbstractContextManager[Any]:
+    """Hold the parameters whole on every rank for the length of a `with` block; ZeRO 3 shards them otherwise."""
+    return import_deepspeed().zero.GatheredParameters(parameters) if zero_stage == 3 else nullcontext()
 
 
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ the card free.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,19 +26,21 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config
+from vlm_rl.config import Config, ModelPart, TrainConfig
 from vlm_rl.data.model_folder import check_context
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
 from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
+from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
 LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+_LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
 _RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
 
@@ -74,7 +77,8 @@ class DryRun:
     is_patched: bool  # layers of ours in place of transformers' own
     num_parameters: int
     num_trainable: int
-    num_vision: int  # parameters of the vision tower and its merger
+    num_parameters_of: Mapping[ModelPart, int]
+    num_adapted: int  # linear layers with an adapter
     memory: Memory
     memory_by_ranks: Mapping[int, Memory]
     responses_side_by_side: int  # on one rank
@@ -108,14 +112,15 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         settings="data.max_prompt_tokens + rollout.max_tokens",
     )
     check_architecture(model.config, path=source, longest=longest)
+    check_parts(model.config.model_type, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
     on_gpu = source.startswith(str(SHIPPED)) or torch.cuda.is_available()
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
     r, t = config.rollout, config.train
     updates = -(-r.prompts_per_step // t.mini_batch_prompts)
-    vision = sum(p.numel() for p in model.model.visual.parameters()) if _is_vision(model) else 0
-    total = sum(p.numel() for p in model.parameters())
+    total, trainable = _parameters(config, model)
+    lora = config.model.lora
     return DryRun(
         config=config,
         num_ranks=ranks,
@@ -123,8 +128,9 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         dtype=dtype,
         is_patched=patched,
         num_parameters=total,
-        num_trainable=total - (vision if config.model.freeze_vision else 0),
-        num_vision=vision,
+        num_trainable=trainable,
+        num_parameters_of=_parameters_by_part(model),
+        num_adapted=len(target_layers(model, lora.targets)) if lora else 0,
         memory=_memory(config, model, dtype, ranks, patched=patched),
         memory_by_ranks={
             n: _memory(config, model, dtype, n, patched=patched) for n in sorted({*_RANKS_SHOWN, ranks})
@@ -177,14 +183,37 @@ def _is_vision(model: PreTrainedModel) -> bool:
     return hasattr(model.config, "vision_config")
 
 
+def _parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
+    """Return the number of parameters of each part that the model has."""
+    family = SUPPORTED[model.config.model_type]
+    counts = dict.fromkeys(family.parts, 0)
+    for name, parameter in model.named_parameters():
+        counts[family.part_of(name)] += parameter.numel()
+    return counts
+
+
+def _parameters(config: Config, model: PreTrainedModel) -> tuple[int, int]:
+    """Return how many parameters the learner has, and how many of them it trains."""
+    by_part = _parameters_by_part(model)
+    total = sum(by_part.values())
+    if config.model.lora is not None:
+        adapters = num_adapter_parameters(model, config.model.lora)
+        return total + adapters, adapters
+    return total, sum(count for part, count in by_part.items() if part not in config.model.freeze)
+
+
+def _trains_tower(config: Config) -> bool:
+    """Return whether the backward pass goes through the vision tower."""
+    lora = config.model.lora
+    return "tower" in lora.targets if lora is not None else "tower" not in config.model.freeze
+
+
 # -- memory ---------------------------------------------------------------------------------------
 
 
 def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool) -> Memory:
     stage = config.train.zero_stage
-    total = sum(p.numel() for p in model.parameters())
-    frozen = sum(p.numel() for p in model.model.visual.parameters()) if config.model.freeze_vision else 0
-    trainable = total - frozen
+    total, trainable = _parameters(config, model)
     part = -(-trainable // ranks)  # of one rank, where something is divided
     moments = 8 if config.train.optimizer == "adamw" else 0
     if stage == 0:
@@ -196,13 +225,21 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         gradients += 4 * part if dtype != torch.float32 else 0
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return Memory(
-        weights=dtype.itemsize * (-(-total // ranks) if stage == 3 else total),
+        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train))),
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),
-        engine_weights=dtype.itemsize * total,
+        engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
         kv_cache=_side_by_side(config, ranks) * longest * _kv_bytes_per_token(model, dtype),
     )
+
+
+def _most_resident(config: TrainConfig) -> float:
+    """Return how many parameters are on the device at most; those that ZeRO 3 offloads come layer by layer."""
+    zero = config.deepspeed.get("zero_optimization", {})
+    if config.zero_stage < 3 or zero.get("offload_param", {}).get("device", "none") == "none":
+        return math.inf
+    return zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS)
 
 
 def _side_by_side(config: Config, ranks: int) -> int:
@@ -212,15 +249,25 @@ def _side_by_side(config: Config, ranks: int) -> int:
 
 def _kv_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> int:
     text = model.config.get_text_config()
-    head = text.hidden_size // text.num_attention_heads
-    return 2 * text.num_hidden_layers * text.num_key_value_heads * head * dtype.itemsize
+    return 2 * text.num_hidden_layers * text.num_key_value_heads * _head_width(text) * dtype.itemsize
+
+
+def _head_width(text: Any) -> int:
+    """Return the width of an attention head; Qwen3's is wider than its share of the hidden size."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def _mlp_width(text: Any) -> int:
+    """Return the width of a layer's MLP, or of the experts that a token is given to, all together."""
+    if not (experts := getattr(text, "num_experts_per_tok", None)):
+        return text.intermediate_size
+    return experts * text.moe_intermediate_size
 
 
 def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
     """Return the bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head."""
     text = model.config.get_text_config()
     tokens = max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.rollout.max_tokens)
-    kv = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
     stack_bytes = partial(
         stack_bytes_per_token,
         dtype=dtype,
@@ -228,19 +275,24 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         checkpointed=config.model.gradient_checkpointing,
         offloaded=config.model.offload_activations,
     )
+    head = _head_width(text)
     size = tokens * stack_bytes(
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
-        kv=kv,
-        mlp=text.intermediate_size,
+        query=head * text.num_attention_heads,
+        kv=head * text.num_key_value_heads,
+        mlp=_mlp_width(text),
         layers=text.num_hidden_layers,
+        has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
     )
-    if _is_vision(model):
+    if _is_vision(model) and _trains_tower(config):
         vision = model.config.vision_config
-        width, patches = vision.hidden_size, config.data.max_pixels // vision.patch_size**2
-        trained = vision.depth if not config.model.freeze_vision else 0
+        is_qwen2_vl = vision.model_type.startswith("qwen2_vl")  # whose hidden_size is the language model's
+        width = vision.embed_dim if is_qwen2_vl else vision.hidden_size
+        mlp = int(width * vision.mlp_ratio) if is_qwen2_vl else vision.intermediate_size
+        patches = config.data.max_pixels // vision.patch_size**2
         size += patches * stack_bytes(
-            hidden=width, heads=vision.num_heads, kv=width, mlp=vision.intermediate_size, layers=trained
+            hidden=width, heads=vision.num_heads, query=width, kv=width, mlp=mlp, layers=vision.depth
         )
     return size + LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 
@@ -249,6 +301,7 @@ def stack_bytes_per_token(
     *,
     hidden: int,
     heads: int,
+    query: int,
     kv: int,
     mlp: int,
     layers: int,
@@ -256,6 +309,7 @@ def stack_bytes_per_token(
     patched: bool,
     checkpointed: bool,
     offloaded: bool = False,
+    has_head_norms: bool = False,
 ) -> int:
     """Return the bytes per token that a stack of decoder layers keeps for its backward pass.
 
@@ -275,6 +329,7 @@ def stack_bytes_per_token(
     Args:
         hidden: the layers' width.
         heads: the attention's heads of queries.
+        query: the width of the queries, all heads together.
         kv: the width of the keys, and of the values.
         mlp: the MLP's width.
         layers: how many there are.
@@ -282,11 +337,17 @@ def stack_bytes_per_token(
         patched: whether norms and MLPs are ours.
         checkpointed: whether gradient checkpointing is on.
         offloaded: whether the inputs that it keeps are in host memory.
+        has_head_norms: whether queries and keys are normalized too, as in Qwen3; their outputs are not kept.
     """
     if not layers:
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
-    layer = ((2 * norm + 2) * hidden + 2 * kv + (3 if patched else 4) * mlp) * dtype.itemsize + 4 * heads
+    width = 2 * norm * hidden + 2 * query + 2 * kv + (3 if patched else 4) * mlp
+    statistics = 4 * heads  # bytes: attention's log-sum-exp, and the rate of each norm of a head
+    if has_head_norms:
+        width += (norm - 1) * (query + kv)
+        statistics += 4 * (heads + heads * kv // query)
+    layer = width * dtype.itemsize + statistics
     if not checkpointed:
         return layers * layer
     return layer if offloaded else layers * hidden * dtype.itemsize + layer
@@ -301,9 +362,14 @@ def print_dry_run(plan: DryRun) -> None:
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
     console.print(f"model      {Path(config.model.path).name}, {_billions(plan.num_parameters)} parameters, {dtype}")
-    if plan.num_vision:
-        frozen = "frozen" if config.model.freeze_vision else "trained"
-        console.print(f"           of which vision tower and merger {_billions(plan.num_vision)} ({frozen})")
+    lora = config.model.lora
+    for part, count in plan.num_parameters_of.items():
+        rate = f"lr {t.lr_by_part.get(part, t.lr):g}"
+        is_frozen = lora is not None or part in config.model.freeze
+        console.print(f"           {part} {_billions(count)} ({'frozen' if is_frozen else rate})")
+    if lora is not None:
+        adapters = f"rank {lora.rank} on {plan.num_adapted} linear layers"
+        console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
     console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
@@ -329,7 +395,10 @@ def _memory_table(plan: DryRun) -> Table:
     row = max(
         plan.config.train.micro_batch_tokens, plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
     )
-    table.add_row("weights", _gib(m.weights), "divided" if stage == 3 else "whole on every rank")
+    where = "divided" if stage == 3 else "whole on every rank"
+    if _most_resident(plan.config.train) < math.inf:
+        where = "those in use; ZeRO 3 keeps the others in host memory"
+    table.add_row("weights", _gib(m.weights), where)
     table.add_row("gradients", _gib(m.gradients), "divided" if stage >= 2 else "whole on every rank")
     table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
     table.add_row(

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, start_engine
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
+from vlm_rl.learner.lora import save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
-from vlm_rl.learner.reference import Reference
+from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.types import LossInputs
 
 # Log-probs [K], entropies [K] and the row's other inputs -> the loss, and sums for the metrics.
@@ -38,7 +39,7 @@ class UpdateResult:
 
     loss: float
     grad_norm: float  # global, before clipping; NaN or infinite where the guard refused the step for that
-    learning_rate: float
+    learning_rate: float  # of the parts that train.lr_by_part does not name
     sums: Mapping[str, float]
 
 
@@ -64,11 +65,16 @@ class Learner:
         self.device: torch.device = self.engine.device
 
     def _make_optimizer(self) -> GatedOptimizer:
-        c = self.config
-        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        c, by_rate = self.config, dict[float, list[nn.Parameter]]()
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.requires_grad:
+                rate = c.lr_by_part.get(self.policy.family.part_of(name), c.lr)
+                by_rate.setdefault(rate, []).append(parameter)
+        self._rates = list(by_rate)  # of the optimizer's groups, before warm-up and decay
+        groups = [{"params": parameters} for parameters in by_rate.values()]
         if c.optimizer == "sgd":
-            return GatedSGD(parameters, lr=c.lr, weight_decay=c.weight_decay)
-        return GatedAdamW(parameters, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=True)
+            return GatedSGD(groups, lr=c.lr, weight_decay=c.weight_decay)
+        return GatedAdamW(groups, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=True)
 
     # --- log-probs and updates ----------------------------------------------------------------
 
@@ -80,8 +86,8 @@ class Learner:
         """
         filled = []
         for row in rows:
-            features_FH = self.engine(row.to(self.device), only_features=True)
-            filled.append(replace(row, vision={"image_features": features_FH.to(row.target_K.device)}))
+            features_FMH = self.engine(row.to(self.device), only_features=True)
+            filled.append(replace(row, vision={"image_features": features_FMH.to(row.target_K.device)}))
         return filled
 
     @torch.no_grad()
@@ -94,7 +100,9 @@ class Learner:
         return filled
 
     @torch.no_grad()
-    def with_reference_log_probs(self, rows: Sequence[PackedRow], reference: Reference) -> list[PackedRow]:
+    def with_reference_log_probs(
+        self, rows: Sequence[PackedRow], reference: Reference | BaseReference
+    ) -> list[PackedRow]:
         """Return the rows with reference_logp_K: log-probs of the frozen reference."""
         filled = []
         with reference.on_device(self.device):
@@ -121,8 +129,9 @@ class Learner:
             logp_K, entropy_K = self.engine(row)
             loss, sums = loss_function(logp_K, entropy_K, row.loss)
             self.engine.backward(loss * world_size(), scale_wrt_gas=False)
+            routing = self.policy.routers.take()
             if not row.is_padding:
-                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums}.items():
+                for key, value in {"loss": loss, "entropy": entropy_K.sum(), **sums, **routing}.items():
                     totals[key] = totals.get(key, torch.zeros((), device=self.device)) + value.detach()
         reduced = all_reduce_sums(totals)
         if before_step is not None:
@@ -137,8 +146,8 @@ class Learner:
         if c.schedule == "cosine" and step >= c.warmup_steps:
             progress = (step - c.warmup_steps) / max(1, self.total_optimizer_steps - c.warmup_steps)
             factor = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        for group in self._optimizer.param_groups:
-            group["lr"] = c.lr * factor
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
         return c.lr * factor
 
     def _step(self) -> float:
@@ -167,10 +176,13 @@ class Learner:
     # --- weights ------------------------------------------------------------------------------
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter under its transformers name, whole, one at a time. Consume it to the end."""
-        for name, parameter in self.policy.model.named_parameters():
-            with gathered(parameter, zero_stage=self.config.zero_stage):
-                yield name, parameter.data
+        """Yield every weight under its transformers name, whole, one at a time. Consume it to the end.
+
+        With adapters these are the merged weights: the model that an engine without adapters computes with.
+        """
+        for name, source in weight_sources(self.policy.model):
+            with gathered(source.parameters, zero_stage=self.config.zero_stage):
+                yield name, source.weight()
 
     def non_finite(self) -> str | None:
         """Return the name of a weight or an optimizer's state that is NaN or infinite on any rank; the same on all.
@@ -187,17 +199,33 @@ class Learner:
         return next((name for name in all_gather(mine) if name is not None), None)
 
     def save_model(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder (rank 0 writes)."""
+        """Write the policy as a Hugging Face folder, or its adapters alone (rank 0 writes)."""
         is_main = rank() == 0
+        if self.policy.base is not None:
+            adapters = self._adapters()
+            if is_main:
+                save_adapters(self.policy.model, adapters, folder, self.policy.base)
+            barrier()
+            return
         state = {name: tensor.cpu().clone() for name, tensor in self.stream_weights() if is_main}
         if is_main:
             self.policy.model.save_pretrained(folder, state_dict=state)
         barrier()
 
+    def _adapters(self) -> dict[str, Tensor]:
+        """Return whole copies of what is trained, on the CPU, by the model's names."""
+        copies = {}
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.requires_grad:
+                with gathered([parameter], zero_stage=self.config.zero_stage):
+                    copies[name] = parameter.data.cpu().clone()
+        return copies
+
     def save(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder, and the engine's shards under its learner/."""
+        """Write the policy as `save_model` does, and the engine's shards under its learner/."""
         self.save_model(folder)
-        self.engine.save_checkpoint(str(folder / "learner"), tag=STATE_TAG)
+        has_adapters = self.policy.base is not None
+        self.engine.save_checkpoint(str(folder / "learner"), tag=STATE_TAG, exclude_frozen_parameters=has_adapters)
         barrier()
 
     def load(self, folder: Path) -> None:
@@ -205,7 +233,8 @@ class Learner:
 
         Raises UserError where the folder holds no state of DeepSpeed, or a state that would run code.
         """
-        if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG):
+        is_whole = self.policy.base is None  # a checkpoint of adapters lacks the frozen weights
+        if not load_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, strict=is_whole):
             raise UserError(
                 f"{folder / 'learner'}: DeepSpeed found no state to load; resume from a different checkpoint"
             )

@@ -9,23 +9,27 @@ again in the backward pass, so that the memory of logits does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches
+from vlm_rl.config import LayerPatches, LoraConfig, ModelPart
+from vlm_rl.data.adapters import BaseModel
 from vlm_rl.learner import layer_patches as patches
+from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
+from vlm_rl.learner.architectures import SUPPORTED, Family
 from vlm_rl.learner.packing import PackedRow
+from vlm_rl.learner.routing import RouterWatch
 
 _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
@@ -67,16 +71,32 @@ class Policy(nn.Module):
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
         self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
         self.is_vision = hasattr(model.config, "vision_config")
+        self.family = SUPPORTED.get(model.config.model_type, Family())
         self.offloads = False
+        self.base: BaseModel | None = None  # of the adapters, where there are any
+        self.routers = RouterWatch(model)
         model.config.use_cache = False
         if self.is_vision:
             _allow_unused_image(model)
         self.replaced_layers = patches.install(model, layer_patches, on_gpu=torch.cuda.is_available())
 
-    def freeze_vision(self) -> None:
-        """Train neither the vision tower nor its merger; a text-only model has none."""
-        if self.is_vision:
-            self.model.model.visual.requires_grad_(False)
+    def freeze(self, parts: Collection[ModelPart]) -> None:
+        """Do not train these parts; those that the model does not have do not matter."""
+        for name, parameter in self.model.named_parameters():
+            if self.family.part_of(name) in parts:
+                parameter.requires_grad_(False)
+
+    def add_adapters(self, config: LoraConfig, *, base: BaseModel, seed: int) -> None:
+        """Train adapters and freeze the model itself.
+
+        Args:
+            config: the adapters.
+            base: where the model comes from, for the checkpoints.
+            seed: of the adapters' random half.
+        """
+        lora.add_adapters(self.model, config, seed=seed)
+        self.base = base
+        self.register_state_dict_post_hook(_keep_trained)
 
     @property
     def has_frozen_vision(self) -> bool:
@@ -84,17 +104,31 @@ class Policy(nn.Module):
         return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
 
     def enable_checkpointing(self, *, offload: bool = False) -> None:
-        """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory."""
+        """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory.
+
+        Freeze parts first: a tower that is frozen keeps nothing, and would warn that its inputs have no gradient.
+        """
         self.offloads = offload
         # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
         # non-reentrant variant takes for a change of shape.
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
+        inputs = [self.model.get_input_embeddings()]
+        named = self.model.named_parameters()
+        if any(p.requires_grad for name, p in named if self.family.part_of(name) == "tower"):
+            inputs.append(self.model.model.visual.patch_embed)
+        elif self.is_vision:
+            self.model.model.visual.gradient_checkpointing_disable()
+        if self.base is not None:
+            # That variant gives gradients to what is inside a layer only if the layer's input has one.
+            for module in inputs:
+                module.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
 
     def forward(self, row: PackedRow, *, only_features: bool = False) -> tuple[Tensor, Tensor] | Tensor:
         """Return log-probs [K] and entropies [K] of the response tokens, both differentiable, float32.
 
-        With ``only_features``, return the vision tower's output for the row's images instead, [visual tokens, H].
-        A row whose `vision` is {"image_features": that output} skips the tower.
+        With ``only_features``, return what the mergers make of the row's images instead, [visual tokens, mergers, H]:
+        one merger, and Qwen3-VL's deepstack mergers behind it. A row whose `vision` is {"image_features": that
+        output} skips the tower.
         """
         if only_features:
             return self._image_features(row)
@@ -108,8 +142,10 @@ class Policy(nn.Module):
         self.model.model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
         vision: Mapping[str, Any] = row.vision
         if "image_features" in vision:
-            features: Any = (vision["image_features"],)  # annotated as one tensor; a tuple of tensors is taken too
-            done = BaseModelOutputWithPooling(pooler_output=features)
+            merged_FH, *deepstack = vision["image_features"].unbind(1)
+            done = SimpleNamespace(
+                pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack]
+            )
             vision = {"mm_encoder_outputs": {"image": done}}
         elif self.is_vision and not vision:
             vision = self._unused_image(row.ids_T.device)
@@ -126,8 +162,9 @@ class Policy(nn.Module):
     def _image_features(self, row: PackedRow) -> Tensor:
         vision = row.vision or self._unused_image(row.ids_T.device)
         output = self.model.model.get_image_features(vision["pixel_values"], vision["image_grid_thw"])
-        features_FH = torch.cat(output.pooler_output)
-        return features_FH if row.vision else features_FH[:0]
+        deepstack = getattr(output, "deepstack_features", [])
+        features_FMH = torch.stack([torch.cat(images) for images in (output.pooler_output, *deepstack)], dim=1)
+        return features_FMH if row.vision else features_FMH[:0]
 
     def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
         """Return the smallest image, for rows without any: its features are used nowhere, its gradients are zero.
@@ -199,7 +236,8 @@ class _ChunkedScore(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_KH, weight_VH, target_K, banned = ctx.saved_tensors
         grad_hidden_KH = torch.empty_like(hidden_KH)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        is_trained = ctx.needs_input_grad[1]
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if is_trained else None
         for start in range(0, len(target_K), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_KH[part]
@@ -217,8 +255,10 @@ class _ChunkedScore(torch.autograd.Function):
                 grad_CV.sub_(of_entropy_CV)
             grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
-            grad_weight_VH += grad_CV.T @ hidden_CH
-        return grad_hidden_KH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+            if grad_weight_VH is not None:
+                grad_weight_VH += grad_CV.T @ hidden_CH
+        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        return grad_hidden_KH, grad_weight, None, None, None, None
 
 
 def _entropy(logp_CV: Tensor) -> Tensor:
@@ -231,6 +271,12 @@ def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature
         nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)
     )  # in place: nothing else reads them
     return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
+
+
+def _keep_trained(policy: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Drop all but the adapters from a state dict; its names of tied weights are more than named_parameters()."""
+    for name in [name for name in state if ".lora_" not in name]:
+        del state[name]
 
 
 def _allow_unused_image(model: PreTrainedModel) -> None:

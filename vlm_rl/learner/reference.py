@@ -10,6 +10,7 @@ import torch
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.learner.deepspeed import start_engine
+from vlm_rl.learner.lora import without_adapters
 from vlm_rl.learner.policy import Policy
 
 
@@ -32,3 +33,19 @@ class Reference:
         self.model.to(device)
         yield
         self.model.to("cpu")
+
+
+class BaseReference:
+    """The reference of a policy with adapters: that policy without them, which is the model that the run began with.
+
+    It needs no memory of its own.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.model = engine  # the learner's
+
+    @contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        """Switch the adapters off for the length of a `with` block."""
+        with without_adapters(self.model.module):
+            yield

@@ -210,10 +210,11 @@ def _flash_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
-    unused = lse.new_empty(0)  # random state, read only for dropout
+    # The random state is read for dropout alone, but the kernel asks for its dtype.
+    random_state, unused = torch.empty(2, dtype=torch.uint64, device=lse.device), lse.new_empty(0)
     # The kernel reads the log-sum-exp as if it were contiguous, and does not check.
     return torch.ops.aten._flash_attention_backward(
-        grad, query, key, value, out, lse.contiguous(), *cuts, 0.0, causal, unused, unused, scale=scale
+        grad, query, key, value, out, lse.contiguous(), *cuts, 0.0, causal, random_state, unused, scale=scale
     )
 
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's vision tower with fewer calls than in transformers, and the same numbers.
+"""The vision tower of Qwen's models with fewer calls than in transformers, and the same numbers.
 
 Image patches do not overlap, so their embedding is one matrix product, not a convolution. Windows of the same
 length are attended to in one call, and on a GPU all windows in one call of flash attention. transformers hands the
@@ -26,7 +26,7 @@ NAME = "flash_windows"
 def install_embedding(visual: Any) -> list[str]:
     """Replace the patch embedding of a transformers vision tower, in place. Returns the names."""
     projection = visual.patch_embed.proj
-    if projection.kernel_size != projection.stride or projection.bias is not None:
+    if projection.kernel_size != projection.stride:
         return []
     projection.forward = partial(embed_patches, projection)
     return ["vision patch embedding"]
@@ -42,7 +42,7 @@ def install_attention(visual: Any) -> list[str]:
 
 def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
     """Return [patches, width] for [patches, channels, time, height, width]: a patch is as large as the kernel."""
-    return linear(patches.flatten(1), projection.weight.flatten(1))
+    return linear(patches.flatten(1), projection.weight.flatten(1), projection.bias)
 
 
 def windowed_attention(

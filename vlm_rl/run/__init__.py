@@ -1,15 +1,13 @@
 """A run on disk and on the terminal.
 
-    directory    read and write a run directory: the contract between training, report and demo
-    rollout_row  a training response as it is stored
-    eval_record  an evaluated response as it is stored
-    checkpoint   checkpoints that are complete or absent
-    lock         one writer at a time in a run directory
-    writing      what the file system refuses, as a message
-    trackers     TensorBoard, trackio and wandb behind one interface
-    terminal     lines, progress bars and tables
-
-Private to this room: finite_weights (NaN and infinity in the weights of a checkpoint).
+directory    read and write a run directory: the contract between training, report and demo
+rollout_row  a training response as it is stored
+eval_record  an evaluated response as it is stored
+checkpoint   checkpoints that are complete or absent
+lock         one writer at a time in a run directory
+writing      what the file system refuses, as a message
+trackers     TensorBoard, trackio and wandb behind one interface
+terminal     lines, progress bars and tables
 """
 
 __all__ = ["checkpoint", "directory", "eval_record", "lock", "rollout_row", "terminal", "trackers", "writing"]

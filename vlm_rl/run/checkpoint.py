@@ -32,8 +32,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.errors import UserError
-from vlm_rl.run.finite_weights import non_finite_tensor
 from vlm_rl.run.writing import ADVICE
 
 MANIFEST = "MANIFEST.json"

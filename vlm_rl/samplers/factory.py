@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import torch
 
+from vlm_rl.data.adapters import base_of, load_merged
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import Sampler
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 
 
 def make_sampler(
@@ -27,7 +29,7 @@ def make_sampler(
 
     Args:
         name: the engine; `auto` takes vLLM where it can be imported, else transformers, and prints which.
-        model_path: a Hugging Face folder.
+        model_path: a Hugging Face folder; an adapter in it is merged with its base model.
         builder: the prompt builder for this model.
         max_model_len: most tokens of a prompt, images expanded, and its response together.
         batch_size: responses generated side by side.
@@ -37,8 +39,9 @@ def make_sampler(
 
     Raises UserError if vLLM is asked for and cannot be imported, or for an option that it may not get.
     """
+    base = base_of(model_path)
     shared: dict[str, Any] = {
-        "model_path": model_path,
+        "model_path": model_path if base is None else base.path,
         "builder": builder,
         "max_model_len": max_model_len,
         "batch_size": batch_size,
@@ -55,10 +58,22 @@ def make_sampler(
     if name == "transformers" or problem is not None:
         from vlm_rl.samplers.transformers import TransformersSampler
 
-        return TransformersSampler(**shared)
-    from vlm_rl.samplers.vllm import VllmSampler
+        sampler: Sampler = TransformersSampler(**shared)
+    else:
+        from vlm_rl.samplers.vllm import VllmSampler
 
-    return VllmSampler(**shared, options=vllm_options, seed=seed)
+        sampler = VllmSampler(**shared, options=vllm_options, seed=seed)
+    if base is not None:
+        _load_adapter(sampler, model_path)
+    return sampler
+
+
+def _load_adapter(sampler: Sampler, folder: str) -> None:
+    """Replace the base model's weights in the engine by the merged ones."""
+    fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+    merged = load_merged(folder, dtype=sampler.dtype)
+    sampler.load_weights(fingerprint.watch(merged.named_parameters()), version=0)
+    check_fresh(sampler, fingerprint.result())
 
 
 def vllm_version() -> str:

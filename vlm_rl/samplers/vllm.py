@@ -302,8 +302,11 @@ def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]
     """
     placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
     own = {name for name, _ in model.named_parameters()}
+    packed: dict[str, Sequence[str]] = {}  # a fused module's name -> its parts'; Qwen2-VL leaves this to its parts
+    for module in model.modules():
+        packed |= getattr(module, "packed_modules_mapping", {})
     for name, shape in layout.items():
-        if (place := _place(model, own, name, rows=shape[0])) is not None:
+        if (place := _place(model, own, packed, name, rows=shape[0])) is not None:
             placed.setdefault(place[0], []).append((place[1], name))
     for name, tensor in _engine_tensors(model):
         covered = 0
@@ -314,7 +317,9 @@ def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]
             yield f"{name} (the engine's)", tensor
 
 
-def _place(model: Any, own: Set[str], name: str, *, rows: int) -> tuple[str, slice] | None:
+def _place(
+    model: Any, own: Set[str], packed: Mapping[str, Sequence[str]], name: str, *, rows: int
+) -> tuple[str, slice] | None:
     """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     mapped = mapper.map_name(name) if mapper else name
@@ -322,7 +327,7 @@ def _place(model: Any, own: Set[str], name: str, *, rows: int) -> tuple[str, sli
         return None
     *path, module, kind = mapped.split(".")
     part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
-    for fused, parts in model.packed_modules_mapping.items():
+    for fused, parts in packed.items():
         target = ".".join([*path, fused, kind])
         if part != fused and part in parts and module in (part, fused) and target in own:
             sizes = model.get_submodule(".".join([*path, fused])).output_sizes

@@ -1,0 +1,124 @@
+"""Tiny random models of every supported type, each a folder with the tokenizer and processor of its family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+
+from vlm_rl.learner.architectures import SUPPORTED
+
+TEXT_FAMILIES = [name for name, family in SUPPORTED.items() if not family.tower]
+VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
+
+# A head is 32 wide, the smallest width that vLLM's CPU attention takes; Qwen3's are wider than hidden size / heads.
+TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.125,  # 1 over the root of the width
+}
+WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+OF_TYPE: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+    "mistral": {"sliding_window": None, "head_dim": 32},
+    "qwen3": WIDE_HEADS,
+    "qwen3_moe": {**WIDE_HEADS, **EXPERTS},
+    "qwen3_vl": WIDE_HEADS,
+    "qwen3_vl_moe": {**WIDE_HEADS, **EXPERTS},
+}
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+DEEPSTACK = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "num_position_embeddings": 16,  # a square of 4 x 4, which every image stretches
+    "deepstack_visual_indexes": [0, 1],
+}
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"depth": 2, "embed_dim": 32, "num_heads": 2},
+    "qwen2_5_vl": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "fullatt_block_indexes": [1],
+    },
+    "qwen3_vl": DEEPSTACK,
+    "qwen3_vl_moe": DEEPSTACK,
+}
+
+
+def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes: Any) -> Path:
+    """Write a tiny random model of a type, with the tokenizer of another tiny model, and return its folder."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    text = {
+        **TEXT,
+        **OF_TYPE.get(model_type, {}),
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        **changes,
+    }
+    if model_type in VISION_FAMILIES:
+        config = _vision_config(model_type, text, AutoConfig.from_pretrained(tokenizer_of))
+        _processor(model_type, tokenizer_of).save_pretrained(folder)
+        auto: Any = AutoModelForImageTextToText
+    else:
+        config = AutoConfig.for_model(model_type, **text)
+        tokenizer.save_pretrained(folder)
+        auto = AutoModelForCausalLM
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def _vision_config(model_type: str, text: dict[str, Any], known: Any) -> Any:
+    ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    rope: dict[str, Any] = {**ROPE, "mrope_section": [4, 6, 6]}
+    if model_type.startswith("qwen3"):
+        rope["mrope_interleaved"] = True
+    width = {"hidden_size" if model_type == "qwen2_vl" else "out_hidden_size": text["hidden_size"]}
+    return AutoConfig.for_model(
+        model_type,
+        text_config={**text, "rope_parameters": rope, "model_type": f"{model_type}_text"},
+        vision_config={**VISION[model_type], **width, "initializer_range": 0.2},
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **{name: getattr(known, name) for name in ids},
+    )
+
+
+def _processor(model_type: str, tokenizer_of: Path) -> Any:
+    known = AutoProcessor.from_pretrained(tokenizer_of)
+    if model_type == "qwen2_5_vl":
+        return known
+    parts = {"tokenizer": known.tokenizer, "chat_template": known.chat_template}
+    if model_type == "qwen2_vl":
+        return Qwen2VLProcessor(image_processor=known.image_processor, video_processor=known.video_processor, **parts)
+    size = {"shortest_edge": 65_536, "longest_edge": 16_777_216}  # the published processor's
+    return Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(patch_size=16, size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+        video_processor=Qwen3VLVideoProcessor(),
+        **parts,
+    )

@@ -1,0 +1,150 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) by PEFT: what gets one, what is trained, streamed and saved.
+
+PEFT puts its layers into the transformers model, whose class and forward pass stay. A matrix W of the model becomes
+W + scaling B A, computed as two products. Only A and B are trained. The sampler gets the sum, under the names that
+the model has without adapters.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vlm_rl.config import LoraConfig
+from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
+from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import SUPPORTED, Family
+
+_ADAPTER = "default"  # PEFT's name for the only adapter
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """What a weight of the model without adapters is made of."""
+
+    parameters: Sequence[nn.Parameter]  # the weight, or W, A and B
+    scaling: float = 0.0
+
+    def weight(self) -> Tensor:
+        """Return the weight; the parameters must be whole."""
+        if len(self.parameters) == 1:
+            return self.parameters[0].data
+        weight, a, b = (parameter.data for parameter in self.parameters)
+        return merge(weight, a, b, self.scaling)
+
+
+def target_layers(model: Any, targets: Sequence[str]) -> list[str]:
+    """Return the names of the model's linear layers that get an adapter, in the model's order.
+
+    Args:
+        model: a transformers model without adapters.
+        targets: names of parts, and last names of linear layers in the language model.
+
+    Raises UserError for a target that the model does not have.
+    """
+    family = SUPPORTED.get(model.config.model_type, Family())
+    head = model.get_output_embeddings()
+    part_of = {
+        name: family.part_of(f"{name}.")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    kind_of = {name: name.rpartition(".")[2] for name, part in part_of.items() if part == "language_model"}
+    for target in targets:
+        if target not in {*part_of.values(), *kind_of.values()}:
+            raise UserError(
+                f"model.lora.targets: {target!r} names no linear layer of this model: use a part "
+                f"({', '.join(family.parts)}) or linear layers of the language model "
+                f"({', '.join(sorted({*kind_of.values()}))})"
+            )
+    return [name for name, part in part_of.items() if part in targets or kind_of.get(name) in targets]
+
+
+def num_adapter_parameters(model: nn.Module, config: LoraConfig) -> int:
+    """Return how many parameters the adapters have: rank (in + out) for each linear layer."""
+    layers: list[Any] = [model.get_submodule(name) for name in target_layers(model, config.targets)]
+    return sum(config.rank * (layer.in_features + layer.out_features) for layer in layers)
+
+
+def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
+    """Freeze the model and put adapters beside its linear layers, in place.
+
+    A is random, B is zero: the model computes what it did before.
+
+    Args:
+        model: a transformers model.
+        config: rank, scaling and targets.
+        seed: of A.
+    """
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+
+    settings = PeftConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=target_layers(model, config.targets), bias="none"
+    )
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield name and module of PEFT's layers."""
+    yield from ((name, module) for name, module in model.named_modules() if hasattr(module, "lora_A"))
+
+
+def weight_sources(model: nn.Module) -> Iterator[tuple[str, WeightSource]]:
+    """Yield each parameter of the model without adapters: its name there, and what it is made of."""
+    layers = dict(_layers(model))
+    for name, parameter in model.named_parameters():
+        owner, _, kind = name.partition(".base_layer.")
+        if kind == "weight" and owner in layers:
+            layer = layers[owner]
+            factors = (layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight)
+            yield f"{owner}.weight", WeightSource((parameter, *factors), layer.scaling[_ADAPTER])
+        elif f".{_ADAPTER}." not in name or ".lora_" not in name:
+            yield f"{owner}.{kind}" if kind else name, WeightSource((parameter,))
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Let the model compute what it does without adapters, for the length of a `with` block without gradients."""
+    for _, layer in _layers(model):
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for _, layer in _layers(model):
+            layer.enable_adapters(True)
+
+
+def save_adapters(model: Any, tensors: dict[str, Tensor], folder: Path, base: BaseModel) -> None:
+    """Write what PEFT and vLLM open, and the configuration of the base model.
+
+    Args:
+        model: has the adapters.
+        tensors: whole, by the names of its parameters.
+        folder: exists.
+        base: the model that the adapters belong to.
+    """
+    named = {f"{PREFIX}{name.replace(f'.{_ADAPTER}.', '.')}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    settings = model.peft_config[_ADAPTER].to_dict() | {
+        "base_model_name_or_path": base.path,
+        "inference_mode": True,
+        "target_modules": [name for name, _ in _layers(model)],  # PEFT shortens them, in an order of its own
+    }
+    for file, tree in ((ADAPTER_CONFIG, settings), (BASE_MODEL, asdict(base))):
+        (folder / file).write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    for file in ("config.json", "generation_config.json"):
+        if (Path(base.path) / file).is_file():
+            shutil.copyfile(Path(base.path) / file, folder / file)

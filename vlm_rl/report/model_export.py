@@ -1,0 +1,161 @@
+"""`vlm-rl export`: a checkpoint as a folder to use or publish, without the optimizer's state.
+
+    vlm-rl export runs/x/60 --out my-model            # the weights, or the adapter, as the checkpoint has them
+    vlm-rl export runs/x/60 --out my-model --merge    # an adapter merged with its base model
+
+The folder holds weights, tokenizer, the base model's own generation_config.json, and a model card (README.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.config import Config
+from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, base_of, load_merged
+from vlm_rl.data.model_folder import check_model_folder, check_weights
+from vlm_rl.errors import UserError
+from vlm_rl.run.checkpoint import MANIFEST, Manifest, read_manifest, verify_model
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.writing import writing
+
+_NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written anew, or of no use outside the run
+_OF_ADAPTERS = {ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL}
+
+
+def export(options: argparse.Namespace) -> Path:
+    """Write the checkpoint `options.checkpoint` to the new folder `options.out`, and return it.
+
+    Raises UserError for what is no checkpoint of a run, for a damaged one, and for a folder that exists.
+    """
+    run, folder = find_checkpoint(options.checkpoint)
+    out: Path = options.out
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty folder: choose a different --out")
+    check_model_folder(folder)
+    verify_model(folder)
+    merges = options.merge and base_of(folder) is not None
+    if merges:
+        check_weights(folder)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        work.chmod(0o755)
+        try:
+            _write_model(folder, work, run.config(), merges=merges)
+            card = model_card(run, read_manifest(folder), is_adapter=base_of(work) is not None)
+            (work / "README.md").write_text(card, encoding="utf-8")
+            work.rename(out)  # replaces an empty folder
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    print(f"{out}: step {read_manifest(folder).step} of {run.path}{', merged with its base model' if merges else ''}")
+    return out
+
+
+def find_checkpoint(path: Path) -> tuple[RunDirectory, Path]:
+    """Return the run and the folder of a checkpoint: RUN/checkpoints/step-000060, RUN/60, or RUN for its last one.
+
+    Raises UserError where there is none.
+    """
+    if path.resolve().parent.name == "checkpoints" and path.is_dir():
+        return RunDirectory(path.resolve().parents[1]).open(), path
+    step = int(path.name) if path.name.isdecimal() and not path.exists() else None
+    run = RunDirectory(path if step is None else path.parent).open()
+    known = dict(run.checkpoints())
+    if not known or (step is not None and step not in known):
+        has = f"it has {', '.join(map(str, known))}" if known else "it has none"
+        raise UserError(f"{run.path} has no checkpoint{'' if step is None else f' of step {step}'}: {has}")
+    return run, known[max(known) if step is None else step]
+
+
+def _write_model(folder: Path, work: Path, config: Config, *, merges: bool) -> None:
+    """Write all but the model card."""
+    skipped = _NOT_EXPORTED | (_OF_ADAPTERS if merges else set())
+    if merges:
+        load_merged(folder).save_pretrained(work)
+    else:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        settings.pop("use_cache", None)  # off in training; a model that is used wants it
+        (work / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name not in skipped:
+            shutil.copyfile(file, work / file.name)
+    for owner in (Path(config.model.path), folder):
+        if (source := owner / "generation_config.json").is_file():
+            shutil.copyfile(source, work / source.name)
+            break
+
+
+# -- the model card --------------------------------------------------------------------------------
+
+
+def model_card(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> str:
+    """Return the model card as Markdown: data, recipe, scores, and whether a benchmark was trained on.
+
+    Args:
+        run: the run of the checkpoint.
+        manifest: of the checkpoint.
+        is_adapter: whether the folder holds an adapter alone.
+    """
+    return "\n".join(_card_lines(run, manifest, is_adapter=is_adapter)) + "\n"
+
+
+def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> Iterator[str]:
+    config = run.config()
+    base = Path(config.model.path).name
+    library, tags = ("peft", "[vlm-rl, lora]") if is_adapter else ("transformers", "[vlm-rl]")
+    yield from (
+        "---",
+        f"library_name: {library}",
+        f"tags: {tags}",
+        "---",
+        "",
+        f"# {run.name}, step {manifest.step}",
+        "",
+    )
+    what = "A LoRA adapter for" if is_adapter else "A fine-tuned"
+    yield f"{what} {base}, trained by reinforcement learning with verifiable rewards."
+    if contaminated := sorted({*run.contaminated(), *manifest.info.get("contaminated", ())}):
+        yield f"\n**CONTAMINATED: trained on rows of {', '.join(contaminated)}; its scores there mean nothing.**"
+    yield from ("", "## Data", "", *(f"- {Path(name).name}" for name in config.data.train))
+    yield from ("", "## Recipe", "", "| setting | value |", "|---|---|")
+    yield from (f"| {name} | {value} |" for name, value in _recipe(config, manifest).items())
+    yield from ("", "## Scores", "")
+    results = [result for result in run.evals() if result.step in (0, manifest.step)]
+    if not results:
+        yield "None were measured during training."
+        return
+    yield from ("| set | step | problems | accuracy | 95 % interval | sampling |", "|---|---|---|---|---|---|")
+    for result in results:
+        s = result.summary
+        low, high = s["interval"]
+        how = "greedy" if not s["sampling"]["temperature"] else f"T {s['sampling']['temperature']}, avg@{s['k']}"
+        yield (
+            f"| {result.benchmark} | {result.step} | {s['num_problems']} | {s['accuracy']:.3f} "
+            f"| {low:.3f} to {high:.3f} | {how} |"
+        )
+
+
+def _recipe(config: Config, manifest: Manifest) -> dict[str, Any]:
+    rollout, train, lora = config.rollout, config.train, config.model.lora
+    trained = "all weights" if lora is None else f"LoRA, rank {lora.rank}, alpha {lora.alpha}, {lora.targets}"
+    if lora is None and config.model.freeze:
+        trained = f"all weights but {', '.join(config.model.freeze)}"
+    return {
+        "algorithm": config.algorithm.name,
+        "trained": trained,
+        "steps": f"{manifest.step} of {train.steps}",
+        "batch": f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses",
+        "longest response": f"{rollout.max_tokens} tokens",
+        "learning rate": f"{train.lr:g} ({train.optimizer}, {train.schedule})",
+        "KL coefficient": config.algorithm.kl_coef,
+        "prompt template": config.data.template,
+        "seed": config.seed,
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+    }
