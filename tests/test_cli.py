@@ -24,7 +24,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
-COMMANDS = ("prepare", "train", "eval", "score", "grade", "study", "report", "demo", "export", "quickstart")
+COMMANDS = ("prepare", "train", "eval", "score", "grade", "study", "report", "demo", "export", "quickstart", "doctor")
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 
 

@@ -500,6 +500,17 @@ def test_a_stale_sampler_stops_the_run(toys: Toys, fault: dict[str, Any]) -> Non
     assert toys.run(name).metrics() == [], "nothing was trained on another policy's responses"
 
 
+def test_a_sampler_that_computes_differently_stops_the_run(toys: Toys) -> None:
+    """Its weights and buffers agree; only its log-probs tell."""
+    fault = {"rescale_attention": {"number": 2}}
+    result = toys.runner("train", str(toys.config("rescaled")), faults=fault)
+    assert result.code == 1
+    assert "StaleWeightsError: sampler 'transformers' (policy version" in result.output
+    assert "holds the learner's weights, but its log-probs of the probe" in result.output
+    assert "compare model.layer_patches=off" in result.output
+    assert toys.run("rescaled").metrics() == []
+
+
 def test_a_gap_between_sampler_and_learner_stops_the_run(toys: Toys) -> None:
     result = toys.runner("train", str(toys.config("gap", rollout={"max_gap": 1e-12})))
     assert result.code == 1

@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare | train | eval | score | grade | study | report | demo | export | quickstart.
+"""The command line: vlm-rl prepare, train, eval, score, grade, study, report, demo, export, quickstart and doctor.
 
 A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
 keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_demo,
         _add_export,
         _add_quickstart,
+        _add_doctor,
     ):
         add(commands)
     return parser
@@ -441,6 +442,19 @@ def _quickstart(options: argparse.Namespace) -> None:
         results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
     if options.seeds:
         print_seeds(results)
+
+
+def _add_doctor(commands: Commands) -> None:
+    doctor = commands.add_parser("doctor", help="check whether this machine, or a model, computes the right thing")
+    doctor.add_argument("--model", type=Path, help="a Hugging Face folder: check whether it trains here")
+    doctor.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from vlm_rl.doctor.command import doctor
+
+    if code := doctor(options):
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, writing_checkpoint
@@ -53,7 +54,7 @@ from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
@@ -167,6 +168,8 @@ class Session:
             base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
             policy.add_adapters(adapters, base=base, seed=self.config.seed)
         check.compare(policy, path=path)  # new adapters change nothing
+        self.probe_prompt = max(check.prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
+        self.rounding = check.limit
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
         policy.freeze(self.config.model.freeze)
@@ -327,11 +330,34 @@ class Session:
     # -- what a step asks of the session -------------------------------------------------------------
 
     def sync_weights(self) -> None:
-        """Stream the policy's weights into the sampler. Raises StaleWeightsError unless exactly these arrived."""
+        """Stream the policy's weights into the sampler.
+
+        Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
+        """
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
         self.weights = fingerprint.result()
         check_fresh(self.sampler, self.weights)
+        self._check_by_a_probe()
+
+    def _check_by_a_probe(self) -> None:
+        """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
+        params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
+        (rollouts,) = self.sampler.generate([self.probe_prompt], params, seed=self.config.seed, step=-1)
+        gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
+        limit = max(self.rounding, self.max_gap)  # a few tokens: never below what is accepted of a whole batch
+        if not gap <= limit:  # NaN too
+            raise StaleWeightsError(
+                f"sampler {self.sampler.name!r} (policy version {self.sampler.policy_version}) holds the learner's "
+                f"weights, but its log-probs of the probe {self.probe_prompt.problem_id!r} differ from the learner's "
+                f"by {gap:.3g} per token, above {limit:.3g}: it computes with something that no sync brings, or "
+                f"differently; compare {self.other_setting}"
+            )
+
+    @property
+    def other_setting(self) -> str:
+        """Return the setting to compare with where sampler and learner disagree."""
+        return "model.layer_patches=off" if self.sampler.name == "transformers" else "rollout.sampler=transformers"
 
     def counters(self) -> dict[str, float]:
         """Return the run's totals so far, as metrics."""

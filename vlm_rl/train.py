@@ -285,11 +285,10 @@ def check_gap(s: Session, sums: Mapping[str, float]) -> None:
     """Raise GapError if sampler and learner describe different distributions, by the sums over a mini-batch."""
     gap = sums.get("gap", 0.0) / max(sums.get("tokens", 0.0), 1.0)
     if not gap <= s.max_gap:  # NaN too
-        other = "model.layer_patches=off" if s.sampler.name == "transformers" else "rollout.sampler=transformers"
         raise GapError(
             f"step {s.step + 1}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on "
             f"average, above rollout.max_gap={s.max_gap}: they compute different distributions. This update was not "
-            f"made; compare {other}"
+            f"made; compare {s.other_setting}"
         )
 
 

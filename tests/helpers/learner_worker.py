@@ -636,7 +636,9 @@ def started_recipes(model: Path, stage: int) -> dict[str, Any]:
             "offload_activations": config.model.offload_activations,
             "freeze": config.model.freeze,
             "lora": config.model.lora,
-            **config.train.model_dump(include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay"}),
+            **config.train.model_dump(
+                include={"zero_stage", "optimizer", "deepspeed", "betas", "weight_decay", "lr_by_part"}
+            ),
         }
         first = done.setdefault(str(settings), name)
         if first == name:

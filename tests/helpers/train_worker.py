@@ -216,6 +216,21 @@ def drop_tensor(number: int, name: str) -> None:
     _change_sync(number, lambda tensors: ((key, value) for key, value in tensors if key != name))
 
 
+def rescale_attention(number: int) -> None:
+    """Let the sampler attend more sharply from its number-th sync on; no weight and no buffer shows it."""
+    load, times = TransformersSampler.load_weights, {"count": 0}
+
+    def load_weights(self: TransformersSampler, tensors: Iterator[Any], *, version: int) -> None:
+        load(self, tensors, version=version)
+        times["count"] += 1
+        if times["count"] == number:
+            for module in self._model.model.language_model.modules():
+                if hasattr(module, "scaling"):
+                    module.scaling *= 2
+
+    TransformersSampler.load_weights = load_weights
+
+
 def _change_sync(number: int, change: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
     load, times = TransformersSampler.load_weights, {"count": 0}
 
@@ -273,6 +288,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "kill_after_answers": kill_after_answers,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
+    "rescale_attention": rescale_attention,
     "drop_tensor": drop_tensor,
     "record_keys": record_keys,
 }

@@ -233,7 +233,7 @@ def test_the_activation_estimate_is_what_the_layers_keep(
 ) -> None:
     heads = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes = heads if model_type == "qwen2_5_vl" else {"hidden_size": 96}  # Qwen3's heads are 128 wide all together
-    folder = build_family(model_type, tmp_path, tokenizer_of=tiny_model, intermediate_size=384, **sizes)
+    folder = build_family(model_type, tmp_path, tokenizer_of=tiny_model, intermediate_size=768, **sizes)
     model = load_model(folder, dtype=dtype)
     policy = Policy(model, banned_ids=(), temperature=1.0, layer_patches=patched)
     prompt = make_prompt(tiny_model, "How many red squares are there? " * 4)

@@ -151,6 +151,7 @@ def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
 # -- mixtures of experts -------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_routers_do_is_added_up_once(checkpointing: bool, family_model: FamilyModel) -> None:
     """The sums are those of the router's own logits, for every token of the row and every layer."""

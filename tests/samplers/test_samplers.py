@@ -483,6 +483,41 @@ def test_a_tensor_in_the_wrong_place_is_found(sampler: Sampler, sharp_model: Pat
     sampler.load_weights(load(sharp_model).named_parameters(), version=1)
 
 
+def model_of(sampler: Sampler) -> torch.nn.Module:
+    """Return the module that an engine computes with."""
+    if sampler.name == "transformers":
+        return sampler._model
+    return sampler._llm.collective_rpc(lambda worker: worker.get_model())[0]
+
+
+ROTARY_CACHE = {"transformers": ".inv_freq", "vllm": ".cos_sin_cache"}
+
+
+def test_a_changed_buffer_is_found_by_name(sampler: Sampler, model: torch.nn.Module) -> None:
+    """No sync brings the rotary caches: with zeros in them every weight still agrees."""
+    caches = {name: b for name, b in model_of(sampler).named_buffers() if name.endswith(ROTARY_CACHE[sampler.name])}
+    name, cache = max(caches.items())
+    kept = cache.clone()
+    cache.zero_()
+    with pytest.raises(StaleWeightsError, match=f"its buffer {name} is not what it was"):
+        sampler.load_weights(model.named_parameters(), version=0)
+    cache.copy_(kept)
+    sampler.load_weights(model.named_parameters(), version=0)
+
+
+@pytest.mark.parametrize("running", ["vllm"], indirect=True)
+def test_keys_and_values_of_earlier_weights_are_never_kept(
+    sampler: Sampler, model: torch.nn.Module, prompts: list[Prompt]
+) -> None:
+    """An open request holds its blocks, and vLLM then drops none."""
+    stream = sampler.stream(prompts[3], GREEDY, seed=0, step=0)
+    next(stream)
+    with pytest.raises(StaleWeightsError, match="a request is still open"):
+        sampler.load_weights(model.named_parameters(), version=0)
+    stream.close()
+    sampler.load_weights(model.named_parameters(), version=0)
+
+
 # --- choosing an engine ----------------------------------------------------------------------
 
 

@@ -1,14 +1,15 @@
 """Prepared sets on their way into a model: problems, their images, their prompts.
 
-    adapters        LoRA adapters on disk, and how they are merged
-    golds           the text, type and options of a gold answer
-    sets            read a prepared set, and refuse what must not be trained or scored on
-    order           the order of prompts, and the ledger that accounts for each of them
-    images          untrusted bytes in, RGB pixels on the model's grid out
-    prompts         the only prompt builder
-    model_folder    refuse a model folder that would run code, and open its configuration and tokenizer
-    finite_weights  NaN and infinity in a file of weights
-    stored_images   the images of a prepared set, which stay on disk until they are used
+    adapters           LoRA adapters on disk, and how they are merged
+    golds              the text, type and options of a gold answer
+    sets               read a prepared set, and refuse what must not be trained or scored on
+    order              the order of prompts, and the ledger that accounts for each of them
+    images             untrusted bytes in, RGB pixels on the model's grid out
+    prompts            the only prompt builder
+    model_folder       refuse a model folder that would run code, and open its configuration and tokenizer
+    checkpoint_layout  a model's parameters as its published checkpoints have them
+    finite_weights     NaN and infinity in a file of weights
+    stored_images      the images of a prepared set, which stay on disk until they are used
 
 Private to this room: untrusted_text (text of a question never becomes a control token). Importing prompts loads
 torch; so does loading a set, where one rank checks for all.
@@ -16,6 +17,7 @@ torch; so does loading a set, where one rank checks for all.
 
 __all__ = [
     "adapters",
+    "checkpoint_layout",
     "finite_weights",
     "golds",
     "images",

@@ -61,9 +61,14 @@ def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int
         response_tokens: of the longest response.
         settings: the names of the two settings that give these numbers, for the message.
 
-    Raises UserError where that is more than the model's context.
+    Raises UserError where that is more than the model's context, and for a model without a context, such as Mamba.
     """
-    context = model_config.get_text_config().max_position_embeddings
+    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        raise UserError(
+            f"models of type {model_config.model_type!r} are not supported: their configuration has no "
+            "max_position_embeddings; use a model whose layers attend to its context"
+        )
     wanted = prompt_tokens + response_tokens
     if wanted > context:
         raise UserError(f"{settings} is {wanted}, above the model's context of {context}: lower one of them")
@@ -234,10 +239,11 @@ def open_config(model_path: str) -> Any:
             f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
             "use a model whose classes are in transformers, or remove the entry"
         )
-    if getattr(config, "vision_config", None) is not None and not hasattr(config, "image_token_id"):
+    vision = getattr(config, "vision_config", None)
+    if vision is not None and not (hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")):
         raise UserError(
-            f"model.path {model_path}: vision-language models of type {config.model_type} are not supported: "
-            "use one whose config has an image_token_id, such as Qwen2.5-VL"
+            f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
+            "images are placed on the pixel grid of Qwen's vision towers; use a model with one, such as Qwen2.5-VL"
         )
     return config
 

@@ -5,6 +5,7 @@
     learner         one DeepSpeed engine around the policy; every optimizer step
     architectures   the families of models: which it computes exactly, and their parts; all others are refused
     self_check      at start-up: its log-probs against the unmodified model's
+    sync_probe      after each sync: its log-probs of what the sampler draws
     reference       the frozen policy of the KL term
     layer_patches   the switch for layers of transformers that ours may replace
     sft             a supervised start on reasoning traces
@@ -28,4 +29,5 @@ __all__ = [
     "reference",
     "self_check",
     "sft",
+    "sync_probe",
 ]

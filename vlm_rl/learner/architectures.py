@@ -21,7 +21,7 @@ from vlm_rl.errors import UserError
 class Family:
     """A type of model. All else about it, positions and image features too, comes from its transformers classes."""
 
-    tower: str = ""  # the start of the names of the vision tower's parameters, mergers included; "" for a text model
+    tower: str = ""  # what the names of the vision tower's parameters hold, mergers included; "" for a text model
     mergers: tuple[str, ...] = ()  # the same of the layers that map the tower's outputs to the language model
 
     @property
@@ -30,10 +30,10 @@ class Family:
         return ("tower", "merger", "language_model") if self.tower else ("language_model",)
 
     def part_of(self, name: str) -> ModelPart:
-        """Return the part of the model that a parameter belongs to, by its transformers name."""
-        if name.startswith(self.mergers):
+        """Return the part of the model that a parameter belongs to; wrappers may put something before its name."""
+        if any(merger in name for merger in self.mergers):
             return "merger"
-        return "tower" if self.tower and name.startswith(self.tower) else "language_model"
+        return "tower" if self.tower and self.tower in name else "language_model"
 
 
 _TEXT = Family()

@@ -174,7 +174,7 @@ def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
         auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever the values in the file lead to
         reason = " ".join(str(error).split())
         raise UserError(f"model.path: no model can be built from {source}: {reason:.300}") from None
 
@@ -343,9 +343,11 @@ def stack_bytes_per_token(
         return 0
     norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
     width = 2 * norm * hidden + 2 * query + 2 * kv + (3 if patched else 4) * mlp
+    statistics = 4 * heads  # bytes: attention's log-sum-exp, and the rate of each norm of a head
     if has_head_norms:
         width += (norm - 1) * (query + kv)
-    layer = width * dtype.itemsize + 4 * heads
+        statistics += 4 * (heads + heads * kv // query)
+    layer = width * dtype.itemsize + statistics
     if not checkpointed:
         return layers * layer
     return layer if offloaded else layers * hidden * dtype.itemsize + layer

@@ -90,14 +90,15 @@ class Learner:
             filled.append(replace(row, vision={"image_features": features_FMH.to(row.target_K.device)}))
         return filled
 
-    @torch.no_grad()
     def with_old_log_probs(self, rows: Sequence[PackedRow]) -> list[PackedRow]:
         """Return the rows with old_logp_K: log-probs at the current weights, which drew the responses."""
-        filled = []
-        for row in rows:
-            logp_K, _ = self.engine(row.to(self.device))
-            filled.append(replace(row, loss=replace(row.loss, old_logp_K=logp_K.to(row.target_K.device))))
-        return filled
+        return [replace(row, loss=replace(row.loss, old_logp_K=self.log_probs(row))) for row in rows]
+
+    @torch.no_grad()
+    def log_probs(self, row: PackedRow) -> Tensor:
+        """Return the log-probs [K] of the row's response tokens at the current weights, on the row's device."""
+        logp_K, _ = self.engine(row.to(self.device))
+        return logp_K.to(row.target_K.device)
 
     @torch.no_grad()
     def with_reference_log_probs(

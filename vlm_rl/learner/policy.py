@@ -24,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vlm_rl.config import LayerPatches, LoraConfig, ModelPart
 from vlm_rl.data.adapters import BaseModel
+from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
@@ -43,9 +44,11 @@ def load_model(path: str | Path, *, dtype: torch.dtype) -> PreTrainedModel:
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     implementation = {"text_config": attention.NAME, "vision_config": vision} if is_vision else attention.NAME
-    return auto.from_pretrained(
+    model = auto.from_pretrained(
         path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
     )
+    use_published_layout(model)
+    return model
 
 
 class Policy(nn.Module):

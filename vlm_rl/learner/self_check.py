@@ -51,8 +51,11 @@ class SelfCheck:
                 with _attention_of(model, "eager"):
                     self.noise = float((self.expected - self._each(score)).abs().mean())
 
-    def compare(self, policy: Policy, *, path: object) -> None:
-        """Raise UserError unless the policy's packed row gives the reference's log-probs."""
+    def compare(self, policy: Policy, *, path: object) -> float:
+        """Return by how much the policy's packed row differs from the reference, in nats per token.
+
+        Raises UserError where that is above `limit`.
+        """
         groups = [_group(prompt, ids) for prompt, ids in zip(self.prompts, self.responses, strict=True)]
         row = pack_row(
             [Chunk(index, tuple(range(len(LENGTHS)))) for index in range(len(groups))],
@@ -64,15 +67,19 @@ class SelfCheck:
         with torch.no_grad():
             logp_K, _ = policy(row.to(self.expected.device))
         difference_K = (logp_K - self.expected).abs()
-        in_float32 = policy.model.dtype == torch.float32
-        gap = float(difference_K.max() if in_float32 else difference_K.mean())
-        limit = FLOAT32_LIMIT if in_float32 else max(FLOAT32_LIMIT, NOISE_FACTOR * self.noise)
-        if not gap <= limit:
+        gap = float(difference_K.max() if policy.model.dtype == torch.float32 else difference_K.mean())
+        if not gap <= (limit := self.limit):
             raise UserError(
                 f"model.path {path}: the learner's log-probs differ from the unmodified model's by {gap:.3g} "
                 f"per token, above {limit:.3g}: it computes this {policy.model.config.model_type} model wrongly. "
                 "Try model.layer_patches=off; if the difference stays, the model is not supported"
             )
+        return gap
+
+    @property
+    def limit(self) -> float:
+        """Return the largest difference of log-probs that rounding explains, in nats per token."""
+        return max(FLOAT32_LIMIT, NOISE_FACTOR * self.noise)  # in float32 no noise is measured
 
     def _each(self, score: Any) -> Tensor:
         pairs = zip(self.prompts, self.responses, strict=True)
@@ -94,13 +101,18 @@ def _unpacked(
     return logits_RV.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
 
 
-def _group(prompt: Prompt, responses: Sequence[np.ndarray]) -> Group:
+def group_of(prompt: Prompt, rollouts: Sequence[Rollout]) -> Group:
+    """Return responses to a prompt as a group that was never graded."""
     problem = Problem(id=prompt.problem_id, question="", images=(), answer="", answer_type="text")
-    rollouts = tuple(
+    return Group(problem, tuple(rollouts), (), np.zeros(len(rollouts)))
+
+
+def _group(prompt: Prompt, responses: Sequence[np.ndarray]) -> Group:
+    rollouts = [
         Rollout(prompt.problem_id, index, ids, np.zeros(len(ids), np.float32), "", "stop", 0)
         for index, ids in enumerate(responses)
-    )
-    return Group(problem, rollouts, (), np.zeros(len(rollouts)))
+    ]
+    return group_of(prompt, rollouts)
 
 
 @contextmanager

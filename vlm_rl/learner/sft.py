@@ -16,6 +16,7 @@ import numpy as np
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, world_size
+from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.packing import PackedRow, pack_row, plan_rows
 from vlm_rl.learner.policy import Policy, load_model
@@ -50,7 +51,10 @@ def warm_start(
         builder: renders the problems for this model.
         config: the optimizer's settings; ``mini_batch_prompts`` is not used.
         batch_size: examples per optimizer step.
+
+    Raises UserError for a model that the learner would compute wrongly.
     """
+    check_architecture(builder.config, path=model_path, longest=config.micro_batch_tokens)
     dtype = model_dtype(init_ranks())
     policy = Policy(load_model(model_path, dtype=dtype), banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]

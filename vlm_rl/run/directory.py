@@ -174,7 +174,7 @@ class RunDirectory:
         path = self._rollout_path(step)
         table = _table(rows, ROLLOUT_SCHEMA)
         with self._writing_below("rollouts"):
-            write_atomically(path, partial(pq.write_table, table, compression="zstd"))
+            write_atomically(path, partial(_write_parquet, table))
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -209,7 +209,7 @@ class RunDirectory:
         table = _table(rows, EVAL_SCHEMA)
         with self._writing_below("eval", benchmark):
             path.with_suffix(".json").unlink(missing_ok=True)
-            write_atomically(path, partial(pq.write_table, table, compression="zstd"))
+            write_atomically(path, partial(_write_parquet, table))
             _write_json(path.with_suffix(".json"), summary)
         return path
 
@@ -282,6 +282,13 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         with work.open("rb") as file:
             os.fsync(file.fileno())
         work.replace(path)
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table at once: in the small pieces that Parquet comes in, a shared file system would be slow."""
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer, compression="zstd")
+    path.write_bytes(buffer.getvalue())
 
 
 def _write_json(path: Path, tree: Mapping[str, Any]) -> None:

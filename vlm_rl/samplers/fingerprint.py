@@ -2,7 +2,8 @@
 
 An engine that silently kept the old weights, or one old tensor, would train on the responses of a different
 policy, and so would one that put a tensor in another's place. So the learner's weights are hashed on their way into
-the sampler, the sampler's are read back under the same names, and `check_fresh` compares.
+the sampler, the sampler's are read back under the same names, and `check_fresh` compares. What no sync brings, the
+model's buffers, must stay what it was when the engine had started.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from vlm_rl.samplers.base import Sampler
 
@@ -98,6 +100,16 @@ def _hash_sum(chunk: torch.Tensor, *, start: int, seed: int) -> int:
     return int(mixed.bitwise_xor_(mixed >> 33).mul_(_MIX_2).sum())
 
 
+def buffer_digests(model: nn.Module) -> dict[str, str]:
+    """Return a digest of each buffer's bits by name: the rotary caches and whatever else no sync brings."""
+    return {
+        name: hashlib.blake2b(
+            buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, digest_size=8
+        ).hexdigest()
+        for name, buffer in model.named_buffers()
+    }
+
+
 class StaleWeightsError(RuntimeError):
     """The sampler's weights are not the learner's: its responses would come from a different policy."""
 
@@ -113,3 +125,15 @@ def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
         "A weight sync was skipped or incomplete, or put a tensor in the wrong place; "
         "resume from the last checkpoint, and use rollout.sampler=transformers if it happens again"
     )
+
+
+def check_buffers(sampler_name: str, now: Mapping[str, str], at_start: Mapping[str, str]) -> None:
+    """Raise StaleWeightsError, which names it, for a buffer that is not what it was when the engine had started."""
+    changed = sorted(name for name in now.keys() | at_start.keys() if now.get(name) != at_start.get(name))
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise StaleWeightsError(
+            f"sampler {sampler_name!r}: its buffer {changed[0]}{more} is not what it was at the engine's start, "
+            "and no sync brings a buffer: its responses would come from a different policy; resume from the last "
+            "checkpoint, and use rollout.sampler=transformers if it happens again"
+        )

@@ -18,9 +18,17 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.distributed import default_device
+from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
-from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, fingerprint
+from vlm_rl.samplers.fingerprint import (
+    Fingerprint,
+    Layout,
+    NamedTensors,
+    buffer_digests,
+    check_buffers,
+    fingerprint,
+)
 from vlm_rl.types import Prompt, Rollout
 
 _PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
@@ -40,7 +48,16 @@ class TransformersSampler:
         batch_size: int,
         dtype: torch.dtype,
     ) -> None:
-        """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler."""
+        """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler.
+
+        Raises UserError for layers that keep something else than keys and values.
+        """
+        kinds = {"full_attention", "sliding_attention", "chunked_attention"}
+        if others := set(getattr(builder.config.get_text_config(), "layer_types", None) or kinds) - kinds:
+            raise UserError(
+                f"{model_path}: the transformers sampler does not support layers of type {min(others)!r}; "
+                "use rollout.sampler=vllm (vlm-rl eval: --sampler vllm), or a model without such layers"
+            )
         self.policy_version = 0
         self.dtype = dtype
         self._builder = builder
@@ -52,6 +69,7 @@ class TransformersSampler:
             model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
         )
         self._model = model.to(self._device).eval().requires_grad_(False)
+        self._buffers = buffer_digests(self._model)
         self._banned = torch.tensor(builder.banned_ids, device=self._device)
         self._eos = torch.tensor(builder.eos_ids, device=self._device)
 
@@ -112,6 +130,7 @@ class TransformersSampler:
                 raise ValueError(f"the sampler's model has no parameter {name!r}; is its architecture different?")
             assert own[name].shape == tensor.shape, (name, own[name].shape, tensor.shape)
             own[name].data.copy_(tensor)
+        check_buffers(self.name, buffer_digests(self._model), self._buffers)
         self.policy_version = version
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
@@ -125,7 +144,9 @@ class TransformersSampler:
             torch.accelerator.empty_cache()
 
     def wake(self) -> None:
-        self._model.to(self._device)
+        if self._device.type != "cpu":
+            self._model.to(self._device)
+            check_buffers(self.name, buffer_digests(self._model), self._buffers)
 
     def close(self) -> None:
         del self._model

@@ -12,18 +12,24 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
+from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
-from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, fingerprint
+from vlm_rl.samplers.engine_weights import (
+    forget_expert_kernels,
+    repack_heads,
+    worker_buffers,
+    worker_fingerprint,
+)
+from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
 from vlm_rl.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -74,7 +80,8 @@ class VllmSampler:
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
-        Raises UserError for one of `options` that the learner's or the run's settings decide.
+        Raises UserError for one of `options` that the learner's or the run's settings decide, and for what vLLM
+        itself refuses.
         """
         for key in options or {}:
             if key in _OURS:
@@ -112,11 +119,19 @@ class VllmSampler:
             settings["limit_mm_per_prompt"] = {"video": 0}
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings["distributed_executor_backend"] = "external_launcher"
-        with _global_random_state_kept(), _memory_left_alone(), _threads_kept():
-            self._llm = self._vllm.LLM(**{**settings, **(options or {})})
+        try:
+            with _global_random_state_kept(), _memory_left_alone(), _threads_kept():
+                self._llm = self._vllm.LLM(**{**settings, **(options or {})})
+        except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"vLLM cannot run the model at {model_path}: {reason:.300}; use the transformers sampler"
+            ) from error
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False
+        self._as_published = as_published(model_path)
+        self._buffers = self._llm.collective_rpc(worker_buffers)[0]
 
     def generate(
         self,
@@ -182,14 +197,17 @@ class VllmSampler:
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights."""
         self.wake()
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
-        self._llm.collective_rpc(_repack_heads)
+        if self._on_cpu:
+            self._llm.collective_rpc(forget_expert_kernels)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._as_published(tensors)})
+        self._llm.collective_rpc(repack_heads)
         self._reset_caches()
+        self._check_buffers()
         self.policy_version = version
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
         """See Sampler.fingerprint. The weights are read back inside the worker."""
-        return self._llm.collective_rpc(_worker_fingerprint, kwargs={"layout": layout, "dtype": self.dtype})[0]
+        return self._llm.collective_rpc(worker_fingerprint, kwargs={"layout": layout, "dtype": self.dtype})[0]
 
     def sleep(self) -> None:
         """Drop the weights, which the next sync brings again, and the key-value cache; do nothing on a CPU."""
@@ -201,6 +219,7 @@ class VllmSampler:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
+            self._check_buffers()
 
     def close(self) -> None:
         """Shut the engine down: its parts and subgroups, never the default process group."""
@@ -214,8 +233,15 @@ class VllmSampler:
         gc.unfreeze()  # the engine froze what it allocated at its start
         gc.collect()
 
+    def _check_buffers(self) -> None:
+        check_buffers(self.name, self._llm.collective_rpc(worker_buffers)[0], self._buffers)
+
     def _reset_caches(self) -> None:
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise StaleWeightsError(
+                f"sampler {self.name!r}: a request is still open, so the engine keeps keys and values of earlier "
+                "weights; close the stream that was opened before, or wait for its end"
+            )
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
@@ -276,92 +302,6 @@ def _request(prompt: Prompt) -> dict[str, Any]:
     if prompt.images:
         request["multi_modal_data"] = {"image": list(prompt.images)}
     return request
-
-
-def _repack_heads(worker: Any) -> None:
-    """Rebuild the packed copies of weights that vLLM's CPU build multiplies with.
-
-    With tied embeddings `reload_weights` replaces the embedding but not the output head's packed copy: without
-    this the logits would always come from the old head.
-    """
-    for module in worker.get_model().modules():
-        if hasattr(module, "cpu_linear") and module.weight.numel() > 0:
-            module.quant_method.process_weights_after_loading(module)
-
-
-def _worker_fingerprint(worker: Any, *, layout: Layout, dtype: torch.dtype) -> Fingerprint:
-    # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
-    return fingerprint(_learner_tensors(worker.get_model(), layout), dtype=dtype)
-
-
-def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Yield the engine's weights under the learner's names, cut out of the tensors that the engine fuses.
-
-    Rows of zeros behind the vocabulary are padding. Anything else that the learner does not name comes under the
-    engine's own name.
-    """
-    placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
-    own = {name for name, _ in model.named_parameters()}
-    packed: dict[str, Sequence[str]] = {}  # a fused module's name -> its parts'; Qwen2-VL leaves this to its parts
-    for module in model.modules():
-        packed |= getattr(module, "packed_modules_mapping", {})
-    for name, shape in layout.items():
-        if (place := _place(model, own, packed, name, rows=shape[0])) is not None:
-            placed.setdefault(place[0], []).append((place[1], name))
-    for name, tensor in _engine_tensors(model):
-        covered = 0
-        for rows, source in placed.get(name, ()):
-            yield source, tensor[rows].reshape(layout[source])
-            covered += rows.stop - rows.start
-        if not placed.get(name) or bool(tensor[covered:].any()):
-            yield f"{name} (the engine's)", tensor
-
-
-def _place(
-    model: Any, own: Set[str], packed: Mapping[str, Sequence[str]], name: str, *, rows: int
-) -> tuple[str, slice] | None:
-    """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    mapped = mapper.map_name(name) if mapper else name
-    if mapped is None:
-        return None
-    *path, module, kind = mapped.split(".")
-    part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
-    for fused, parts in packed.items():
-        target = ".".join([*path, fused, kind])
-        if part != fused and part in parts and module in (part, fused) and target in own:
-            sizes = model.get_submodule(".".join([*path, fused])).output_sizes
-            start = sum(sizes[: parts.index(part)])
-            return target, slice(start, start + rows)
-    return (mapped, slice(0, rows)) if mapped in own else None
-
-
-def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights that the engine multiplies with under its own names, tied ones once.
-
-    vLLM's CPU build packs linear weights away and leaves an empty parameter. The packed weights are read back by
-    multiplying with the identity, which is exact. Where parameter and packed copy both exist and differ, both are
-    given, so that the fingerprint cannot agree.
-    """
-    seen: set[int] = set()
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            packed = _unpack(module) if name == "weight" and hasattr(module, "cpu_linear") else None
-            if parameter.numel() == 0 and packed is not None:
-                yield f"{prefix}.{name}", packed
-                continue
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield f"{prefix}.{name}", parameter
-            if packed is not None and not bool((packed == parameter).all()):
-                yield f"{prefix}.{name} (packed)", packed
-
-
-def _unpack(module: Any) -> Tensor:
-    """Return the weight [out, in] of a packed CPU linear layer."""
-    width = module.input_size if hasattr(module, "input_size") else module.embedding_dim
-    identity = torch.eye(width, dtype=module.weight.dtype)
-    return module.cpu_linear(identity, module.weight, None).t()
 
 
 @contextmanager

@@ -1,0 +1,95 @@
+"""`vlm-rl doctor --model`: a model that works, and each way in which one does not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.test_unsupported_models import save_odd
+from vlm_rl import cli
+from vlm_rl.doctor import model as doctor_model
+from vlm_rl.samplers.transformers import TransformersSampler
+
+NAMES = ["folder", "model type", "tokenizer", "chat template", "weights", "packed rows", "sampler"]
+
+
+@pytest.fixture
+def outcomes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], tuple[int, dict[str, str], str]]:
+    """Run the command on a folder, without vLLM: exit code, the outcome of each check, and the page."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+    def run(folder: Path) -> tuple[int, dict[str, str], str]:
+        capsys.readouterr()
+        try:
+            code = cli.main(["doctor", "--model", str(folder)])
+        except SystemExit as stopped:
+            assert isinstance(stopped.code, int)
+            code = stopped.code
+        page = capsys.readouterr().out
+        lines = [line for line in page.splitlines() if not line.startswith(" ")]
+        return code, {line[5:21].strip(): line.split()[0] for line in lines}, " ".join(page.split())
+
+    return run
+
+
+def test_a_model_that_works(tiny_model: Path, outcomes: Callable) -> None:
+    code, found, page = outcomes(tiny_model)
+    assert (code, found) == (0, dict.fromkeys(NAMES, "ok")), page
+    assert "transformers holds the synced weights" in page
+
+
+def test_a_model_that_is_not_supported(tiny_model: Path, tmp_path: Path, outcomes: Callable) -> None:
+    code, found, page = outcomes(save_odd(tmp_path, "llava", tiny_model))
+    assert code == 1
+    assert (found["model type"], found["packed rows"], found["sampler"]) == ("OFF", "?", "?")
+    assert "it needs what is off in" in page and "report this" not in page
+
+
+def test_weights_that_are_not_finite(tiny_model: Path, tmp_path: Path, outcomes: Callable) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], torch.nan)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    code, found, page = outcomes(folder)
+    assert (code, found["weights"], found["packed rows"]) == (1, "OFF", "?")
+    assert "'model.norm.weight' holds NaN" in page
+
+
+def test_a_learner_or_a_sampler_that_computes_differently(
+    tiny_model: Path, outcomes: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = TransformersSampler.load_weights
+
+    def load_less(self: TransformersSampler, tensors, *, version: int) -> None:
+        load(self, ((name, 2 * tensor) for name, tensor in tensors), version=version)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TransformersSampler, "load_weights", load_less)
+        code, found, page = outcomes(tiny_model)
+        assert (code, found["packed rows"], found["sampler"]) == (1, "ok", "OFF")
+        assert "does not hold the learner's weights" in page
+    policy = doctor_model.Policy
+    monkeypatch.setattr(
+        doctor_model, "Policy", lambda model, **kwargs: policy(model, **{**kwargs, "temperature": 0.9})
+    )
+    code, found, page = outcomes(tiny_model)
+    assert (code, found["packed rows"]) == (1, "OFF")
+    assert "log-probs differ from the unmodified model's by" in page
+
+
+def test_a_model_that_is_too_large_for_this_machine(
+    tiny_model: Path, outcomes: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an error of the model: exit code 2."""
+    monkeypatch.setattr(doctor_model.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10**6}))
+    code, found, page = outcomes(tiny_model)
+    assert (code, found["packed rows"], found["sampler"]) == (2, "?", "?")
+    assert "on the machine that will train" in page

@@ -1,0 +1,192 @@
+"""Checks of a model folder: does this model train here?"""
+
+from __future__ import annotations
+
+import io
+import math
+from contextlib import closing, redirect_stdout
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from safetensors import safe_open
+from torch import Tensor
+
+from vlm_rl.config import DataConfig, RolloutConfig
+from vlm_rl.data.images import encode_png
+from vlm_rl.data.model_folder import check_model_folder, check_weights, open_config
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import default_device, model_dtype
+from vlm_rl.doctor.check import Check
+from vlm_rl.errors import UserError
+from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.packing import PackedRow
+from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
+from vlm_rl.run.checkpoint import Manifest, verify_model
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import IMAGE_MARKER, Problem, Prompt
+
+_ELSEWHERE = "run this on the machine that will train"
+_OTHER_ENGINE = "set rollout.sampler=transformers, or model.layer_patches=off where it is the sampler already"
+
+
+class ModelUnderTest:
+    """A model folder, and what several checks need of it, each opened once."""
+
+    def __init__(self, path: Path) -> None:
+        """Open nothing yet."""
+        self.path = path
+
+    @cached_property
+    def config(self) -> Any:
+        """Return the transformers configuration."""
+        check_model_folder(self.path)
+        return open_config(str(self.path))
+
+    @cached_property
+    def builder(self) -> PromptBuilder:
+        """Return a prompt builder with the plainest template, which asks the chat template for least."""
+        check_model_folder(self.path)
+        return PromptBuilder(self.path, template=TEMPLATES["plain"])
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """Return the manifest of a checkpoint of ours, once every weight was read and found whole and finite."""
+        check_model_folder(self.path)
+        manifest = verify_model(self.path)
+        check_weights(self.path)
+        return manifest
+
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        """Return a prompt of text, and in front of it one with an image where the model takes images."""
+        picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (168, 224, 3), dtype=np.uint8))
+        problems = [Problem("text", "What is 2 + 2?", (), "4", "integer")]
+        if self.builder.is_vision:
+            problems.insert(0, Problem("image", f"{IMAGE_MARKER}How many?", (encode_png(picture),), "4", "integer"))
+        return [self.builder.build(problem) for problem in problems]
+
+    @cached_property
+    def policy(self) -> tuple[Policy, float, float]:
+        """Return the policy, by how much it differs from the unmodified model, and the limit of that difference."""
+        model_type(self)
+        weights(self)
+        banned = self.builder.banned_ids
+        model = load_model(self.path, dtype=model_dtype(default_device()))
+        model.to(default_device())  # type: ignore[arg-type]
+        check = SelfCheck(model, self.prompts, banned_ids=banned, temperature=1.0)
+        policy = Policy(model, banned_ids=banned, temperature=1.0)
+        return policy, check.compare(policy, path=self.path), check.limit
+
+    def too_large(self, copies: int) -> str:
+        """Return why so many copies of the weights do not fit into this machine's memory, or an empty string."""
+        device = default_device()
+        free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else psutil.virtual_memory().available
+        count = 0
+        for file in self.path.glob("*.safetensors"):
+            with safe_open(file, framework="pt") as opened:
+                count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+        needed = 1.25 * copies * count * model_dtype(device).itemsize
+        return f"it needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free" if needed > free else ""
+
+
+def folder(model: ModelUnderTest) -> Check:
+    """Look for files that would run code, and for weights in safetensors."""
+    check_model_folder(model.path)
+    return Check("folder", "ok", f"{model.path}: safetensors, no code")
+
+
+def model_type(model: ModelUnderTest) -> Check:
+    """Ask whether the learner computes this type of model exactly, at the default lengths."""
+    longest = DataConfig.model_fields["max_prompt_tokens"].default + RolloutConfig().max_tokens
+    check_architecture(model.config, path=model.path, longest=longest)
+    kind = model.config.model_type
+    return Check("model type", "ok", f"{kind} is supported, here up to {longest:,} tokens of prompt and response")
+
+
+def tokenizer(model: ModelUnderTest) -> Check:
+    """Open tokenizer and processor, and compare the vocabulary with the model's."""
+    builder = model.builder
+    processor = type(builder.processor).__name__ if builder.is_vision else "no processor: a text-only model"
+    ends = ", ".join(repr(builder.tokenizer.convert_ids_to_tokens(i)) for i in builder.eos_ids)
+    return Check("tokenizer", "ok", f"{len(builder.tokenizer)} entries, {processor}, a response ends with {ends}")
+
+
+def chat_template(model: ModelUnderTest) -> Check:
+    """Send a perfect answer through the chat template under each value of data.template."""
+    model.builder  # noqa: B018 (what is off in the tokenizer is that check's answer)
+    refused: dict[str, str] = {}
+    for name, template in TEMPLATES.items():
+        try:
+            PromptBuilder(model.path, template=template).check_template()
+        except UserError as error:
+            refused[name] = str(error)
+    usable = ", ".join(name for name in TEMPLATES if name not in refused)
+    if not usable:
+        raise UserError(next(iter(refused.values())))
+    names = f"data.template can be {usable}"
+    return Check("chat template", "ok", "; ".join([names, *(f"not {name}: {why}" for name, why in refused.items())]))
+
+
+def weights(model: ModelUnderTest) -> Check:
+    """Read every weight, and compare a checkpoint of ours with its manifest."""
+    manifest = model.manifest
+    verified = "" if manifest is None else f", and as its manifest says (step {manifest.step})"
+    return Check("weights", "ok", f"whole and finite{verified}")
+
+
+def packed_rows(model: ModelUnderTest) -> Check:
+    """Compare the learner's packed rows with the unmodified model on this machine."""
+    if why := model.too_large(copies=1):
+        return Check("packed rows", "unknown", why, _ELSEWHERE)
+    _, gap, limit = model.policy
+    return Check("packed rows", "ok", f"log-probs within {gap:.2g} of the unmodified model's (limit {limit:.2g})")
+
+
+def sampler(model: ModelUnderTest) -> Check:
+    """Sync the weights into the sampler that a run would take, prove them, and compare its log-probs."""
+    if why := model.too_large(copies=2):
+        return Check("sampler", "unknown", why, _ELSEWHERE)
+    policy, _, limit = model.policy
+    with redirect_stdout(io.StringIO()):  # it names the engine, and so does the answer
+        engine = make_sampler(
+            "auto",
+            model_path=str(model.path),
+            builder=model.builder,
+            max_model_len=max(len(prompt.ids) for prompt in model.prompts) + TOKENS,
+            batch_size=RESPONSES,
+            dtype=next(policy.parameters()).dtype,
+        )
+    with closing(engine):
+        builder = FingerprintBuilder(dtype=engine.dtype)
+        gaps = []
+        try:
+            engine.load_weights(builder.watch(policy.model.named_parameters()), version=1)
+            check_fresh(engine, builder.result())
+            params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)
+            for prompt, rollouts in zip(
+                model.prompts, engine.generate(model.prompts, params, seed=0, step=0), strict=True
+            ):
+                gaps.append(probe_gap(partial(_log_probs, policy), policy.model, prompt, rollouts))
+        except StaleWeightsError as error:
+            return Check("sampler", "off", str(error), _OTHER_ENGINE)
+    detail = f"{engine.name} holds the synced weights, log-probs within {max(gaps):.2g} of the learner's"
+    outcome = "ok" if max(gaps) <= limit else "off"
+    return Check("sampler", outcome, f"{detail} (limit {limit:.2g})", "" if outcome == "ok" else _OTHER_ENGINE)
+
+
+def _log_probs(policy: Policy, row: PackedRow) -> Tensor:
+    with torch.no_grad():
+        return policy(row.to(next(policy.parameters()).device))[0]
+
+
+MODEL_CHECKS = (folder, model_type, tokenizer, chat_template, weights, packed_rows, sampler)

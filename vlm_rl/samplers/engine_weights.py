@@ -1,0 +1,166 @@
+"""What a vLLM model multiplies with, read back under the learner's names.
+
+vLLM fuses, pads and packs the tensors of a checkpoint. These functions run inside its worker, and import no vllm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm_rl.samplers.fingerprint import Fingerprint, Layout, buffer_digests, fingerprint
+
+_FUSED_EXPERTS = {"gate_up_proj": "routed_experts.w13_weight", "down_proj": "routed_experts.w2_weight"}
+
+
+def worker_fingerprint(worker: Any, *, layout: Layout, dtype: torch.dtype) -> Fingerprint:
+    """Return the fingerprint of the worker's weights under the learner's names, rounded to `dtype`."""
+    # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
+    return fingerprint(_learner_tensors(worker.get_model(), layout), dtype=dtype)
+
+
+def worker_buffers(worker: Any) -> dict[str, str]:
+    """Return the digest of every buffer of the worker's model."""
+    return buffer_digests(worker.get_model())
+
+
+def forget_expert_kernels(worker: Any) -> None:
+    """Let the next reload prepare the experts of vLLM's CPU build as the first load did.
+
+    While the kernel of a layer of experts exists, vLLM takes a reload for an update in place, and leaves out the
+    padding and the packing that its CPU kernels need.
+    """
+    for module in worker.get_model().modules():
+        if _expert_kernel(module) is not None:
+            module.quant_method.moe_kernel = None
+
+
+def repack_heads(worker: Any) -> None:
+    """Rebuild the packed copies of weights that vLLM's CPU build multiplies with.
+
+    With tied embeddings `reload_weights` replaces the embedding but not the output head's packed copy: without
+    this the logits would always come from the old head.
+    """
+    for module in worker.get_model().modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel() > 0:
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield the engine's weights under the learner's names, cut out of the tensors that the engine fuses.
+
+    Rows of zeros behind the vocabulary are padding. Anything else that the learner does not name comes under the
+    engine's own name.
+    """
+    placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
+    own = {name for name, _ in model.named_parameters()}
+    packed: dict[str, Sequence[str]] = {}  # a fused module's name -> its parts'; Qwen2-VL leaves this to its parts
+    for module in model.modules():
+        packed |= getattr(module, "packed_modules_mapping", {})
+    for name, shape in layout.items():
+        if (place := _place(model, own, packed, name, rows=shape[0])) is not None:
+            placed.setdefault(place[0], []).append((place[1], name))
+    for name, tensor in _engine_tensors(model):
+        covered = 0
+        for rows, source in placed.get(name, ()):
+            yield source, tensor[rows].reshape(layout[source])
+            covered += rows.stop - rows.start
+        if not placed.get(name) or bool(tensor[covered:].any()):
+            yield f"{name} (the engine's)", tensor
+
+
+def _place(
+    model: Any, own: Set[str], packed: Mapping[str, Sequence[str]], name: str, *, rows: int
+) -> tuple[str, slice] | None:
+    """Return the engine's tensor that holds a tensor of the learner, and its rows there; None where none does."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapped = mapper.map_name(name) if mapper else name
+    if mapped is None:
+        return None
+    *path, module, kind = mapped.split(".")
+    part = name.split(".")[-2]  # some models' mappers name the fused module, others leave that to their loader
+    if part == "experts":  # [E, ...] in both
+        target = ".".join([*path, module, _FUSED_EXPERTS.get(kind, kind)])
+        return (target, slice(0, rows)) if target in own else None
+    for fused, parts in packed.items():
+        target = ".".join([*path, fused, kind])
+        if part != fused and part in parts and module in (part, fused) and target in own:
+            sizes = model.get_submodule(".".join([*path, fused])).output_sizes
+            start = sum(sizes[: parts.index(part)])
+            return target, slice(start, start + rows)
+    return (mapped, slice(0, rows)) if mapped in own else None
+
+
+def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights that the engine multiplies with under its own names, tied ones once.
+
+    vLLM's CPU build packs linear weights away and leaves an empty parameter. The packed weights are read back by
+    multiplying with the identity, which is exact. Where parameter and packed copy both exist and differ, both are
+    given, so that the fingerprint cannot agree.
+    """
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        parameters = dict(module.named_parameters(recurse=False))
+        if (kernel := _expert_kernel(module)) is not None and parameters["w13_weight"].device.type == "cpu":
+            yield from ((f"{prefix}.{name}", tensor) for name, tensor in _unpack_experts(parameters, kernel))
+            continue
+        for name, parameter in parameters.items():
+            packed = _unpack(module) if name == "weight" and hasattr(module, "cpu_linear") else None
+            if parameter.numel() == 0 and packed is not None:
+                yield f"{prefix}.{name}", packed
+                continue
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{prefix}.{name}", parameter
+            if packed is not None and not bool((packed == parameter).all()):
+                yield f"{prefix}.{name} (packed)", packed
+
+
+def _unpack(module: Any) -> Tensor:
+    """Return the weight [out, in] of a packed CPU linear layer."""
+    width = module.input_size if hasattr(module, "input_size") else module.embedding_dim
+    identity = torch.eye(width, dtype=module.weight.dtype)
+    return module.cpu_linear(identity, module.weight, None).t()
+
+
+def _expert_kernel(module: Any) -> Any:
+    """Return the kernel that multiplies with a layer's experts, None for a module that is not such a layer."""
+    kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+    return getattr(kernel, "fused_experts", None)
+
+
+def _unpack_experts(packed: Mapping[str, Tensor], kernel: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the experts of a CPU layer in the layout of the checkpoint: w13_weight [E, 2I, H], w2_weight [E, H, I].
+
+    vLLM pads and packs them, which moves elements and changes none. So it is given the elements' numbers to prepare
+    in the same way, byte by byte because bfloat16 counts only to 256, and padding has the number 0.
+    """
+    if kernel._use_zentorch:  # AMD's kernel takes them as they are
+        yield from packed.items()
+        return
+    kernel = copy(kernel)  # preparing the numbers writes on it
+    config = kernel.moe_config
+    inner, hidden = config.intermediate_size_per_partition, config.hidden_dim
+    shapes = {"w13_weight": (2 * inner, hidden), "w2_weight": (hidden, inner)}
+    numbers = {name: torch.zeros_like(packed[name][0], dtype=torch.int64) for name in shapes}
+    for shift in range(0, 32, 8):
+        layer = nn.Module()
+        for name, shape in shapes.items():
+            number = torch.arange(1, math.prod(shape) + 1).view(1, *shape)
+            digit = (number >> shift & 255).to(packed[name].dtype)
+            layer.register_parameter(name, nn.Parameter(digit, requires_grad=False))
+        kernel.process_weights_after_loading(layer)
+        for name in shapes:
+            numbers[name] += layer.get_parameter(name)[0].long() << shift
+    for name, shape in shapes.items():
+        number, flat = numbers[name].flatten(), packed[name].flatten(1)
+        whole = flat.new_empty(len(flat), math.prod(shape))
+        whole[:, number[number > 0] - 1] = flat[:, number > 0]
+        yield name, whole.view(len(flat), *shape)
+        if bool(flat[:, number == 0].any()):
+            yield f"{name} (padding)", flat[:, number == 0]
