@@ -24,7 +24,7 @@ from versus_trl import LR, Point, Worker, build_models, groups_of, now, report, 
 
 SIDES = {
     "all weights": {},
-    "all but the tower": {"freeze": ["tower"]},
+    "all but the tower": {"freeze": ["tower", "merger"]},
     "LoRA, rank 16": {"rank": 16},
     "LoRA, rank 64": {"rank": 64},
 }
