@@ -42,15 +42,24 @@ from vlm_rl.learner.deepspeed import deepspeed_block, import_deepspeed
 WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_variant")
-ALL = tuple(name for name in CASES if name not in (*GRADIENTS, "families"))
+PARTS = ("frozen_parts", "rates_by_part")
+ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
 FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
-FAST: list[Start] = [(1, 0, (*ALL, "some_algorithms"))]
+FAST: list[Start] = [(1, 0, (*ALL, *PARTS, "some_algorithms"))]
 # All 64 variants where nothing is split and where gradients and optimizer are; what ZeRO does to a gradient does not
 # depend on the algorithm. perf/gradients.py computes all of them everywhere.
 SLOW: list[Start] = [
-    (ranks, stage, (*ALL, "every_variant" if (ranks, stage) in ((1, 0), (2, 2)) else "some_algorithms"))
+    (
+        ranks,
+        stage,
+        (
+            *ALL,
+            *(PARTS if (ranks, stage) in ((1, 0), (2, 3)) else ()),
+            "every_variant" if (ranks, stage) in ((1, 0), (2, 2)) else "some_algorithms",
+        ),
+    )
     for ranks, stage in ((1, 0), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
 ] + [(4, 2, ("one_wide_row",))]  # more ranks than the planner can fill with whole groups
 
@@ -58,7 +67,7 @@ _results_of: dict[Start, dict[str, dict[str, Any]]] = {}
 
 
 def over(*cases: str) -> pytest.MarkDecorator:
-    """Run the test on every start that has these cases; the slow starts have all of them."""
+    """Run the test on every start that has these cases."""
     fast = [pytest.param(s, id=f"{s[0]}rank-zero{s[1]}") for s in FAST if {*cases} <= {*s[2]}]
     slow = [
         pytest.param(s, id=f"{s[0]}rank-zero{s[1]}-all", marks=pytest.mark.slow) for s in SLOW if {*cases} <= {*s[2]}
