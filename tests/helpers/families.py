@@ -18,6 +18,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.learner.architectures import SUPPORTED
 
 TEXT_FAMILIES = [name for name, family in SUPPORTED.items() if not family.tower]
@@ -35,7 +36,8 @@ TEXT: dict[str, Any] = {
     "initializer_range": 0.125,  # 1 over the root of the width
 }
 WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+# The CPU kernel pads 48 to 64; and 2 * 48 is not the hidden size, so that a shape tells its layout.
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 OF_TYPE: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
@@ -90,7 +92,9 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
         auto = AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        model = auto.from_config(config, dtype=torch.float32)
+    use_published_layout(model)
+    model.save_pretrained(folder)
     return folder
 
 

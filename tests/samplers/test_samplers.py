@@ -557,7 +557,7 @@ def test_every_family_on_transformers(model_type: str, family_model: Callable[[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED if not name.endswith("_moe")])
+@pytest.mark.parametrize("model_type", SUPPORTED)
 def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Path]) -> None:
     pytest.importorskip("vllm")
     check_family("vllm", model_type, family_model)
