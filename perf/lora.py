@@ -24,7 +24,7 @@ from versus_trl import LR, Point, Worker, build_models, groups_of, now, report, 
 
 SIDES = {
     "all weights": {},
-    "all but the tower": {"freeze": ["tower"]},
+    "all but the tower": {"freeze": ["tower", "merger"]},
     "LoRA, rank 16": {"rank": 16},
     "LoRA, rank 64": {"rank": 64},
 }
@@ -35,7 +35,7 @@ def work(side: str, point: Point, folder: Path) -> None:
     from weighed_groups import pack
 
     from vlm_rl.data.prompts import rope_positions
-    from vlm_rl.learner.packing import plan_rows
+    from vlm_rl.learner.planning import plan_rows
     from vlm_rl.losses import policy_loss
 
     learner = learner_of(side, point, folder)

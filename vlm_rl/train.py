@@ -24,7 +24,8 @@ from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import gather_shares, rank, share, world_size
 from vlm_rl.hadw import difficulty_weights, update_belief
 from vlm_rl.learner.learner import UpdateResult
-from vlm_rl.learner.packing import PackedRow, pack_row, plan_rows
+from vlm_rl.learner.packing import PackedRow, pack_row
+from vlm_rl.learner.planning import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.metrics import difficulty_metrics
 from vlm_rl.periodic_evaluation import evaluate_if_due

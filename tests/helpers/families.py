@@ -36,6 +36,7 @@ TEXT: dict[str, Any] = {
     "initializer_range": 0.125,  # 1 over the root of the width
 }
 WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+# The CPU kernel pads 48 to 64; and 2 * 48 is not the hidden size, so that a shape tells its layout.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 OF_TYPE: dict[str, dict[str, Any]] = {

@@ -172,6 +172,12 @@ def test_half_precision_merges_as_exactly_as_one_softmax(dtype: torch.dtype) -> 
     assert all(a < 1.2 * b for a, b in zip(two, one, strict=True)), (two, one)
 
 
+def test_torch_is_asked_whether_its_flash_attention_takes_the_tensors() -> None:
+    """Here it does not; a changed signature would raise."""
+    query = torch.zeros(1, HEADS, 3, WIDTH, dtype=torch.bfloat16)
+    assert not attention.takes_flash(query, query[:, :KV_HEADS], query[:, :KV_HEADS])
+
+
 def test_without_a_layout_it_refuses() -> None:
     query = torch.zeros(1, HEADS, 3, WIDTH)
     with pytest.raises(AssertionError, match="layout"):

@@ -78,6 +78,8 @@ def load_merged(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from vlm_rl.data.checkpoint_layout import use_published_layout
+
     base = base_of(folder)
     assert base is not None, folder
     settings = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -90,6 +92,7 @@ def load_merged(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
         trust_remote_code=False,
         use_safetensors=True,
     )
+    use_published_layout(model)
     names = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
     with torch.no_grad():
         for name in sorted(names):

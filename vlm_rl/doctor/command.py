@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+from vlm_rl.data.adapters import base_of
 from vlm_rl.doctor.check import Check, exit_code, run_checks
 from vlm_rl.doctor.machine import MACHINE_CHECKS
 from vlm_rl.doctor.model import MODEL_CHECKS, ModelUnderTest
+from vlm_rl.errors import UserError
 from vlm_rl.visible_text import replace_invisible
 
 _OUTCOMES = {"ok": "ok", "off": "OFF", "unknown": "?"}
@@ -17,9 +19,11 @@ _INDENT, _WIDTH = 21, 110  # columns before a detail, and of the page
 def doctor(options: argparse.Namespace) -> int:
     """Print a line for each check as soon as it is known. Returns the exit code.
 
-    With a model folder the model is checked, otherwise the machine.
+    With a model folder the model is checked, otherwise the machine. Raises UserError for a folder with an adapter.
     """
     if options.model is not None:
+        if (base := base_of(options.model)) is not None:
+            raise UserError(f"--model {options.model} holds an adapter: give its base model, {base.path}, instead")
         answers = run_checks(MODEL_CHECKS, ModelUnderTest(options.model))
     else:
         answers = run_checks(MACHINE_CHECKS)

@@ -1,6 +1,7 @@
 """The learner: packed rows in, log-probs, gradients and new weights out.
 
-    packing         groups to rows under a token budget, dealt out to ranks
+    packing         groups to rows, with what the loss needs of them
+    planning        which rank computes which responses, in which row
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
     architectures   the families of models: which it computes exactly, and their parts; all others are refused
@@ -25,6 +26,7 @@ __all__ = [
     "layer_patches",
     "learner",
     "packing",
+    "planning",
     "policy",
     "reference",
     "self_check",

@@ -6,7 +6,7 @@ Each response attends to its own prompt and to itself, so the prompt and the vis
 instead of G times. The M-RoPE positions of every response start at max(prompt positions) + 1, which with
 images is not the prompt's length. The prompt's last hidden state predicts the first token of each response.
 
-A group above the token budget is split into rows that repeat the prompt; a response is never split.
+A group may be split into rows that repeat the prompt (vlm_rl.learner.planning); a response is never split.
 """
 
 from __future__ import annotations
@@ -83,91 +83,6 @@ class Chunk:
     responses: tuple[int, ...]
     is_padding: bool = False  # computed with weight zero, so that every rank does the same number of rows
 
-
-# --- planning ---------------------------------------------------------------------------------
-
-
-def plan_rows(
-    prompt_lengths: Sequence[int],
-    response_lengths: Sequence[Sequence[int]],
-    *,
-    budget: int,
-    num_ranks: int = 1,
-    pair_cost: float = 0.0,
-) -> list[list[list[Chunk]]]:
-    """Deal the responses of a mini-batch out to ranks and rows: ``plan[rank][row]`` is a list of chunks.
-
-    Every response is planned once. All ranks get the same number of rows: the missing ones are padding of
-    weight zero. Each rank's rows are sorted by falling cost, so that rows computed at the same time cost about
-    the same.
-
-    Args:
-        prompt_lengths: tokens of each group's prompt.
-        response_lengths: tokens of each response of each group.
-        budget: most tokens of a row; a single response above it still gets a row of its own.
-        num_ranks: ranks to balance the cost over.
-        pair_cost: cost of a pair of tokens of which one attends to the other, where a token costs 1;
-            1 / (6 hidden size) is about right for a transformer.
-    """
-    chunks = [
-        chunk
-        for group, (prompt, responses) in enumerate(zip(prompt_lengths, response_lengths, strict=True))
-        for chunk in _split_group(group, prompt, responses, budget)
-    ]
-    assert chunks, "a mini-batch needs at least one group"
-
-    def tokens(chunk: Chunk) -> int:
-        return prompt_lengths[chunk.group] + sum(response_lengths[chunk.group][i] for i in chunk.responses)
-
-    def cost(chunk: Chunk) -> float:
-        prompt, responses = prompt_lengths[chunk.group], [response_lengths[chunk.group][i] for i in chunk.responses]
-        pairs = prompt**2 / 2 + sum(prompt * size + size**2 / 2 for size in responses)
-        return tokens(chunk) + pair_cost * pairs
-
-    by_cost = sorted(chunks, key=lambda chunk: (-cost(chunk), chunk.group, chunk.responses))
-    ranks: list[list[Chunk]] = [[] for _ in range(num_ranks)]
-    loads = [0.0] * num_ranks
-    for chunk in by_cost:  # the most expensive first, to the least loaded rank
-        rank = loads.index(min(loads))
-        ranks[rank].append(chunk)
-        loads[rank] += cost(chunk)
-    plan = [_fill_rows(chunks_of_rank, tokens, budget) for chunks_of_rank in ranks]
-    plan = [sorted(rows, key=lambda row: -sum(map(cost, row))) for rows in plan]
-    padding = Chunk(group=by_cost[-1].group, responses=by_cost[-1].responses[:1], is_padding=True)
-    num_rows = max(len(rows) for rows in plan)
-    return [rows + [[padding]] * (num_rows - len(rows)) for rows in plan]
-
-
-def _split_group(group: int, prompt: int, responses: Sequence[int], budget: int) -> list[Chunk]:
-    """Return the group's responses, in order, as chunks that each fit the budget with the prompt."""
-    parts: list[list[int]] = [[]]
-    used = prompt
-    for index, length in enumerate(responses):
-        if parts[-1] and used + length > budget:
-            parts.append([])
-            used = prompt
-        parts[-1].append(index)
-        used += length
-    return [Chunk(group, tuple(part)) for part in parts]
-
-
-def _fill_rows(chunks: Sequence[Chunk], tokens: Callable[[Chunk], int], budget: int) -> list[list[Chunk]]:
-    """Return rows of chunks, each chunk in the first row that has room for it."""
-    rows: list[list[Chunk]] = []
-    room: list[int] = []
-    for chunk in chunks:
-        size = tokens(chunk)
-        slot = next((i for i, free in enumerate(room) if size <= free), None)
-        if slot is None:
-            rows.append([chunk])
-            room.append(budget - size)
-        else:
-            rows[slot].append(chunk)
-            room[slot] -= size
-    return [sorted(row, key=lambda chunk: (chunk.group, chunk.responses)) for row in rows]
-
-
-# --- packing ----------------------------------------------------------------------------------
 
 Span = tuple[int, int]  # where a prompt or a response starts in the row, and its length
 

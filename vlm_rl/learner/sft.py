@@ -18,7 +18,8 @@ from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, world_size
 from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.learner import Learner
-from vlm_rl.learner.packing import PackedRow, pack_row, plan_rows
+from vlm_rl.learner.packing import PackedRow, pack_row
+from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.losses import supervised_loss
 from vlm_rl.run.terminal import progress
