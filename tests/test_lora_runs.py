@@ -30,6 +30,9 @@ OF_PROCESSOR = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 OF_ADAPTER = {"adapter_config.json", "adapter_model.safetensors", "base_model.json"}
 
 
+pytestmark = pytest.mark.slow  # tests/learner/test_lora.py has the quick ones
+
+
 @pytest.fixture(scope="module")
 def base(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the toy policy, which tests may change and change back."""
@@ -103,7 +106,6 @@ def test_every_step_trains_and_syncs(run: RunDirectory) -> None:
     assert len(set(weights)) == 3
 
 
-@pytest.mark.slow
 def test_killed_in_an_evaluation_and_resumed(toys: Toys, changes: dict[str, Any], run: RunDirectory) -> None:
     """SIGKILL after two answers of the evaluation at step 2; resumed, it equals the whole run bit for bit."""
     config = toys.config("lora-killed", **changes)
@@ -117,7 +119,6 @@ def test_killed_in_an_evaluation_and_resumed(toys: Toys, changes: dict[str, Any]
     assert_sound(toys.run("lora-killed"))
 
 
-@pytest.mark.slow
 def test_eval_gives_the_numbers_of_the_training(toys: Toys, run: RunDirectory, checkpoint: Path) -> None:
     out = toys.folder / "lora-eval"
     words = ["--model", checkpoint, "--data", toys.heldout, "--out", out, "--seed", 3, "--max-tokens", 14]
@@ -203,7 +204,6 @@ def whole_run(toys: Toys) -> RunDirectory:
     return run
 
 
-@pytest.mark.slow
 def test_a_full_checkpoint_is_copied(toys: Toys, whole_run: RunDirectory) -> None:
     out = toys.folder / "copied"
     result = toys.runner("export", whole_run.path, "--merge", "--out", out)
@@ -238,7 +238,6 @@ def test_what_cannot_be_exported_is_refused(toys: Toys, run: RunDirectory) -> No
 # -- the fast engine, several ranks -------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes: dict[str, Any]) -> None:
     """ZeRO 3: each merged weight is gathered, streamed, and proved to be what vLLM computes with."""
     pytest.importorskip("vllm")
@@ -254,7 +253,6 @@ def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes
     assert checksum(out) == run.evals()[-1].summary["weights"]
 
 
-@pytest.mark.slow
 def test_vllm_opens_the_adapter(run: RunDirectory, checkpoint: Path, base: Path) -> None:
     """By its own LoRA it gives the log-probs of the merged model, and without the adapter those of the base model."""
     vllm = pytest.importorskip("vllm")
@@ -287,7 +285,6 @@ def test_vllm_opens_the_adapter(run: RunDirectory, checkpoint: Path, base: Path)
     assert given[0] != given[1]
 
 
-@pytest.mark.slow
 def test_eval_merges_a_checkpoint_into_the_fast_engine(toys: Toys, checkpoint: Path) -> None:
     """It starts only if the engine then holds the merged weights, by their checksum."""
     pytest.importorskip("vllm")

@@ -48,6 +48,7 @@ def test_the_corpus_covers_every_class_and_is_half_refusals() -> None:
     assert all(case["why"] for case in CASES)
 
 
+@pytest.mark.slow
 def test_the_corpus_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graded.jsonl"
     assert cli.main(["grade", "--file", str(HERE / "grading_cases.jsonl"), "--out", str(out)]) == 0
