@@ -567,9 +567,9 @@ def test_a_resume_without_a_run_is_refused(toys: Toys) -> None:
 def test_a_resume_on_another_number_of_ranks_is_refused(toys: Toys) -> None:
     """It would need DeepSpeed's universal checkpoints."""
     whole = toys.train_run("two-worlds", train={"steps": 2})
-    result = start_ranks(2, {"arguments": ["train", str(whole.path), "--resume"]})
-    assert result.returncode != 0
-    assert "was written by 1 ranks and this run has 2" in result.stderr
+    result = toys.runner("train", whole.path, "--resume", ranks=2)
+    assert result.code == 2
+    assert "was written by 1 ranks and this run has 2" in result.output
 
 
 @pytest.mark.parametrize(
@@ -627,16 +627,14 @@ def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
     changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 4}}
     single = toys.train_run(f"single-{stage}", train={"zero_stage": stage}, **changes)
     config = toys.config(f"double-{stage}", train={"zero_stage": stage}, **changes)
-    stopped = start_ranks(
-        2, {"arguments": ["train", str(config)], "faults": {"terminate_in": {"phase": "update", "step": 2}}}
-    )
+    stopped = toys.runner("train", config, ranks=2, faults={"terminate_in": {"phase": "update", "step": 2}})
     command = (
         f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl train {toys.run(f'double-{stage}').path}"
     )
-    assert f"stopped by SIGTERM after step 2; resume with: {command} --resume\n" in stopped.stdout
-    resumed = start_ranks(2, {"arguments": ["train", str(config), "--resume"]})
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert resumed.stdout.count("resuming ") == 1  # rank 0 alone says it
+    assert f"stopped by SIGTERM after step 2; resume with: {command} --resume\n" in stopped.output
+    resumed = toys.runner("train", config, "--resume", ranks=2)
+    assert resumed.code == 0, resumed.output[-3000:]
+    assert resumed.output.count("resuming ") == 1  # rank 0 alone says it
     double = toys.run(f"double-{stage}")
     assert_sound(double)
     assert [record["attempt"] for record in double.metrics()] == [1, 1, 2, 2]

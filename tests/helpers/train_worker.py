@@ -331,7 +331,7 @@ def _warm_start(model: str, train: str, traces: str, out: str) -> int:
 def fork(job: Job) -> int:
     """Run the job in a child process for each rank, and return the exit code, or minus the signal that ended one.
 
-    As under torchrun, the first rank that fails ends the others.
+    As under torchrun, the others are ended after the first that fails, if they do not end by themselves.
     """
     end = time.monotonic() + job["deadline"]
     running = {_fork_rank(job, variables) for variables in _rank_variables(job.get("ranks", 1))}
@@ -340,8 +340,9 @@ def fork(job: Job) -> int:
         done, status = os.waitpid(-1, os.WNOHANG)
         if done in running:
             running.remove(done)
-            first_failure = first_failure or os.waitstatus_to_exitcode(status)
-        if first_failure or time.monotonic() > end:
+            if not first_failure and (first_failure := os.waitstatus_to_exitcode(status)):
+                end = min(end, time.monotonic() + 30)
+        if time.monotonic() > end:
             for child in running:
                 os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
@@ -352,8 +353,13 @@ def _rank_variables(ranks: int) -> list[dict[str, str]]:
     """Return what torchrun would set for each rank; nothing for a single one, which needs no torchrun."""
     if ranks == 1:
         return [{}]
-    rendezvous = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} | rendezvous for rank in range(ranks)]
+    of_all = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} | of_all for rank in range(ranks)]
 
 
 def _fork_rank(job: Job, variables: dict[str, str]) -> int:

@@ -365,7 +365,8 @@ def run_saver(root: Path, kill_at: int, *, same_step: bool, turns: int) -> subpr
     return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
 
 
-@pytest.mark.parametrize("same_step", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("same_step", [False, True])
 def test_a_kill_at_any_call_of_a_save_or_prune_leaves_the_last_safe_checkpoint(
     tmp_path: Path, same_step: bool, capsys
 ) -> None:
