@@ -32,7 +32,7 @@ from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.evaluation.evaluate import evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.tiny_model import build_tiny_model
@@ -54,13 +54,24 @@ class Timed:
         self.known = {prompt.problem_id: group for prompt, group in zip(prompts, groups, strict=True)}
         self.wait_s = wait_s
 
-    def generate(self, prompts: Sequence[Prompt], params: SamplingParams, **keys: int) -> list[list[Rollout]]:
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        on_group: OnGroup | None = None,
+    ) -> list[list[Rollout]]:
         begun = time.perf_counter()
         if self.known:
             time.sleep(self.wait_s * len(prompts) * params.responses)
             groups = [self.known[prompt.problem_id] for prompt in prompts]
+            if on_group:
+                for index, group in enumerate(groups):
+                    on_group(index, group)
         else:
-            groups = self.inner.generate(prompts, params, **keys)
+            groups = self.inner.generate(prompts, params, seed=seed, step=step, on_group=on_group)
         self.seconds += time.perf_counter() - begun
         self.tokens += sum(len(rollout.ids) for group in groups for rollout in group)
         return groups
@@ -98,7 +109,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         dtype=model_dtype(default_device()),
     )
     params = SamplingParams(temperature=1.0, max_tokens=options.max_tokens, responses=options.samples)
-    timed = Timed(sampler)
+    timed: Any = Timed(sampler)
     with Grader() as grader, Journal.open(scratch / "journal.jsonl", {}) as journal:
         keys: dict[str, Any] = {"builder": builder, "grader": grader, "params": params, "seed": 0, "step": 0}
         evaluate(problems[:2], sampler=timed, **keys)  # the workers start, the engine warms up

@@ -167,7 +167,8 @@ def _bias(*, groups: int, seed: int) -> Spec:
 
 
 def _claims() -> Spec:
-    points, claims = [], []
+    points: list[Spec] = []
+    claims: list[Spec] = []
     for (below, claim), color in zip(CLAIMS.items(), PALETTE, strict=False):
         name = f"p uniform below {below:g}"
         claims.append({"name": name, "P": claim, "G": 32, "text": f"paper: {claim:.0%}", "color": color})

@@ -31,12 +31,13 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from vlm_rl.data.images import decode, encode_jpeg, encode_png, fit_to_grid
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.filters import cached
 from vlm_rl.data_prep.image_files import ImageFile
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.prepared_images import perceptual_hash, prepare_image
-from vlm_rl.data_prep.prepared_set import SetWriter, read_set_manifest, schema, sha256, to_row
+from vlm_rl.data_prep.prepared_set import SetWriter, schema, sha256, to_row
 from vlm_rl.data_prep.virl_layout import VIRL_COLUMNS
 from vlm_rl.grading.grader import Grader
 from vlm_rl.templates import TEMPLATES
@@ -84,7 +85,7 @@ def measure_images(folder: Path, rows: int, workers: int, model: Path) -> None:
     builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
     decode_seconds = measure_stages(files, folder, builder)
     usage = Usage.of("virl39k", source, folder / "set", "--strict", "--tokenizer", model, "--workers", workers)
-    kept = read_set_manifest(folder / "set")["kept"]
+    kept = read_manifest(folder / "set")["kept"]
     assert kept == rows, kept
     processes = f"{workers} worker{'s' * (workers > 1)}"
     print(f"\nwhole path, {processes}: {rows / usage.seconds:.0f} rows/s ({usage.seconds:.0f} s on the clock)")
@@ -232,7 +233,7 @@ def measure_text(folder: Path, rows: int) -> None:
     file = make_dapo(folder / "dapo.parquet", rows, problems)
     print(f"\n{rows:,} rows of text, {problems:,} different problems, {file.stat().st_size / 1e6:.0f} MB")
     usage = Usage.of("dapo", file, folder / "dapo-set")
-    facts = read_set_manifest(folder / "dapo-set")
+    facts = read_manifest(folder / "dapo-set")
     assert (facts["rows_in"], facts["kept"]) == (rows, problems), facts
     print(f"prepared in {usage.seconds:.1f} s on the clock, {usage.cpu_seconds:.1f} CPU seconds")
     print(f"memory of all processes: {usage.memory()}")

@@ -92,8 +92,7 @@ def main() -> None:
         "--kept", action="store_true", help="print the tensors kept for the backward pass, not the time"
     )
     options = parser.parse_args()
-    model, *numbers = options.point.split()
-    point = Point(model, *map(int, numbers))
+    point = Point.parse(options.point)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         build_models(Path(name), {point.model})

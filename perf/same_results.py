@@ -105,8 +105,10 @@ def differences(base: Results, other: Results) -> Iterator[tuple[str, float]]:
         left, right = base.get(key), other.get(key)
         if left == right or (left != left and right != right):  # NaN on both sides is equal too
             continue
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        yield key, abs(left - right) / max(abs(left), abs(right)) if numbers else math.inf
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            yield key, abs(left - right) / max(abs(left), abs(right))
+        else:
+            yield key, math.inf
 
 
 # --- the probes -------------------------------------------------------------------------------------

@@ -73,6 +73,12 @@ class Point:
     checkpointing: bool = False
     rounds: int = 3
 
+    @staticmethod
+    def parse(text: str) -> Point:
+        """Return the point of a text such as "100m 1000 8 300" or, with its images, "100m 1000 8 300 2"."""
+        model, *numbers = text.split()
+        return Point(model, **dict(zip(("prompt", "responses", "tokens", "images"), map(int, numbers), strict=False)))
+
     @property
     def shape(self) -> Shape:
         """Return one group, its responses a quarter of the longest to the longest."""
@@ -470,8 +476,7 @@ def main() -> None:
 def points_of(options: argparse.Namespace) -> Sequence[Point]:
     points: Sequence[Point] = POINTS
     if options.points:
-        split = [text.split() for text in options.points]
-        points = [Point(model, *map(int, numbers)) for model, *numbers in split]
+        points = [Point.parse(text) for text in options.points]
     return [replace(point, rounds=options.rounds or point.rounds) for point in points]
 
 

@@ -60,7 +60,7 @@ class LoraConfig(ConfigSection):
     """Rows of A and columns of B. A matrix [out, in] gets rank * (in + out) parameters to train."""
     alpha: PositiveInt = 32
     """The adapter's product is multiplied by alpha / rank."""
-    targets: list[str] = Field(["language_model"], min_length=1)
+    targets: list[str] = Field(default=["language_model"], min_length=1)
     """Which linear layers get an adapter: all of a part (language_model, tower, merger), or those of the language
     model with this name, such as q_proj. The output head and the embeddings get none."""
     dropout: NonNegativeFloat = 0.0
