@@ -39,8 +39,8 @@ from vlm_rl.report.charts.shares import histogram as histogram_chart
 from vlm_rl.stats import estimate
 
 _NO_TOKENIZER = (
-    "Reasoning and answer apart need the model's tokenizer, and no tokenizer.json lies in the checkpoints of one of "
-    f"these runs. Choose “{PARTS['']}”."
+    "Reasoning and answer apart need the model's tokenizer, and one of these runs has no tokenizer.json in its "
+    f"checkpoints. Choose “{PARTS['']}”."
 )
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
 _CLICK_HINT = "Click a mark to see its problems."
