@@ -48,7 +48,7 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.report import vega
-from vlm_rl.report.charts import CONFIG, MUTED, PALETTE
+from vlm_rl.report.charts.frame import CONFIG, MUTED, PALETTE
 from vlm_rl.report.vega import Spec
 
 CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
@@ -169,9 +169,9 @@ def _bias(*, groups: int, seed: int) -> Spec:
 def _claims() -> Spec:
     points: list[Spec] = []
     claims: list[Spec] = []
-    for (below, claim), color in zip(CLAIMS.items(), PALETTE, strict=False):
+    for (below, claim), shade in zip(CLAIMS.items(), PALETTE, strict=False):
         name = f"p uniform below {below:g}"
-        claims.append({"name": name, "P": claim, "G": 32, "text": f"paper: {claim:.0%}", "color": color})
+        claims.append({"name": name, "P": claim, "G": 32, "text": f"paper: {claim:.0%}", "color": shade})
         for size in range(2, 33):
             value = average_probability(size, below)
             points.append({"name": name, "G": size, "P": value, "holds": value > claim})

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.report import vega
-from vlm_rl.report.charts import MUTED, PALETTE, Interval, forest
+from vlm_rl.report.charts.frame import MUTED, PALETTE
+from vlm_rl.report.charts.points import Interval, forest
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
 STUDIES = {

@@ -32,7 +32,7 @@ ABOVE_BUT_FOR = {"toy": {"train"}}
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
 BELOW_ONLY = {"grading": {"errors", "templates", "types"}}
 # Folders inside a room that have a door of their own.
-INNER_ROOMS = {"evaluation/benchmarks"}
+INNER_ROOMS = {"evaluation/benchmarks", "report/charts"}
 
 # library -> the one file (or folder) of the package that may import it
 HOMES = {

@@ -26,19 +26,18 @@ from tests.helpers import disks
 from vlm_rl.data import finite_weights
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import UserError
-from vlm_rl.run import checkpoint
+from vlm_rl.run import manifest
 from vlm_rl.run.checkpoint import (
-    CheckpointError,
     begin,
     commit,
     newest_verified,
     prune,
-    read_manifest,
     recover,
     saving,
     verify,
     verify_model,
 )
+from vlm_rl.run.manifest import CheckpointError, read_manifest
 
 WEIGHTS = "model.safetensors"
 INFO = {"config_hash": "c", "seed": 7, "data_cursor": 12, "world_size": 1, "algorithm": {"belief": 0.1 + 0.2}}
@@ -90,11 +89,11 @@ def test_a_save_comes_back_as_it_was_given(tmp_path: Path) -> None:
 
 def test_the_code_version_covers_the_whole_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(checkpoint, "__file__", str(tmp_path / "run" / "checkpoint.py"))
+    monkeypatch.setattr(manifest, "__file__", str(tmp_path / "run" / "manifest.py"))
     (tmp_path / "losses.py").write_text("sign = 1")
-    before = checkpoint.code_version()
+    before = manifest.code_version()
     (tmp_path / "losses.py").write_text("sign = -1")
-    assert checkpoint.code_version() != before
+    assert manifest.code_version() != before
 
 
 def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Path) -> None:
@@ -117,11 +116,11 @@ def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Pat
 @settings(max_examples=40)
 def test_any_json_in_info_survives_exactly(value: object) -> None:
     info: dict[Any, Any] = {"value": value, 3: (1, 2), 20: 0}
-    text = checkpoint._manifest_text(1, {}, info)
+    text = manifest.manifest_text(1, {}, info)
     tree = json.loads(text)
     assert tree["info"] == {"value": value, "3": [1, 2], "20": 0}
     seal = tree.pop("sha256")
-    assert checkpoint._sealed(tree) == text and seal in text.decode()
+    assert manifest._sealed(tree) == text and seal in text.decode()
 
 
 def test_not_a_number_in_info_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -548,7 +547,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     folder, read = save(tmp_path, 1), []
     file_digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or file_digest(file, kind))
-    checkpoint._digest_of.clear()
+    manifest._digest_of.clear()
     verify_model(folder)
     assert read and not any("learner" in name for name in read)
     whole = len(read)

@@ -28,7 +28,8 @@ from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
-from vlm_rl.run.checkpoint import Manifest, verify_model
+from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.manifest import Manifest
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh

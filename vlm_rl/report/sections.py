@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.report.charts import BAD, GOOD, PALETTE, Series, mass_bars
+from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
+from vlm_rl.report.charts.lines import Series
+from vlm_rl.report.charts.shares import mass_bars
 from vlm_rl.report.figures import CurveFigure, card, figure_grid
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves, Score

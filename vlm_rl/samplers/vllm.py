@@ -25,13 +25,13 @@ from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
-from vlm_rl.samplers.engine_weights import (
+from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
+from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
     worker_buffers,
     worker_fingerprint,
 )
-from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
 from vlm_rl.types import Prompt, Rollout
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from vlm_rl.report import vega
-from vlm_rl.report.charts import Series
+from vlm_rl.report.charts.lines import Series
 from vlm_rl.report.figures import CurveFigure, figure_grid
 from vlm_rl.report.html import PageSection, macros, page, write_page
 from vlm_rl.study.plan import Study

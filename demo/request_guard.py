@@ -121,7 +121,7 @@ def _sent_by(component: Any) -> Any:
     return str | None if isinstance(component, gr.Textbox) else str
 
 
-class Guard:
+class RequestGuard:
     """Refuse what the page does not send, ask for the token where one is needed, add the security headers."""
 
     def __init__(self, app: ASGIApp, page: gr.Blocks, access: Access) -> None:
