@@ -79,7 +79,6 @@ def train_step(s: Session) -> None:
     s.sampler.sleep()
     results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):
-        s.sampler.wake()
         s.sync_weights()
     if batch.accuracy is not None:
         hadw = s.config.algorithm.hadw
