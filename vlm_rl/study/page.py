@@ -134,8 +134,9 @@ def _update_section(results: StudyResults) -> PageSection:
     ]
     caption = (
         "These curves show whether the policy changes steadily, still explores, and which responses the update "
-        "listens to. Gradient mass: the share of the summed |token weight × advantage|; if every response counted alike, the two charts "
-        f"would add up to about {10 * NUM_END_DECILES} %. Rules with a sequence ratio clip whole responses."
+        "listens to. Gradient mass: the share of the summed |token weight × advantage|; if every response counted "
+        f"alike, the two charts would add up to about {10 * NUM_END_DECILES} %. Rules with a sequence ratio clip "
+        "whole responses."
     )
     return PageSection("Updates", caption, figure_grid(figures))
 
