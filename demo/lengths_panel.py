@@ -39,8 +39,8 @@ from vlm_rl.report.charts.shares import histogram as histogram_chart
 from vlm_rl.stats import estimate
 
 _NO_TOKENIZER = (
-    "Reasoning and answer apart need the model's tokenizer, and no tokenizer.json lies in the checkpoints of one of "
-    f"these runs. Choose “{PARTS['']}”."
+    "Reasoning and answer apart need the model's tokenizer, and one of these runs has no tokenizer.json in its "
+    f"checkpoints. Choose “{PARTS['']}”."
 )
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
 _CLICK_HINT = "Click a mark to see its problems."
@@ -134,7 +134,7 @@ def _cut_text(state: PageState) -> str:
 
 
 def _histogram_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
-    """Overlaid bars on common bins; each leads to the problems with such lengths."""
+    """Return overlaid bars on common bins; each leads to the problems with such lengths."""
     edges = bin_edges(lengths)
     bars = [
         Bars(
@@ -158,7 +158,7 @@ def _bin_patches(edges: np.ndarray, focus: str) -> list[str]:
 
 
 def _verdict_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
-    """Two rows of quantiles for each checkpoint: right answers, and all others."""
+    """Return two rows of quantiles for each checkpoint: right answers, and all others."""
     rows = []
     for index, length_R in enumerate(lengths):
         correct_R = state.table.checkpoints[index].responses.correct_R[state.table.inside(index, state.keep_P)]
@@ -242,7 +242,7 @@ def _change_tip(change: ProblemChange) -> str:
 
 
 def _difficulty_card(state: PageState) -> list[ChartCard]:
-    """Accuracy over mean length: a point per difficulty class and checkpoint, joined by checkpoint."""
+    """Return accuracy over mean length: a point per difficulty class and checkpoint, joined by checkpoint."""
     groups = []
     for index, (label, slot) in enumerate(zip(state.labels, state.colors, strict=True)):
         points = by_difficulty(state.table, index, state.keep_P)
@@ -303,7 +303,7 @@ def _training_card(state: PageState) -> list[ChartCard]:
 
 
 def _mass_cards(state: PageState) -> list[ChartCard]:
-    """One map per run: which tenth of the responses, by length, the gradient listens to, over training."""
+    """Return a map per run: the gradient's share of each tenth of the responses, by length, over training."""
     cards: list[ChartCard] = []
     for name, _, names in state.run_groups():
         runs = [state.library.runs[run] for run in names]

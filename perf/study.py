@@ -50,12 +50,12 @@ Results = Mapping[str, Any]
 
 def load(folder: Path) -> dict[str, Results]:
     """Return study name -> its comparison, of those that are there: NAME.json or NAME/comparison.json."""
-    found = {}
+    studies = {}
     for name in STUDIES:
         for path in (folder / f"{name}.json", folder / name / "comparison.json"):
             if path.is_file():
-                found[name] = _known(json.loads(path.read_text(encoding="utf-8")))
-    return found
+                studies[name] = _known(json.loads(path.read_text(encoding="utf-8")))
+    return studies
 
 
 def _known(tree: Any) -> Any:

@@ -45,7 +45,7 @@ class RolloutBatch:
     """What a step trains on."""
 
     groups: Sequence[Group]  # with advantages
-    prompts: PromptCache  # those that this rank has built so far
+    prompts: PromptCache  # the prompts that this rank has built so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
     accuracy: float | None  # over all graded responses, those of dropped groups included; None where none was judged
     metrics: Mapping[str, float]  # HA-DW's weights; empty where it is off

@@ -22,8 +22,8 @@ class CurveFigure:
 
     title: str
     series: Sequence[Series]
-    needs: Sequence[str] | str = "no rollouts"  # the metrics it is drawn from, or what there is not
-    runs: str = "this run"  # who did not log them
+    needs: Sequence[str] | str = "no rollouts"  # the metrics that it is drawn from, or what is missing
+    runs: str = "this run"  # the runs that did not log them
     options: Mapping[str, Any] = field(default_factory=dict)  # of charts.lines.lines
 
     @property

@@ -158,7 +158,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
     note = _REPORT.skipped_steps(skipped) if skipped else _PARTS.not_logged(refused, ["steps/skipped"], "this run")
     return PageSection(
         "Updates",
-        "Whether the policy changes steadily, still explores, and is the one that the sampler runs.",
+        "These curves show whether the policy changes steadily, still explores, and agrees with the sampler.",
         figure_grid(figures) + note,
     )
 
@@ -168,8 +168,8 @@ def time_section(runs: Sequence[RunCurves]) -> PageSection:
     tables = [table for run in runs if (table := _time_table(run, heading=run.name if len(runs) > 1 else ""))]
     absent = [] if tables else [_PARTS.not_logged("Time", ["timing/…"], "this run")]
     caption = (
-        "Where a step's seconds go: the mean over all steps, so that work of some steps only, such as a save, counts "
-        "with what it costs in the long run."
+        "Where a step's seconds go. Means are over all steps, so work that only some steps do, such as a save, "
+        "counts with its average cost."
     )
     return PageSection("Time", caption, _PARTS.grid(tables, absent, ""))
 

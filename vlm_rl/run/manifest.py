@@ -1,7 +1,6 @@
 """MANIFEST.json of a checkpoint: size and SHA-256 of every file, a checksum of itself, and what a resume needs.
 
-It is made of the files in a folder, and read back. What must agree with it is in vlm_rl.run.checkpoint. This module
-imports no heavy library.
+vlm_rl.run.checkpoint compares the files with it. This module imports no heavy library.
 """
 
 from __future__ import annotations
