@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -215,15 +216,17 @@ def test_each_role_does_what_its_name_says(grader: Grader) -> None:
     )
 
 
-@pytest.mark.parametrize("undecided", ["zero", "drop"])
-@pytest.mark.parametrize("role", ["part", "accuracy", "logged"])
-def test_a_failure_follows_the_undecided_policy(grader: Grader, undecided: str, role: str) -> None:
-    reward = scorer(grader, functions={"told": {"path": f"{OWN}.does_as_told", "role": role}}, undecided=undecided)
-    good, bad = reward.score(rollouts("x", "raise"))
+def test_a_failure_follows_the_undecided_policy(grader: Grader) -> None:
+    section = FunctionConfig(path=f"{OWN}.does_as_told")
+    reward = scorer(grader, functions={"told": {"path": section.path}})
+    for undecided, role in product(("zero", "drop"), ("part", "accuracy", "logged")):
+        functions = {"told": section.model_copy(update={"role": role})}
+        reward.config = reward.config.model_copy(update={"undecided": undecided, "functions": functions})
+        good, bad = reward.score(rollouts("x", "raise"))
+        assert not good.dropped and bad.dropped == (undecided == "drop" and role != "logged"), (undecided, role)
+        assert bad.total == 0 and bad.undecided["told"].startswith("raised ValueError: as told")
+        assert (bad.grade.verdict == "error") == (role == "accuracy")
     reward.close()
-    assert not good.dropped and bad.dropped == (undecided == "drop" and role != "logged")
-    assert bad.total == 0 and bad.undecided["told"].startswith("raised ValueError: as told")
-    assert (bad.grade.verdict == "error") == (role == "accuracy")
 
 
 def test_a_function_may_stop_the_run_instead(grader: Grader) -> None:
