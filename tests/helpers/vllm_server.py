@@ -8,9 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-
-import httpx
 
 from tests.helpers.served import free_port
 
@@ -18,7 +17,7 @@ _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nob
 
 
 @contextmanager
-def vllm_server(model: Path, log: Path, *, seconds: float = 240) -> Iterator[str]:
+def vllm_server(model: Path, log: Path, *, seconds: float = 480) -> Iterator[str]:
     """Serve the model as `tiny` until the context ends; yields the address up to /v1."""
     port = free_port()
     words = f"--served-model-name tiny --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 2048"
@@ -32,17 +31,21 @@ def vllm_server(model: Path, log: Path, *, seconds: float = 240) -> Iterator[str
         )
     try:
         end = time.monotonic() + seconds
-        while not _answers(f"http://127.0.0.1:{port}/health"):
+        while not _is_ready(port):
             assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
-            time.sleep(0.05)
+            time.sleep(0.5)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
         process.wait(60)
 
 
-def _answers(url: str) -> bool:
+def _is_ready(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        return httpx.get(url, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
         return False
+    finally:
+        connection.close()

@@ -79,6 +79,7 @@ class Judge:
         self._prompt = _read_prompt(Path(config.prompt))
         self._key = _read_key(config.api_key_env)
         self._cache = ReplyCache(Path(config.cache) if config.cache else cache)
+        self._certificates = httpx.create_ssl_context()
         self._is_aborted = False
 
     def verdicts(
@@ -100,7 +101,9 @@ class Judge:
         self, calls: Sequence[Call], verdicts: Sequence[JudgeVerdict], is_stopped: Callable[[], bool]
     ) -> None:
         batch = _Batch(iter(zip(calls, verdicts, strict=True)))
-        async with make_client(key=self._key, concurrency=self._config.concurrency) as client:
+        async with make_client(
+            key=self._key, concurrency=self._config.concurrency, certificates=self._certificates
+        ) as client:
             workers = {
                 asyncio.create_task(self._work(client, batch))
                 for _ in range(min(self._config.concurrency, len(calls)))

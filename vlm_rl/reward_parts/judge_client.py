@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ssl import SSLContext
 from typing import Any
 
 import httpx
@@ -35,13 +36,13 @@ class Completion:
     completion_tokens: int = 0
 
 
-def make_client(*, key: str, concurrency: int) -> httpx.AsyncClient:
-    """Return a client, a context manager. An empty key sends none."""
+def make_client(*, key: str, concurrency: int, certificates: SSLContext) -> httpx.AsyncClient:
+    """Return a client, a context manager. An empty key sends none. Loading certificates is slow: once for all clients."""
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
     limits = httpx.Limits(max_connections=concurrency)
-    return httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
+    return httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False, verify=certificates)
 
 
 async def complete(client: httpx.AsyncClient, url: str, body: Mapping[str, Any], *, timeout: float) -> Completion:
