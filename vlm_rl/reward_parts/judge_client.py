@@ -37,7 +37,7 @@ class Completion:
 
 
 def make_client(*, key: str, concurrency: int, certificates: SSLContext) -> httpx.AsyncClient:
-    """Return a client, a context manager. An empty key sends none. Loading certificates is slow: once for all clients."""
+    """Return a client, a context manager. An empty key sends none. Loading certificates is slow: once is enough."""
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
