@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def vllm_server(model: Path, log: Path, *, seconds: float = 480) -> Iterator[str
             env=os.environ | _ENVIRONMENT,
             stdout=file,
             stderr=file,
+            start_new_session=True,
         )
     try:
         end = time.monotonic() + seconds
@@ -37,7 +39,11 @@ def vllm_server(model: Path, log: Path, *, seconds: float = 480) -> Iterator[str
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
-        process.wait(60)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with suppress(ProcessLookupError):  # it starts others
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _is_ready(port: int) -> bool:

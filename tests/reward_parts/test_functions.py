@@ -17,7 +17,7 @@ from vlm_rl.grading.grader import Grader
 from vlm_rl.metrics import asking_metrics, batch_metrics, undecided_notes
 from vlm_rl.reward_parts.function_worker import FunctionCaller
 from vlm_rl.reward_parts.functions import UserFunction
-from vlm_rl.rewards import RewardFunction
+from vlm_rl.rewards import RewardFunction, regraded
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade, Group, Problem, Prompt, Rollout
 
@@ -214,6 +214,12 @@ def test_each_role_does_what_its_name_says(grader: Grader) -> None:
     assert undecided_notes([(PROBLEM, got)])[0] == (
         "reward told: 1 of 4 undecided; problem 'p' returned None, no finite number"
     )
+
+
+def test_a_value_is_right_from_one_half_on() -> None:
+    grades = [regraded(RIGHT, "iou", value) for value in (0.4999, 0.5, 1.0, "late", None)]
+    assert [grade.verdict for grade in grades] == ["wrong", "correct", "correct", "error", "correct"]
+    assert (grades[3].path, grades[3].reason) == ("iou", "late") and grades[4] is RIGHT
 
 
 def test_a_failure_follows_the_undecided_policy(grader: Grader) -> None:

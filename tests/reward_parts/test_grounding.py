@@ -6,20 +6,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.helpers.images import plain_png
-from vlm_rl.config import GroundingConfig, IouConfig
+from vlm_rl.config import GroundingConfig, IouConfig, RewardConfig
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.reward_parts.grounding import COORDINATES, Box, GroundingReward, iou, is_inside, read_box, read_point
+from vlm_rl.rewards import RewardFunction
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem
+from vlm_rl.types import Problem, Prompt, Rollout
 
 corner = st.integers(0, 1000)
 
@@ -197,6 +201,36 @@ def test_a_family_whose_coordinates_are_not_known_has_to_be_told() -> None:
 
 def test_every_supported_vision_family_has_coordinates() -> None:
     assert {name for name in SUPPORTED if "vl" in name} == COORDINATES.keys()
+
+
+def test_boxes_decide_accuracy_where_asked_and_only_there() -> None:
+    """The grader compares texts and calls neither right; the problem without a box stays the grader's."""
+    plain = Problem("q", "?", (), "5", "integer")
+    empty = np.zeros(0, dtype=np.int32)
+    prompts = [
+        Prompt("p", "", "", empty, empty, (Image.new("RGB", SIZE),), {}),
+        Prompt("q", "", "", empty, empty, (), {}),
+    ]
+    texts = ['{"bbox_2d": [0, 0, 140, 60]}', '{"bbox_2d": [0, 0, 60, 60]}', r"\boxed{5}"]
+    items = [
+        (problem, prompt, Rollout("p", 0, empty, empty, text, "stop", 0))
+        for problem, prompt, text in zip([PROBLEM, PROBLEM, plain], [prompts[0], *prompts], texts, strict=True)
+    ]
+    sections = {"iou": IouConfig(role="accuracy"), "point_in_box": GroundingConfig(weight=2.0)}
+    config = RewardConfig(overlong_buffer=0, format=0.0, undecided="drop", **sections)
+    with Grader(workers=1) as grader:
+        reward = RewardFunction(
+            config, template=TEMPLATES["plain"], max_tokens=8, grader=grader, model_type="qwen2_5_vl"
+        )
+        got = reward.score(items)
+        reward.check_golds([plain, PROBLEM])
+        with pytest.raises(UserError, match=r"reward\.iou is on, but no problem of data\.train has a gold box"):
+            reward.check_golds([plain])
+    # 140 x 60 of 140 x 70; 60 x 60 of 140 x 70; no point is given
+    assert [reward.logged["iou"] for reward in got[:2]] == pytest.approx([6 / 7, 3600 / 9800])
+    assert [reward.parts["accuracy"] for reward in got] == [1, 0, 1]
+    assert [reward.total for reward in got] == [1, 0, 1] and not any(reward.dropped for reward in got)
+    assert got[2].grade.path == "text" and np.isnan(got[2].logged["iou"])
 
 
 # -- gold boxes of a prepared set -----------------------------------------------------------------------
