@@ -110,7 +110,10 @@ class Session:
             max_tokens=config.rollout.max_tokens,
             grader=self.grader,
             is_stopped=lambda: self.stop_requested,
+            model_type=self.builder.config.model_type,
+            judge_cache=self.run.path / "judge_cache",
         )
+        self.reward.check_golds(self.problems)
         self.policy = self._load_policy(model_path)
         self.learner = self._make_learner()
         self.reference = self._load_reference() if config.algorithm.kl_coef else None
