@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 from transformers import AutoConfig, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionLayer
 
@@ -211,7 +210,10 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
 def _tensors_of(layer: Any) -> list[torch.Tensor]:
     """Return what a layer of a cache keeps; transformers keeps one token less of a window than it attends to."""
     if isinstance(layer, DynamicSlidingWindowLayer):
-        return [F.pad(layer.keys, (0, 0, 0, layer.get_seq_length() >= layer.sliding_window)) for _ in range(2)]
+        return [
+            torch.nn.functional.pad(layer.keys, (0, 0, 0, layer.get_seq_length() >= layer.sliding_window))
+            for _ in range(2)
+        ]
     if isinstance(layer, LinearAttentionLayer):
         return [*layer.conv_states.values(), *layer.recurrent_states.values()]
     return [layer.keys, layer.values]

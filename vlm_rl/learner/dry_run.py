@@ -261,8 +261,8 @@ def _side_by_side(config: Config, ranks: int) -> int:
 def cache_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
     """Return the bytes of the cache of one sequence of so many tokens.
 
-    A layer keeps keys and values of all tokens, or of those in its window. A layer of linear attention keeps one state
-    in float32, and the last inputs of its convolution.
+    A layer keeps keys and values of all tokens, or of those in its window. Linear attention keeps a state in
+    float32, and the last inputs of its convolution.
     """
     text = config.get_text_config()
     window = active_window(config) or tokens

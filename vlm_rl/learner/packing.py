@@ -214,8 +214,9 @@ def windowed_runs(spans: Spans, window: int) -> WindowedRuns | None:
     for (start, length), responses in spans:
         seen = min(length, window - 1)
         tail = (start + length - seen, seen)
-        queries += [(start, length), *responses]
-        keys += [[(start, length)], *([tail, response] for response in responses)]
+        some = [response for response in responses if response[1]]
+        queries += [(start, length), *some]
+        keys += [[(start, length)], *([tail, response] for response in some)]
     lengths = [(0, sum(size for _, size in parts)) for parts in keys]
     return WindowedRuns(_runs(queries, lengths), _tokens([span for parts in keys for span in parts]), window)
 

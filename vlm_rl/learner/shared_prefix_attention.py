@@ -50,10 +50,10 @@ def shared_prefix_attention(
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kernel = _CPU if query.device.type == "cpu" else _FLASH if takes_flash(query, key, value) else None
     if sliding_window is not None and layout.windowed is not None:
         assert layout.windowed.window == sliding_window, (layout.windowed.window, sliding_window)
-        return _windowed(query, key, value, layout.windowed, scale), None
-    kernel = _CPU if query.device.type == "cpu" else _FLASH if takes_flash(query, key, value) else None
+        return _windowed(query, key, value, layout.windowed, scale, flash=kernel is _FLASH), None
     if kernel is None:
         return _dense(query, key, value, layout, scale).transpose(1, 2), None
     inputs = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # not x[0], whose gradient is a copy
@@ -242,7 +242,9 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: flo
 # --- layers with a window -----------------------------------------------------------------------------
 
 
-def _windowed(query: Tensor, key: Tensor, value: Tensor, windowed: WindowedRuns, scale: float) -> Tensor:
+def _windowed(
+    query: Tensor, key: Tensor, value: Tensor, windowed: WindowedRuns, scale: float, *, flash: bool
+) -> Tensor:
     """Return [1, T, heads, head_dim], each response in one softmax over its prompt's end and itself.
 
     The ends of the prompts are copied for each response. Where flash attention takes the tensors, the cost is that of
@@ -250,7 +252,7 @@ def _windowed(query: Tensor, key: Tensor, value: Tensor, windowed: WindowedRuns,
     """
     runs, keys = windowed.runs, windowed.keys
     k, v = key[:, :, keys], value[:, :, keys]
-    if query.is_cuda and takes_flash(query, key, value):
+    if flash:
         q, k, v = (x[0].transpose(0, 1) for x in (query, k, v))
         cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
         out: Any = varlen_attn(q, k, v, *cuts, scale=scale, window_size=(windowed.window - 1, 0), enable_gqa=True)
