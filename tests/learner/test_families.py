@@ -300,6 +300,11 @@ ROWS: dict[str, tuple[str, dict[str, Any], Rows]] = {
     "a window of one token": ("mistral", {"sliding_window": 1}, "auto"),
     "a window in some layers": ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}, "auto"),
     "a window, padded": ("mistral", WINDOW, "padded"),
+    "sinks": (
+        "gpt_oss",
+        {**WINDOW, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        "padded",
+    ),
     "a type that is not listed": ("olmo2", {"eos_token_id": 1}, "padded"),
 }
 
