@@ -247,6 +247,7 @@ def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: n
         budget=s.config.train.micro_batch_tokens,
         num_ranks=world_size(),
         pair_cost=1 / (6 * s.policy.model.config.get_text_config().hidden_size),
+        padded=s.policy.is_padded,
     )[rank()]
     row_of = partial(
         pack_row,
