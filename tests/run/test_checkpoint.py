@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -37,7 +38,14 @@ from vlm_rl.run.checkpoint import (
     verify,
     verify_model,
 )
-from vlm_rl.run.manifest import CheckpointError, read_manifest
+from vlm_rl.run.manifest import (
+    BUFFER_BYTES,
+    CheckpointError,
+    FileEntry,
+    HashedFile,
+    file_entries,
+    read_manifest,
+)
 
 WEIGHTS = "model.safetensors"
 INFO = {"config_hash": "c", "seed": 7, "data_cursor": 12, "world_size": 1, "algorithm": {"belief": 0.1 + 0.2}}
@@ -296,7 +304,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(small_disk: Path,
         elif written_by == "safetensors":
             save_file({"w": big}, work / "model.safetensors")
         else:
-            torch.save(big, work / "rank_0.pt")
+            with HashedFile(work / "rank_0.pt") as raw, io.BufferedWriter(raw, BUFFER_BYTES) as file:
+                torch.save(big, file)
         commit(work, small_disk, step=2, info=INFO)
     assert sorted(p.name for p in small_disk.iterdir()) == ["latest", "step-000001"]
     assert (small_disk / "latest").read_text() == "step-000001\n"
@@ -352,9 +361,9 @@ for turn in range(1, int(sys.argv[4]) + 1):
     (work / "learner").mkdir()
     for name in ("tokenizer.json", "learner/shard.pt"):
         (work / name).write_bytes(os.urandom(20_000))
-    commit(work, root, step=step, info={"turn": turn})
+    newest = commit(work, root, step=step, info={"turn": turn})
     print(step, turn, flush=True)
-    prune(root, keep_last=1, keep_every=0, best=None)
+    prune(root, newest=newest, keep_last=1, keep_every=0, best=None)
 print("calls", calls)
 """
 
@@ -422,37 +431,56 @@ def kept_steps(root: Path) -> list[int]:
 
 def test_prune_keeps_the_last_the_best_and_every_mth(tmp_path: Path) -> None:
     for step in range(1, 11):
-        save(tmp_path, step)
-    gone = prune(tmp_path, keep_last=2, keep_every=4, best=3)
+        newest = save(tmp_path, step)
+    gone = prune(tmp_path, newest=newest, keep_last=2, keep_every=4, best=3)
     assert kept_steps(tmp_path) == [3, 4, 8, 9, 10]  # last two: 9, 10; multiples of 4: 4, 8; best: 3
     assert sorted(int(p.name[5:]) for p in gone) == [1, 2, 5, 6, 7]
-    assert prune(tmp_path, keep_last=2, keep_every=4, best=3) == []
+    assert prune(tmp_path, newest=newest, keep_last=2, keep_every=4, best=3) == []
 
 
-def test_prune_deletes_nothing_before_a_checkpoint_verifies(tmp_path: Path, capsys) -> None:
-    for step in (1, 2, 3):
-        (save(tmp_path, step) / "config.json").write_text("damaged")
-    assert prune(tmp_path, keep_last=1, keep_every=0, best=None) == []
-    assert kept_steps(tmp_path) == [1, 2, 3]
-
-
-def test_prune_counts_from_the_newest_that_verifies(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
+def test_prune_counts_only_what_has_a_manifest_and_nothing_later(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
         save(tmp_path, step)
-    (tmp_path / "step-000003" / "config.json").write_text("damaged")
-    prune(tmp_path, keep_last=1, keep_every=0, best=None)
-    assert kept_steps(tmp_path) == [2, 3]
-    assert newest_step(tmp_path) == 2
+    (tmp_path / "step-000002" / "MANIFEST.json").write_text("damaged")
+    prune(tmp_path, newest=tmp_path / "step-000003", keep_last=2, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [1, 3, 4]
 
 
-def test_prune_never_deletes_the_last_finite_one(tmp_path: Path, capsys) -> None:
-    for step in (1, 2):
-        save(tmp_path, step)
-    for step in (3, 4):
-        save_weights(tmp_path, step, torch.tensor([1.0, math.nan]))
-    prune(tmp_path, keep_last=1, keep_every=0, best=None)
-    assert kept_steps(tmp_path) == [2, 3, 4]
-    assert "step-000004: damaged: w in model.safetensors holds NaN or infinity" in capsys.readouterr().err
+# -- files that are hashed while they are written ----------------------------------------------------
+
+
+@given(pieces=st.lists(st.binary(max_size=40), max_size=20), buffer=st.integers(1, 50))
+def test_a_file_is_hashed_while_it_is_written(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], buffer: int
+) -> None:
+    path = tmp_path_factory.mktemp("hashed") / "shard.pt"
+    with HashedFile(path) as raw, io.BufferedWriter(raw, buffer) as file:
+        for piece in pieces:
+            file.write(piece)
+    whole = b"".join(pieces)
+    assert path.read_bytes() == whole
+    assert raw.entry() == FileEntry(len(whole), hashlib.sha256(whole).hexdigest())
+
+
+def test_what_was_hashed_while_it_was_written_is_not_read_again(tmp_path: Path) -> None:
+    """Its bytes change before the commit: that is noticed by the next who verifies, not by the commit."""
+    shard = "learner/state/rank_0.pt"
+    with saving(tmp_path, step=1) as work:
+        fill(work, 1)
+        written = {shard: file_entries(work, [work / shard])[shard]}
+        (work / shard).write_bytes(bytes(300))
+        path = commit(work, tmp_path, step=1, info=INFO, written=written)
+    with pytest.raises(CheckpointError, match=f"the content of {shard} changed"):
+        verify(path)
+
+
+def test_a_shard_of_a_different_size_than_was_written_stops_the_commit(tmp_path: Path) -> None:
+    shard = "learner/state/rank_0.pt"
+    refused = pytest.raises(CheckpointError, match="holds 300 bytes, and 301 were written")
+    with refused, saving(tmp_path, step=1) as work:
+        fill(work, 1)
+        commit(work, tmp_path, step=1, info=INFO, written={shard: FileEntry(301, "")})
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- weights that are not finite -------------------------------------------------------------------

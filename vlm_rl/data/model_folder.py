@@ -248,6 +248,14 @@ def open_config(model_path: str) -> Any:
     return config
 
 
+def own_attention(config: Any) -> str:
+    """Return which of transformers' attentions computes a configuration's text layers as they were trained."""
+    text = config.get_text_config()
+    # sdpa drops a soft cap without a word, and knows nothing of the sinks of gpt-oss.
+    has_more = getattr(text, "attn_logit_softcapping", None) or text.model_type == "gpt_oss"
+    return "eager" if has_more else "sdpa"
+
+
 def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:
     """Return (processor, tokenizer); the processor of a text-only model is None. Raises UserError."""
     from transformers import AutoProcessor, AutoTokenizer

@@ -1,9 +1,9 @@
 """Checkpoints that are complete or absent: written aside, checksummed, moved into place; old ones pruned last.
 
     with saving(root, step=60) as work:                # rank 0; the other ranks write into the same folder
-        learner.save(work)
-        commit(work, root, step=60, info={...})        # -> root/step-000060
-    prune(root, keep_last=2, keep_every=0, best=40)
+        written = learner.save(work)
+        commit(work, root, step=60, info={...}, written=written)        # -> root/step-000060
+    prune(root, newest=root / "step-000060", keep_last=2, keep_every=0, best=40)
 
     newest = newest_verified(root)                     # None, or (folder, manifest)
 
@@ -29,6 +29,7 @@ from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.run.manifest import (
     MANIFEST,
     CheckpointError,
+    FileEntry,
     Manifest,
     file_entries,
     files_of,
@@ -95,16 +96,29 @@ def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
     return work
 
 
-def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Path:
+def commit(
+    work: Path,
+    root: Path,
+    *,
+    step: int,
+    info: Mapping[str, Any],
+    written: Mapping[str, FileEntry] | None = None,
+) -> Path:
     """Write the manifest of the files in `work`, move the folder to its place, and return the checkpoint's folder.
 
-    `info` is stored in the manifest as JSON, without NaN. Raises CheckpointError if writing fails; earlier
-    checkpoints and `latest` then stay as they were.
+    Raises CheckpointError if writing fails; earlier checkpoints and `latest` then stay as they were.
+
+    Args:
+        work: the folder that `saving` made.
+        root: the folder of all checkpoints.
+        step: the checkpoint's.
+        info: is stored in the manifest as JSON, without NaN.
+        written: the files of any rank that were hashed while they were written; the others are read.
     """
     assert work.parent == root, f"{work} is not in {root}"
     final = root / _name(step)
     try:
-        files = file_entries(work, files_of(work), sync=True)
+        files = file_entries(work, files_of(work), sync=True, written=written)
         _write_synced(work / MANIFEST, manifest_text(step, files, info))
         for folder in (work, *(path for path in work.rglob("*") if path.is_dir())):
             _sync_folder(folder)
@@ -115,18 +129,14 @@ def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Pat
     return final
 
 
-def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
-    """Delete the checkpoints that no rule keeps, and return their folders. Nothing is deleted unless one verifies.
+def prune(root: Path, *, newest: Path, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
+    """Delete the checkpoints before `newest` that no rule keeps, and return their folders.
 
-    Kept are the newest `keep_last` steps, multiples of `keep_every` (0: none), the step `best`, and the newest
-    checkpoint that verifies.
+    Kept are `newest`, which `commit` has just returned and which is not read again, the newest `keep_last` steps,
+    multiples of `keep_every` (0: none), and the step `best`.
     """
     assert keep_last >= 1, keep_last
-    verified = newest_verified(root)
-    if verified is None:
-        return []
-    newest, manifest = verified
-    older = [path for path in _candidates(root) if _step_of(path) <= manifest.step]
+    older = [path for path in _candidates(root) if _step_of(path) <= _step_of(newest)]
     readable = {path: known for path in older if (known := _readable_manifest(path)) is not None}
     kept = {newest, *list(readable)[:keep_last]}
     kept |= {path for path, known in readable.items() if known.step == best}

