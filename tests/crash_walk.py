@@ -2,7 +2,7 @@
 
     python -m tests.crash_walk                                     # every point: hours (make crash)
     python -m tests.crash_walk --samplers transformers --ranks 1   # every point of one kind of run
-    python -m tests.crash_walk --part 2/3                          # every third point, from the second: for three cores
+    python -m tests.crash_walk --part 2/3                          # every third point, from the second
     python -m tests.crash_walk --points 6 --seed 20260101          # a sample
 
 The points are those of tests/helpers/crash_points.c: every open that creates, write, sync, rename, removal and new
