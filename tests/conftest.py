@@ -95,6 +95,16 @@ def family_model(tiny_model: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
+def vllm_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Yield the address, up to /v1, of vLLM's own server of the tiny model, which it calls `tiny`."""
+    pytest.importorskip("vllm")
+    from tests.helpers.vllm_server import vllm_server
+
+    with vllm_server(tiny_model, tmp_path_factory.mktemp("vllm") / "log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Generator[Runner]:
     """Yield a runner of commands, each in its own process, which has imported everything once."""
     from tests.helpers.toy_runs import Runner
