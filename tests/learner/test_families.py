@@ -99,7 +99,7 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     """One row of several prompts: log-probs, and gradients of every weight."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
 
 
@@ -109,7 +109,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
     policy.freeze(["tower", "merger"])
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     expected_K = unmodified_logp(reference, groups)
     ours = []
     for part in (groups[:1], groups[1:]):
@@ -323,7 +323,7 @@ def test_padded_rows_of_a_packed_family_equal_the_unmodified_model(
     """With positions of images in three dimensions, and with routers that count no token of the padding."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder, "padded"), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
     if sums := policy.routers.take():
         tokens = sum(len(group.prompt.ids) + length for group in groups for length in group.lengths)
