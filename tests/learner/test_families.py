@@ -155,6 +155,13 @@ def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next"])
+def test_checkpointing_keeps_windows_and_padded_rows(model_type: str, family_model: FamilyModel) -> None:
+    policy, reference = load_policy(family_model(model_type)), load_reference(family_model(model_type))
+    policy.enable_checkpointing()
+    check_equal(policy, reference, groups_of(model_type, Path(), policy.model.config.vocab_size))
+
+
 # -- mixtures of experts -------------------------------------------------------------------------------
 
 
