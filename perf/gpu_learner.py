@@ -248,7 +248,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     for _ in range(10):
         synchronize(device)
         begun = time.perf_counter()
-        a @ b
+        torch.mm(a, b)
         synchronize(device)
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best
@@ -302,7 +302,7 @@ def gradient(policy: Policy) -> Tensor:
 def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bool:
     """Compare our rows with padded ones in two layers at full width, in float32 and bfloat16, and print the gaps."""
     config = make_config(size, layers=2)
-    groups = make_groups(config.text_config.vocab_size, prompts=3, responses=4, tokens=tokens, side=side, text=30)
+    groups = make_groups(SIZES[size]["vocabulary"], prompts=3, responses=4, tokens=tokens, side=side, text=30)
     torch.backends.cuda.matmul.allow_tf32 = False
 
     def gradients(way: str, dtype: torch.dtype, **options: int) -> tuple[Tensor, Tensor]:
@@ -348,6 +348,7 @@ def planned_peak(policy: Policy, groups: list[WeighedGroup], way: str, options: 
     of_text = stack(
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
+        query=head_dim * text.num_attention_heads,
         kv=head_dim * text.num_key_value_heads,
         mlp=text.intermediate_size,
         layers=text.num_hidden_layers,
@@ -355,6 +356,7 @@ def planned_peak(policy: Policy, groups: list[WeighedGroup], way: str, options: 
     of_vision = stack(
         hidden=vision.hidden_size,
         heads=vision.num_heads,
+        query=vision.hidden_size,
         kv=vision.hidden_size,
         mlp=vision.intermediate_size,
         layers=vision.depth,
@@ -368,14 +370,14 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = make_config(options.size)
     shape = {"prompts": options.prompts, "responses": options.responses, "tokens": options.tokens}
-    groups = make_groups(config.text_config.vocab_size, **shape, side=options.side, text=options.text)
+    groups = make_groups(SIZES[options.size]["vocabulary"], **shape, side=options.side, text=options.text)
     rate = matrix_rate(device, dtype)
     useful = sum(len(g.prompt.ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
     print(
         f"\n{options.size}: {shape}, prompt {len(groups[0].prompt.ids)} tokens, checkpointing {options.checkpointing}"
         + ", offloaded" * options.offload
     )
-    print(f"matrix products: {rate / 1e12:.1f} Tops/s; useful tokens of a step: {useful}")
+    print(f"matrix products: {rate / 1e12:.3g} Tops/s; useful tokens of a step: {useful}")
     print("| way | s a step | useful tokens/s | MFU | peak GiB | planned |\n|---|---|---|---|---|---|")
     for name in options.ways:
         policy = make_policy(config, device, dtype, way=name)
@@ -389,7 +391,7 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
             print(f"| {name} | out of memory | | | | |", flush=True)
         else:
             mfu = useful_operations(policy, groups) / result.seconds / rate
-            plan = "" if name == "padded" else f"{planned_peak(policy, groups, name, options):.1f}"
+            plan = "" if name == "padded" else f"{planned_peak(policy, groups, name, options):.3g}"
             print(
                 f"| {name} | {result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} "
                 f"| {plan} |",
