@@ -43,6 +43,10 @@ class Layout:
     responses: Tensor | slice  # where the queries of `shared` are in the row; a slice takes a view, not a copy
     prompts: Tensor | slice  # where its keys are
 
+    def to(self, device: torch.device | str) -> Self:
+        """Return the layout with every tensor of it on the device."""
+        return _move(self, device)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
