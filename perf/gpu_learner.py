@@ -36,12 +36,12 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from weighed_groups import WeighedGroup, pack
 
 from vlm_rl.config import LayerPatches
 from vlm_rl.data.prompts import rope_positions
+from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.dry_run import LOGIT_COPIES, stack_bytes_per_token
 from vlm_rl.learner.layer_patches import is_patched
@@ -202,19 +202,6 @@ def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.de
     return torch.cat(logps)
 
 
-class AttentionKernels(TorchDispatchMode):
-    """Remembers the names of the attention kernels that the forward passes call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "attention" in func.name() and "backward" not in func.name():
-            self.names.add(func.name().removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
-
-
 class MasterAdamW:
     """AdamW in float32 over bfloat16 weights, one parameter at a time, so that one float32 gradient exists."""
 
@@ -311,7 +298,8 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
         return backward(policy, groups, device, **options).float(), gradient(policy)
 
     wanted_logp, wanted = gradients("padded", torch.float32, rows=4)
-    print("two layers, against padded rows in float32: log-probs (largest gap), gradients (share of the norm)")
+    print("\ntwo layers, against padded rows in float32\n")
+    print("| way | dtype | log-probs, largest gap | gradients, share of the norm | kernels |\n|---|---|---|---|---|")
     correct = True
     for dtype in (torch.float32, torch.bfloat16):
         limit = FLOAT32_LIMIT
@@ -324,8 +312,8 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
                 limit = BFLOAT16_FACTOR * gap
             correct &= gap <= limit
             print(
-                f"  {way:<10}{str(dtype).removeprefix('torch.'):<10}{(logp - wanted_logp).abs().max():.1e}   "
-                f"{gap:.1e}{'' if gap <= limit else f'   ABOVE {limit:.1e}'}   {', '.join(sorted(kernels.names))}",
+                f"| {way} | {str(dtype).removeprefix('torch.')} | {(logp - wanted_logp).abs().max():.1e} "
+                f"| {gap:.1e}{'' if gap <= limit else f', ABOVE {limit:.1e}'} | {', '.join(sorted(kernels.names))} |",
                 flush=True,
             )
     return correct

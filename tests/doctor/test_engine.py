@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ def test_rare_tokens_are_taken_together() -> None:
     expected = chisquare([37, 33, 21, 9], [40, 30, 20, 10]).pvalue
     assert engine.p_value(counts, probabilities) == pytest.approx(expected, rel=1e-12)
     assert engine.p_value(np.array([9_700, 300]), np.array([0.96, 0.04])) < engine.LEAST_P
-    assert engine.p_value(np.array([97, 3]), np.array([0.99, 0.01])) == pytest.approx(1.0), "nothing left to compare"
 
 
 # --- ranks, in a fork of this process: DeepSpeed would change it ----------------------------------------
@@ -44,7 +44,7 @@ def outcomes(model: Path, sender: Connection) -> None:
     subject = ModelUnderTest(model)
     sent = [[(answer.name, answer.outcome, answer.detail) for answer in run_checks(ranks.CHECKS, subject)]]
     learner.world_size = lambda: 2  # what the loss is multiplied with
-    ranks.dist.all_reduce = lambda tensor: tensor.add_(1)
+    ranks.dist = SimpleNamespace(all_reduce=lambda tensor: tensor.add_(1))
     sent.append([(answer.name, answer.outcome, answer.detail) for answer in run_checks(ranks.CHECKS, subject)])
     sender.send(sent)
 
@@ -55,7 +55,7 @@ def test_the_checks_of_the_ranks(model: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=outcomes, args=(model, sender))
     child.start()
     try:
-        assert receiver.poll(300), "no answer"
+        assert receiver.poll(1000), "no answer"
         sound, broken = receiver.recv()
     finally:
         child.kill()

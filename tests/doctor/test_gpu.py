@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 import torch
@@ -20,10 +20,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     folder = tmp_path_factory.mktemp("doctor")
-    try:
+    with suppress(SystemExit):  # where something is off, the test of its name says what
         cli.main(["doctor", "--runs", str(folder), "--json", str(folder / "answers.json")])
-    except SystemExit:
-        pass  # something is off: the test of its name says what
     return {answer["name"]: answer for answer in json.loads((folder / "answers.json").read_text())}
 
 

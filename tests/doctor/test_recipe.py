@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from vlm_rl import cli
 from vlm_rl.learner.dry_run import DryRun
@@ -58,6 +59,17 @@ def plan() -> DryRun:
     from vlm_rl.learner.dry_run import dry_run
 
     return dry_run(load_config(RECIPES / "virl39k_luspo_7b.yaml"), num_ranks=8)
+
+
+@pytest.mark.parametrize(("card", "update", "rollout"), [(80, "ok", "ok"), (48, "ok", "OFF"), (24, "OFF", "OFF")])
+def test_on_eight_cards(outcomes, monkeypatch: pytest.MonkeyPatch, card: int, update: str, rollout: str) -> None:
+    """Each card with 1 GB taken: the update takes 41 GiB; weights and optimizer 27, and the engine .45 of the card."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (int((card - 1) * GIB), card * GIB))
+    _, known, page = outcomes(str(RECIPES / "virl39k_luspo_7b.yaml"), memory=400)
+    assert "on 8 ranks" in page and f"{card - 1}.0 free on each GPU" in page or rollout == "OFF"
+    assert (known["update"], known["rollout"]) == (update, rollout), page
 
 
 def test_a_recipe_that_training_would_refuse(outcomes, tmp_path: Path) -> None:

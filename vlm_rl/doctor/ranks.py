@@ -40,7 +40,7 @@ def collectives(_: ModelUnderTest) -> Check:
         seconds.append(time.perf_counter() - begun)
     expected = size * ranks * (ranks + 1) / 2
     wrong = [r for r, (sum_, of_rank) in enumerate(all_gather((total, rank()))) if sum_ != expected or of_rank != r]
-    where = f"{ranks} {'GPUs' if device.type == 'cuda' else 'processes'}"
+    where = f"{ranks} rank{'s' * (ranks > 1)}"
     if wrong:
         advice = (
             "run with NCCL_DEBUG=INFO, and with NCCL_P2P_DISABLE=1 to see whether the link between cards is at fault"

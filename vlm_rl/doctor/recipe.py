@@ -68,11 +68,12 @@ def rollout(subject: RecipeUnderTest) -> Check:
     memory, options = plan.memory, plan.config.rollout.vllm
     share = options.get("gpu_memory_utilization", ENGINE_SHARE)
     response = (plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens) * plan.kv_bytes_per_token
-    if share * total < memory.engine_weights + response:
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and share * total < memory.engine_weights + response:
         needed = f"{(memory.engine_weights + response) / _GIB:.1f} GiB for weights and one response at full length"
         detail = f"the engine's share is {share * total / _GIB:.1f} GiB; it needs {needed}"
         return Check("rollout", "off", detail, "raise rollout.vllm.gpu_memory_utilization, or use a larger card")
-    engine = int(share * total) if torch.cuda.is_available() else memory.engine_weights + memory.kv_cache
+    engine = int(share * total) if on_gpu else memory.engine_weights + memory.kv_cache
     advice = "lower rollout.vllm.gpu_memory_utilization or rollout.batch_size, or use more ranks"
     return _fits(
         "rollout", subject, memory.weights + memory.optimizer + engine, ", the engine's share included", advice
