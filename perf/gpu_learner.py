@@ -99,7 +99,7 @@ def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
             "rope_theta": 1e6,
             "mrope_section": [time_part, height, frequencies - time_part - height],
         },
-        "pad_token_id": 0,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
     }
     full = [index for index in range(depth) if index % 8 == 7] or [depth - 1]
     vision = {

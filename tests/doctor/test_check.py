@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from vlm_rl import cli
@@ -45,6 +48,19 @@ def test_every_check_runs_whatever_the_others_do() -> None:
 )
 def test_the_exit_code_names_the_worst(checks: list, code: int) -> None:
     assert exit_code(list(run_checks(checks, "it"))) == code
+
+
+def test_answers_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "MACHINE_CHECKS", (versions,))
+    monkeypatch.setattr(command, "GROUPS", ())
+    assert cli.main(["doctor", "--json", str(tmp_path / "answers.json")]) == 0
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    assert (answer["name"], answer["outcome"]) == ("versions", "ok")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 of 1 checks pass, in ")
+    assert cli.main(["doctor", "--json", str(tmp_path / "missing" / "answers.json")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_the_page_shows_each_line_and_exits_with_the_code(

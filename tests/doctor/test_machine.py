@@ -59,6 +59,11 @@ def test_a_port_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert machine.ports(tmp_path).outcome == "ok"
 
 
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    answer = machine.run_folder(tmp_path / "missing")
+    assert answer.outcome == "off" and "cannot be written" in answer.detail
+
+
 def test_a_disk_that_gives_back_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEAST_SPEED", 0)
     assert machine.run_folder(tmp_path).outcome == "ok"

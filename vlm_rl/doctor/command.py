@@ -21,6 +21,7 @@ from vlm_rl.doctor.check import Check, exit_code, run_checks
 from vlm_rl.doctor.machine import MACHINE_CHECKS
 from vlm_rl.errors import UserError
 from vlm_rl.run.terminal import make_console
+from vlm_rl.run.writing import writing
 from vlm_rl.visible_text import replace_invisible
 
 _OUTCOMES = {"ok": ("ok", "green"), "off": ("OFF", "bold red"), "unknown": ("?", "yellow")}
@@ -31,8 +32,10 @@ def doctor(options: argparse.Namespace) -> int:
     """Print a line for each check as soon as it is known. Returns the exit code.
 
     A model folder and a recipe are checked where they are given, otherwise the machine is. Raises UserError for a
-    folder with an adapter.
+    folder with an adapter, and where the file of --json cannot be written.
     """
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
     begun = time.monotonic()
     known: list[Check] = []
     console = make_console()
@@ -47,7 +50,8 @@ def doctor(options: argparse.Namespace) -> int:
                 console.print(line, soft_wrap=True)
     console.print(Text(f"\n{_summary(known)}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(answer) for answer in known], indent=2) + "\n")
+        with writing(options.json):
+            options.json.write_text(json.dumps([asdict(answer) for answer in known], indent=2) + "\n")
     return exit_code(known)
 
 
