@@ -47,7 +47,8 @@ def sync(subject: EngineUnderTest) -> Check:
             gaps.append(sync_and_compare(engine, policy, subject.prompts, version=version))
     except StaleWeightsError as error:
         return Check("sync", "off", f"cycle {len(gaps) + 1} of {CYCLES}: {error}", _WAY_OUT)
-    detail = f"{CYCLES} times asleep, awake and synced, {engine.name} holds the learner's weights, and its log-probs "
+    cycle = "asleep, awake and synced" if torch.cuda.is_available() else "synced (nothing sleeps on a CPU)"
+    detail = f"{CYCLES} times {cycle}, {engine.name} holds the learner's weights, and its log-probs "
     detail += f"are within {max(gaps):.1e} of the learner's (limit {limit:.0e})"
     good = max(gaps) <= limit
     return Check("sync", "ok" if good else "off", detail, "" if good else _WAY_OUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ def ZeRO_3(model: ModelUnderTest) -> Check:
     return _zero("ZeRO 3", model, stage=3)
 
 
-def _zero(name: str, model: ModelUnderTest, *, stage: int) -> Check:
+def _zero(name: str, model: ModelUnderTest, *, stage: Literal[2, 3]) -> Check:
     init_ranks()
     error = step_error(model, stage)
     detail = f"a step on {world_size()} rank{'s' * (world_size() > 1)} in bfloat16 is within {error:.1%} of plain "
@@ -73,14 +74,14 @@ def _zero(name: str, model: ModelUnderTest, *, stage: int) -> Check:
     )
 
 
-def step_error(model: ModelUnderTest, stage: int) -> float:
+def step_error(model: ModelUnderTest, stage: Literal[2, 3]) -> float:
     """Return by how much DeepSpeed's step differs from plain descent, as a share of its norm; the same on all ranks.
 
     Each rank has its own row. The step is as long as the weights, so that rounding them to bfloat16 hardly counts.
     """
     start, gradient, rows = _plain_gradient(model)
     lr = _norm(start) / _norm(gradient)
-    config = TrainConfig(optimizer="sgd", lr=lr, grad_clip=1e30, zero_stage=2 if stage == 2 else 3)
+    config = TrainConfig(optimizer="sgd", lr=lr, grad_clip=1e30, zero_stage=stage)
     learner = Learner(_policy(model, torch.bfloat16), config, total_optimizer_steps=1)
     learner.update([rows[rank()]], _loss)
     missed = {
