@@ -95,12 +95,11 @@ def family_model(tiny_model: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Generator[Runner]:
-    """Yield a runner of commands, each in its own process, which has imported everything once."""
-    from tests.helpers.toy_runs import Runner
+def runner() -> Runner:
+    """Return a runner of commands, each in its own process, which has imported everything once."""
+    from tests.helpers.toy_runs import shared_runner
 
-    with Runner(tmp_path_factory.mktemp("commands"), crash=True) as commands:
-        yield commands
+    return shared_runner()
 
 
 @pytest.fixture(scope="session")
