@@ -20,7 +20,7 @@ from pathlib import Path
 
 assert Path(vlm_rl.__file__).parents[1] == Path.cwd()
 
-from vlm_rl.reward_process import load_reward_function
+from vlm_rl.reward_parts.function_worker import load_reward_function
 from vlm_rl.types import Grade, Problem
 
 row = vlm_rl.ALGORITHMS["dr_gspo"]

@@ -376,6 +376,7 @@ def _fork_rank(job: Job, variables: dict[str, str]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(job.get("folder", "."))
+        os.environ.update(job.get("environment", {}))
         os.environ.update(variables)
         code = run(job)
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from tests.helpers.example_run import build_run
 from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.errors import UserError
-from vlm_rl.report.charts import Series, lines
+from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure

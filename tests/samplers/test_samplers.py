@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import BuiltinFunctionType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from tests.helpers.groups import load_reference
@@ -21,7 +24,7 @@ from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
-from vlm_rl.samplers.vllm import _threads_kept
+from vlm_rl.samplers.vllm import _request, _threads_kept
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -514,6 +517,43 @@ def test_keys_and_values_of_earlier_weights_are_never_kept(
         sampler.load_weights(model.named_parameters(), version=0)
     stream.close()
     sampler.load_weights(model.named_parameters(), version=0)
+
+
+def test_an_engine_that_slept_samples_as_before(
+    sampler: Sampler, model: torch.nn.Module, prompts: list[Prompt]
+) -> None:
+    before = sampler.generate(prompts, GREEDY, seed=0, step=0)
+    sampler.sleep()
+    sampler.sleep()  # a second time changes nothing
+    sampler.load_weights(model.named_parameters(), version=0)
+    assert same(sampler.generate(prompts, GREEDY, seed=0, step=0), before)
+
+
+@pytest.mark.parametrize("running", ["vllm"], indirect=True)
+def test_weights_arrive_before_the_key_value_cache_takes_its_memory(sampler: Sampler, model: torch.nn.Module) -> None:
+    """A CPU engine has no memory to give back, but its executor counts what sleeps."""
+    llm: Any = sampler._llm
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    asleep = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        asleep.append(set(executor.sleeping_tags))
+        yield from model.named_parameters()
+
+    sampler.sleep()
+    assert executor.sleeping_tags == {"weights", "kv_cache"}
+    sampler.load_weights(weights(), version=0)
+    assert asleep == [{"kv_cache"}] and not executor.is_sleeping
+
+
+def test_an_image_is_known_by_its_pixels_and_size(prompts: list[Prompt]) -> None:
+    """The engine is told an id for each image; two images under one id would be one image to it."""
+    noise = prompts[1].images[0]
+    changed = noise.copy()
+    changed.putpixel((0, 0), (1, 2, 3))
+    images = (noise, changed, Image.new("RGB", (84, 168)), Image.new("RGB", (168, 84)), noise.copy())
+    ids = _request(replace(prompts[1], images=images))["multi_modal_uuids"]["image"]
+    assert ids[4] == ids[0] and len(set(ids)) == 4
 
 
 # --- choosing an engine ----------------------------------------------------------------------

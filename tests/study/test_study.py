@@ -26,7 +26,7 @@ from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.cli import main
 from vlm_rl.config import AlgorithmConfig, load_config
 from vlm_rl.errors import EXIT_STOPPED, UserError
-from vlm_rl.report.charts import PALETTE
+from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import findings

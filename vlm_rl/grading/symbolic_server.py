@@ -267,7 +267,7 @@ def _differ_at_a_point(gold: Any, answer: Any) -> bool | None:
     point = {symbol: sympy.Rational(prime, 13) for symbol, prime in zip(symbols, _PRIMES, strict=False)}
     try:
         if any(_has_integrals_over_intervals(side) for side in (gold, answer)):
-            # A number comes much cheaper than an antiderivative, but with fewer digits.
+            # Numeric integration is much cheaper than an antiderivative, but gives fewer digits.
             rough = [complex_parts(side.subs(point).evalf(15)) for side in (gold, answer)]
             if rough[0] is not None and rough[1] is not None and _are_apart(rough[0], rough[1], 1e-3):
                 return True
