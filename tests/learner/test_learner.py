@@ -42,31 +42,23 @@ TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_variant")
 PARTS = ("frozen_parts", "rates_by_part")
 ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
-# What takes too long for every start -> the starts, (ranks, ZeRO stage), that have it.
-SLOW_CASES = {
-    "adapters": {(1, 0), (2, 2), (2, 3)},
-    "offloaded": {(1, 3), (2, 1), (2, 2), (2, 3)},
-    "started_recipes": {(2, 2)},
-}
-LATER = ("offloaded", "started_recipes")  # and what the fast start leaves to the slow ones
-FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
+LATER = ("offloaded", "started_recipes")  # what the fast start leaves to the slow ones
+MOST = tuple(name for name in ALL if name not in (*LATER, "adapters"))
+# What is left of ZeRO 1, which shares its code with 2, and of ZeRO 3 on one rank.
+FEW = ("three_steps", "text_here_images_there", "guarded", "saved", "offloaded", "some_algorithms")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
-FAST: list[Start] = [(1, 0, (*(name for name in ALL if name not in LATER), *PARTS, "some_algorithms"))]
-# All 64 variants where nothing is split and where gradients and optimizer are; what ZeRO does to a gradient does not
-# depend on the algorithm. perf/gradients.py computes all of them everywhere.
+FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
+# All 64 variants where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the
+# algorithm. perf/gradients.py computes all of them everywhere.
 SLOW: list[Start] = [
-    (
-        ranks,
-        stage,
-        (
-            *(name for name in ALL if (ranks, stage) in SLOW_CASES.get(name, {(ranks, stage)})),
-            *(PARTS if (ranks, stage) in ((1, 0), (2, 3)) else ()),
-            "every_variant" if (ranks, stage) in ((1, 0), (2, 2)) else "some_algorithms",
-        ),
-    )
-    for ranks, stage in ((1, 0), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
-] + [(4, 2, ("one_wide_row",))]  # more ranks than the planner can fill with whole groups
+    (1, 3, FEW),
+    (2, 0, (*MOST, "some_algorithms")),
+    (2, 1, FEW),
+    (2, 2, (*ALL, "every_variant")),
+    (2, 3, (*MOST, "adapters", "offloaded", *PARTS, "some_algorithms")),
+    (4, 2, ("one_wide_row",)),  # more ranks than the planner can fill with whole groups
+]
 
 _results_of: dict[Start, dict[str, dict[str, Any]]] = {}
 
@@ -107,7 +99,7 @@ def results(
 @pytest.fixture(scope="module")
 def single(runner: Runner, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the results of one rank without ZeRO, which all others must equal."""
-    return _results_of.get(SLOW[0]) or start_ranks(runner, tiny_model, FAST[0], folder)
+    return start_ranks(runner, tiny_model, FAST[0], folder)
 
 
 @pytest.fixture(scope="module")

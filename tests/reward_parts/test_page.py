@@ -17,8 +17,7 @@ from vlm_rl.reward_parts.judge import Judge
 from vlm_rl.types import Grade, Problem
 
 RIGHT = Grade("correct", "5", "number", "")
-PROBLEM = Problem("p", "How much?", (), "5", "integer")
-
+PROBLEM = Problem("p", "How much?", (), "5", "integer", source="set", meta={"unit": "cm"})
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 
