@@ -33,7 +33,6 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONHASHSEED": "0",  # as the comparison server has it, which the worker forks
 }
 DEADLINE = 240.0  # seconds for a run, which takes a few
 

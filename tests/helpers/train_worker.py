@@ -31,7 +31,7 @@ import torch
 from tests.helpers import crash_points
 from tests.helpers.processes import children_of
 from tests.helpers.served import free_port
-from tests.helpers.warm_grader import use_warm_grader
+from tests.helpers.warm_grader import use_own_grader, use_warm_grader
 from vlm_rl import periodic_evaluation, session
 from vlm_rl import train as loop
 from vlm_rl.cli import main
@@ -53,18 +53,19 @@ Job = dict[str, Any]
 
 def die_at_point(folder: str, number: int) -> None:
     """Kill the process (SIGKILL) at its number-th operation on a file below `folder`, or fork; see crash_points.c."""
-    _without_renewals()
+    _with_points_of_a_user()
     crash_points.arm(folder, number=number)
 
 
 def list_points(folder: str, log: str) -> None:
     """Write a line for each such operation to `log`."""
-    _without_renewals()
+    _with_points_of_a_user()
     crash_points.arm(folder, log=log)
 
 
-def _without_renewals() -> None:
-    """Let the run's lock never be renewed: how often it is depends on the machine's speed."""
+def _with_points_of_a_user() -> None:
+    """Start the grader's server with a fork, and never renew the run's lock: how often depends on the machine."""
+    use_own_grader()
     lock.RENEWAL_SECONDS = 1e6
 
 
@@ -189,6 +190,8 @@ def kill_after_answers(number: int, sent: str = "SIGKILL", children: str = "") -
 
     The process ids of its children are written to the file `children` before.
     """
+    if children:
+        use_own_grader()
     periodic_evaluation.evaluate_into = partial(periodic_evaluation.evaluate_into, batch_size=1)
     add, kept = Journal.add, {"count": 0}
 

@@ -20,6 +20,7 @@ from vlm_rl.grading import symbolic_server
 from vlm_rl.grading.symbolic_client import SymbolicClient
 
 _MAX_FILES = 4096  # descriptors that a process of a test may have open
+_LAUNCH = SymbolicClient._launch
 
 
 class ForkedServer:
@@ -48,7 +49,13 @@ def use_warm_grader() -> None:
     """Let every SymbolicClient of this process and its later children get its server from a warm process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, "-m", "tests.helpers.warm_grader", str(theirs.fileno())]
-    subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    subprocess.Popen(
+        words,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONHASHSEED": "0"},  # as symbolic_client.py sets it
+    )
     theirs.close()
 
     def launch(client: SymbolicClient) -> Any:
@@ -56,6 +63,11 @@ def use_warm_grader() -> None:
         return client._server
 
     SymbolicClient._launch = launch  # type: ignore[method-assign]
+
+
+def use_own_grader() -> None:
+    """Let every SymbolicClient of this process start its server as a user's does: as a child of its own."""
+    SymbolicClient._launch = _LAUNCH  # type: ignore[method-assign]
 
 
 def _serve(requests: socket.socket) -> None:
