@@ -14,7 +14,7 @@ _SLACK = 1.0  # pixels that a box may reach beyond its image: annotators round
 
 def read_raw_box(value: Any, box_format: str) -> list[float]:
     """Return [x1, y1, x2, y2] of four numbers in the format xyxy or xywh. Raises RowError for anything else."""
-    is_numbers = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 4
+    is_numbers = isinstance(value, list | tuple) and len(value) == 4
     if not is_numbers or not all(type(v) in (int, float) and math.isfinite(v) for v in value):
         raise RowError("bad_box", f"the box must be four numbers, not {value!r:.60}")
     x1, y1, x2, y2 = value

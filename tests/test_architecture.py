@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "study": {"data", "report", "run"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"data", "evaluation", "report", "run", "samplers"},
-    "doctor": {"data", "grading", "learner", "run", "samplers"},
+    "doctor": {"data", "grading", "learner", "run", "samplers", "toy"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.

@@ -171,8 +171,9 @@ class RewardFunction:
             cost: of asking the judge.
         """
         _, text, grade, _ = call
-        sections = {"function": RewardPartConfig(weight=self.config.function_weight), **self.config.named_parts}
-        sections = {name: section for name, section in sections.items() if name in outcomes}
+        sections = self.config.named_parts
+        if "function" in outcomes:
+            sections = {"function": RewardPartConfig(weight=self.config.function_weight), **sections}
         for name, section in sections.items():
             if section.role == "accuracy":
                 grade = regraded(grade, name, outcomes[name])

@@ -29,7 +29,6 @@ from tests.helpers.browser import open_page
 from tests.helpers.endpoint_server import WORDS, Server, endpoint_server
 from tests.helpers.example_run import build_run, square_image
 from tests.helpers.served import Served
-from tests.helpers.vllm_server import vllm_server
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
@@ -404,16 +403,14 @@ def test_endpoints_as_the_operator_names_them(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, tiny_model, tmp_path):
+def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, vllm_url):
     """Greedy, a real `vllm serve`: the same prompt, pixels and settings give the same text, and the same count."""
-    with vllm_server(tiny_model, tmp_path / "log") as url:
-        far = EndpointBackend(Endpoint("far", url, ""), system=TEMPLATES["think_answer"].system)
-        greedy = replace(SHORT, temperature=0.0)
-        ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
-        assert theirs.phase == "ended" and theirs.note == "", theirs
-        assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
-        assert theirs.counted_by == "server"
+    far = EndpointBackend(Endpoint("far", vllm_url, ""), system=TEMPLATES["think_answer"].system)
+    greedy = replace(SHORT, temperature=0.0)
+    ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
+    assert theirs.phase == "ended" and theirs.note == "", theirs
+    assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
+    assert theirs.counted_by == "server"
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float = 30) -> None:

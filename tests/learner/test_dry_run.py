@@ -207,7 +207,7 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
     assert plan.max_prompt_tokens_per_step == config.rollout.prompts_per_step * 512 * copies
 
 
-def _tensors_of(layer: Any) -> list[torch.Tensor]:
+def _tensors_of(layer: Any) -> list[Any]:
     """Return what a layer of a cache keeps; transformers keeps one token less of a window than it attends to."""
     if isinstance(layer, DynamicSlidingWindowLayer):
         return [

@@ -7,65 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.helpers.families import VISION_FAMILIES
-from tests.helpers.groups import WeighedGroup, load_reference, make_prompt, noise_image, pack, random_group
+from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
+from tests.helpers.groups import WeighedGroup, load_reference
 from vlm_rl.config import ModelPart, Rows
-from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
-from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Head, Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
-from vlm_rl.types import Prompt
 
 TOLERANCE = 1e-5  # of log-probs, and of a gradient's distance over its norm
-BANNED, TEMPERATURE = [3], 0.7
 FamilyModel = Callable[[str], Path]  # the fixture family_model
-
-
-def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGroup]:
-    """Return two groups of text or, for a vision model, one of text, one with an image and one with two images."""
-    if model_type in VISION_FAMILIES:
-        images = [[], [noise_image(84, 112, 1)], [noise_image(200, 64, 2), noise_image(96, 96, 3)]]
-        prompts = [make_prompt(folder, f"How many, {n}?", pictures) for n, pictures in enumerate(images)]
-    else:
-        prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
-    return [
-        random_group(prompt, [5, 9 - seed], vocabulary=vocabulary, seed=seed, banned=BANNED)
-        for seed, prompt in enumerate(prompts)
-    ]
-
-
-def text_prompt(length: int, seed: int) -> Prompt:
-    ids = np.random.default_rng(seed).integers(10, 90, length).astype(np.int32)
-    return Prompt(f"p{seed}", text="", prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
-
-
-def packed_row(policy: Policy, groups: Sequence[WeighedGroup]) -> PackedRow:
-    chunks = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(groups)]
-    return pack(chunks, groups, lambda prompt: rope_positions(policy.model, prompt))
-
-
-def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
-    """Return the log-probs [K] of all response tokens, each response alone behind its prompt."""
-    return torch.cat([_alone(model, g.prompt, rollout.ids) for g in groups for rollout in g.rollouts])
-
-
-def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
-    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
-    extra: dict[str, Any] = dict(prompt.vision)
-    if hasattr(model.config, "vision_config"):
-        model.model.rope_deltas = None  # state that an earlier call left on the model
-        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
-    logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
-    logits[:, BANNED] = float("-inf")
-    return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
 
 
 def load_policy(folder: Path, rows: Rows = "auto") -> Policy:
@@ -99,7 +54,7 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     """One row of several prompts: log-probs, and gradients of every weight."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
 
 
@@ -109,7 +64,7 @@ def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model:
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
     policy.freeze(["tower", "merger"])
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     expected_K = unmodified_logp(reference, groups)
     ours = []
     for part in (groups[:1], groups[1:]):
@@ -153,6 +108,13 @@ def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
         assert gradients[-1].keys() == {name for name, p in policy.model.named_parameters() if p.requires_grad}
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next"])
+def test_checkpointing_keeps_windows_and_padded_rows(model_type: str, family_model: FamilyModel) -> None:
+    policy, reference = load_policy(family_model(model_type)), load_reference(family_model(model_type))
+    policy.enable_checkpointing()
+    check_equal(policy, reference, groups_of(model_type, Path(), policy.model.config.vocab_size))
 
 
 # -- mixtures of experts -------------------------------------------------------------------------------
@@ -323,7 +285,7 @@ def test_padded_rows_of_a_packed_family_equal_the_unmodified_model(
     """With positions of images in three dimensions, and with routers that count no token of the padding."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder, "padded"), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     check_equal(policy, reference, groups)
     if sums := policy.routers.take():
         tokens = sum(len(group.prompt.ids) + length for group in groups for length in group.lengths)

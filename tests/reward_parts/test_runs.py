@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from tests.helpers.judge_server import judge_server
 from tests.helpers.toy_runs import Toys
-from tests.helpers.vllm_server import vllm_server
 from vlm_rl.run.directory import RunDirectory
 
 OWN = "tests.helpers.own_reward"
@@ -25,25 +23,6 @@ def judge(folder: Path, url: str, **changes: Any) -> dict[str, Any]:
 
 def texts_below(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-def test_a_model_on_vllms_own_server_judges_a_run(toys: Toys, tmp_path: Path) -> None:
-    """The same run with its replies in the cache needs no server, and is the same run."""
-    with vllm_server(toys.model, tmp_path / "log") as url:
-        section = judge(tmp_path, url, cache=str(tmp_path / "cache"))
-        asked = toys.train_run("judged", reward={"judge": section}, train=STEP)
-    cached = toys.train_run("judged-again", reward={"judge": section}, train=STEP)
-    (first,), (second,) = list(asked.metrics()), list(cached.metrics())
-    replies = len(list((tmp_path / "cache").rglob("*.json")))
-    assert first["judge/requests"] == replies > 0 and first["judge/requests"] + first["judge/cached"] == 16
-    assert first["judge/prompt_tokens"] > 20 * replies  # an image of 84 x 84 pixels has 9 tokens
-    assert replies <= first["judge/completion_tokens"] <= 14 * replies
-    assert first["rewards/judge/undecided_rate"] < 1
-    assert (second["judge/requests"], second["judge/cached"]) == (0, 16)
-    same = [key for key in first if not key.startswith(("timing/", "judge/")) and key not in ("step_time", "attempt")]
-    assert [second[key] for key in same] == [first[key] for key in same]
 
 
 @pytest.mark.slow

@@ -268,13 +268,18 @@ def cache_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
     window = active_window(config) or tokens
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
     kept = {"full_attention": tokens, "sliding_attention": min(window, tokens), "linear_attention": 0}
-    size = 2 * text.num_key_value_heads * _head_width(text) * dtype.itemsize * sum(kept[kind] for kind in kinds)
-    if num_linear := kinds.count("linear_attention"):
+    size = 2 * _kv_heads(text) * _head_width(text) * dtype.itemsize * sum(kept.get(kind, tokens) for kind in kinds)
+    if (num_linear := kinds.count("linear_attention")) and hasattr(text, "linear_num_key_heads"):
         keys = text.linear_num_key_heads * text.linear_key_head_dim
         values = text.linear_num_value_heads * text.linear_value_head_dim
         convolution = (2 * keys + values) * text.linear_conv_kernel_dim * dtype.itemsize
         size += num_linear * (values * text.linear_key_head_dim * torch.float32.itemsize + convolution)
     return size
+
+
+def _kv_heads(text: Any) -> int:
+    """Return the heads of keys and values, which an older type does not share."""
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
 def _head_width(text: Any) -> int:
@@ -285,8 +290,9 @@ def _head_width(text: Any) -> int:
 def _mlp_width(text: Any) -> int:
     """Return the width of a layer's MLP, or of the experts that a token is given to, all together."""
     if not (experts := getattr(text, "num_experts_per_tok", None)):
-        return text.intermediate_size
-    return experts * text.moe_intermediate_size + (getattr(text, "shared_expert_intermediate_size", None) or 0)
+        return getattr(text, "intermediate_size", 4 * text.hidden_size)
+    width = getattr(text, "moe_intermediate_size", text.intermediate_size)
+    return experts * width + (getattr(text, "shared_expert_intermediate_size", None) or 0)
 
 
 def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
@@ -308,7 +314,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
         query=head * text.num_attention_heads,
-        kv=head * text.num_key_value_heads,
+        kv=head * _kv_heads(text),
         mlp=_mlp_width(text),
         layers=text.num_hidden_layers,
         has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),

@@ -65,6 +65,10 @@ class WindowedRuns:
         """Return the runs with every tensor on the device."""
         return _move(self, device)
 
+    def to(self, device: torch.device | str) -> Self:
+        """Return the layout with every tensor of it on the device."""
+        return _move(self, device)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:

@@ -179,7 +179,8 @@ class Policy(nn.Module):
             self.routers.is_padding = padded.is_padding_NL.flatten()
         positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
         # Known here: asking the ids would wait for the device.
-        self.model.base_model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
+        inner: Any = self.model.base_model
+        inner.row_has_images = any(tensor.numel() for tensor in row.vision.values())
         vision: Mapping[str, Any] = row.vision
         if "image_features" in vision:
             merged_FH, *deepstack = vision["image_features"].unbind(1)
@@ -190,7 +191,7 @@ class Policy(nn.Module):
         elif self.is_vision and not vision:
             vision = self._unused_image(row.ids_T.device)
         with save_on_cpu(pin_memory=row.ids_T.is_cuda) if self.offloads else nullcontext():
-            output = self.model.base_model(
+            output = inner(
                 input_ids=row.ids_T[None],
                 position_ids=positions,
                 use_cache=False,

@@ -131,7 +131,7 @@ def _group(prompt: Prompt, responses: Sequence[np.ndarray]) -> Group:
 def _attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Let the text layers attend by one of transformers' own implementations."""
     is_vision = hasattr(model.config, "vision_config")
-    before = model.config.get_text_config()._attn_implementation
+    before: Any = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation({"text_config": name} if is_vision else name)
     try:
         yield

@@ -304,9 +304,9 @@ class StateLayer(LinearAttentionLayer):
 
     def select(self, rows: Tensor) -> StateLayer:
         """Return a new layer of the given rows."""
-        chosen = copy(self)
-        chosen.conv_states = {index: state[rows] for index, state in self.conv_states.items()}
-        chosen.recurrent_states = {index: state[rows] for index, state in self.recurrent_states.items()}
+        chosen: Any = copy(self)
+        for name in ("conv_states", "recurrent_states"):
+            setattr(chosen, name, {index: state[rows] for index, state in getattr(self, name).items()})
         return chosen
 
 
@@ -315,7 +315,7 @@ class RoomyCache(Cache):
 
     def __init__(self, layer_types: Sequence[str] = ()) -> None:
         if "linear_attention" in layer_types:
-            states = [StateLayer() if kind == "linear_attention" else RoomyLayer() for kind in layer_types]
+            states: list[Any] = [StateLayer() if kind == "linear_attention" else RoomyLayer() for kind in layer_types]
             super().__init__(layers=states)
         else:
             super().__init__(layer_class_to_replicate=RoomyLayer)
