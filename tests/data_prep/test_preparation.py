@@ -28,6 +28,7 @@ from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_set
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.partial_set import PartialSet
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.prepared_set import schema
 from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
@@ -174,6 +175,14 @@ def test_load_dataset_opens_it_with_pictures(tmp_path) -> None:
     assert isinstance(loaded, datasets.Dataset)
     assert loaded[2]["images"][0].size == (308, 504)  # 302 and 500 on the grid of 28
     assert loaded[2]["originals"][0]["width"] == 302
+
+
+def test_the_schema_is_the_one_that_datasets_would_write() -> None:
+    from datasets import Features, Image
+
+    features = Features.from_arrow_schema(schema())
+    assert features["images"].feature == Image()
+    assert features.arrow_schema.equals(schema(), check_metadata=True)
 
 
 def test_row_groups_are_small_and_pictures_not_compressed_again(tmp_path) -> None:
