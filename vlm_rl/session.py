@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -109,7 +110,10 @@ class Session:
             max_tokens=config.rollout.max_tokens,
             grader=self.grader,
             is_stopped=lambda: self.stop_requested,
+            model_type=self.builder.config.model_type,
+            judge_cache=self.run.path / "judge_cache",
         )
+        self.reward.check_golds(self.problems)
         self.policy = self._load_policy(model_path)
         self.learner = self._make_learner()
         self.reference = self._load_reference() if config.algorithm.kl_coef else None
@@ -312,13 +316,18 @@ class Session:
             )
         with (saving if rank() == 0 else writing_checkpoint)(root, step=state["step"]) as own:
             work = Path(all_gather(str(own))[0])
-            self.learner.save(work)
+            written = dict(ChainMap(*all_gather(self.learner.save(work))))
             if rank() == 0:
                 (self.builder.processor or self.builder.tokenizer).save_pretrained(work)
-                commit(work, root, step=state["step"], info=state)
-        if rank() == 0:
-            keep = self.config.checkpoint
-            prune(root, keep_last=keep.keep_last, keep_every=keep.keep_every, best=self._best_step())
+                newest = commit(work, root, step=state["step"], info=state, written=written)
+                keep = self.config.checkpoint
+                prune(
+                    root,
+                    newest=newest,
+                    keep_last=keep.keep_last,
+                    keep_every=keep.keep_every,
+                    best=self._best_step(),
+                )
         barrier()
         return root / f"step-{state['step']:06d}"
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
 from tests.helpers.groups import (
     WeighedGroup,
     load_reference,
@@ -22,7 +23,6 @@ from tests.helpers.groups import (
     padded_logps,
     random_group,
 )
-from tests.learner.test_families import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
 from vlm_rl.config import LoraConfig, parse_config
 from vlm_rl.data.adapters import BASE_MODEL, BaseModel, load_merged, merge
 from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256

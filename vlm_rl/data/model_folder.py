@@ -178,7 +178,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
-    """Return in what these tensors, by name and on the meta device, differ from those of the folder's model."""
+    """Return how these tensors, by name and on the meta device, differ from those of the folder's model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     from transformers.utils import logging
 

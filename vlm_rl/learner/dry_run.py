@@ -444,7 +444,7 @@ def _memory_table(plan: DryRun) -> Table:
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
     table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
-    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own copy, asleep in host memory")
+    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own, dropped in the update")
     table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")
     table.add_row(
         "key-value cache",

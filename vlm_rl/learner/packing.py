@@ -62,7 +62,7 @@ class WindowedRuns:
     window: int  # tokens that a query attends to, itself included
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the runs with every tensor on the device."""
+        """Return the layout with every tensor of it on the device."""
         return _move(self, device)
 
 

@@ -131,6 +131,7 @@ class TransformersSampler:
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. Tensors that are not given keep their old values, which check_fresh detects."""
+        self._model.to(self._device)
         own = dict(self._model.named_parameters())
         for name, tensor in tensors:
             if name not in own:
@@ -145,15 +146,10 @@ class TransformersSampler:
         return fingerprint(self._model.named_parameters())
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back: the weights move to the host."""
+        """See Sampler.sleep. The weights move to the host."""
         if self._device.type != "cpu":
             self._model.to("cpu")
             torch.accelerator.empty_cache()
-
-    def wake(self) -> None:
-        if self._device.type != "cpu":
-            self._model.to(self._device)
-            check_buffers(self.name, buffer_digests(self._model), self._buffers)
 
     def close(self) -> None:
         del self._model
