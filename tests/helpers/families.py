@@ -50,7 +50,13 @@ LINEAR = {
 SHARED_EXPERT = {"shared_expert_intermediate_size": 48}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 OF_TYPE: dict[str, dict[str, Any]] = {
-    "gemma2": {**WIDE_HEADS, **WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma2": {
+        **WIDE_HEADS,
+        **WINDOW,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,  # vLLM knows no other
+    },
     "gemma3_text": {**WIDE_HEADS, **WINDOW},
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"sliding_window": None, "head_dim": 32},

@@ -210,9 +210,11 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
 def _tensors_of(layer: Any) -> list[Any]:
     """Return what a layer of a cache keeps; transformers keeps one token less of a window than it attends to."""
     if isinstance(layer, DynamicSlidingWindowLayer):
+        missing = layer.get_seq_length() >= layer.sliding_window
         return [
-            torch.nn.functional.pad(layer.keys, (0, 0, 0, layer.get_seq_length() >= layer.sliding_window))
-            for _ in range(2)
+            torch.nn.functional.pad(kept, (0, 0, 0, missing))
+            for kept in (layer.keys, layer.values)
+            if kept is not None
         ]
     if isinstance(layer, LinearAttentionLayer):
         return [*layer.conv_states.values(), *layer.recurrent_states.values()]
