@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare, train, eval, score, grade, study, report, demo, export, quickstart and doctor.
+"""The command line: vlm-rl prepare, init, train, eval, score, grade, study, report, demo, export, quickstart, doctor.
 
 A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
 keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         _add_prepare,
+        _add_init,
         _add_train,
         _add_eval,
         _add_score,
@@ -114,6 +115,24 @@ def _prepare(options: argparse.Namespace) -> None:
     from vlm_rl.data_prep.command import run
 
     run(options)
+
+
+def _add_init(commands: Commands) -> None:
+    init = commands.add_parser("init", help="write a recipe for a model and a prepared set that fits your cards")
+    init.add_argument("--model", required=True, help="a Hugging Face folder, or where you will download one to")
+    init.add_argument("--data", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets to train on")
+    init.add_argument("--eval", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to evaluate on")
+    init.add_argument("--gpus", type=int, metavar="N", help="cards of the run (default: those of this machine)")
+    init.add_argument("--gpu-memory", type=float, metavar="GB", help="of a card (default: this machine's, or 80)")
+    init.add_argument("--lora", action="store_true", help="train low-rank adapters, which takes less memory")
+    init.add_argument("--out", type=Path, metavar="FILE", help="the recipe (default: SET_MODEL.yaml)")
+    init.set_defaults(command=_init)
+
+
+def _init(options: argparse.Namespace) -> None:
+    from vlm_rl.recipe import init
+
+    init(options)
 
 
 def _add_train(commands: Commands) -> None:
