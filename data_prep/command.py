@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     columns.add_argument("--choices", nargs="+", metavar="COLUMN", help="a list of options, or a column for each")
     images = parser.add_argument_group("images")
-    images.add_argument("--min-pixels", type=int, default=3136)
-    images.add_argument("--max-pixels", type=int, default=1_003_520)
+    images.add_argument("--min-pixels", type=int, default=3136, help="smaller images are scaled up")
+    images.add_argument("--max-pixels", type=int, default=1_003_520, help="larger images are scaled down")
     images.add_argument(
         "--patch-size",
         type=int,
@@ -57,16 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
     filters.add_argument("--limit", type=int, help="keep at most this many rows")
     filters.add_argument("--min-pass-rate", type=float, default=0.0, help="rows without a rate are kept")
-    filters.add_argument("--max-pass-rate", type=float, default=1.0)
+    filters.add_argument("--max-pass-rate", type=float, default=1.0, help="rows without a rate are kept")
     filters.add_argument("--exclude-types", nargs="*", default=[], metavar="TYPE", help="answer types")
-    filters.add_argument("--keep-duplicates", action="store_true")
+    filters.add_argument("--keep-duplicates", action="store_true", help="copies of a problem are not dropped")
     filters.add_argument(
         "--against", type=Path, nargs="*", default=[], metavar="SET", help="prepared benchmarks to share nothing with"
     )
     filters.add_argument("--keep-overlap", action="store_true", help="count what --against finds, but keep it")
     length = parser.add_argument_group("prompt length")
     length.add_argument("--tokenizer", type=Path, metavar="MODEL", help="model folder to count prompt tokens with")
-    length.add_argument("--template", default="think_answer")
+    length.add_argument("--template", default="think_answer", help="the run's data.template")
     length.add_argument("--max-prompt-tokens", type=int, help="images expanded; longer prompts are left out")
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="processes for the images")
     parser.add_argument("--seed", type=int, default=0, help="of the report's random problems")

@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare, init, train, eval, score, grade, study, report, demo, export, quickstart, doctor.
+"""The command line: vlm-rl prepare, init, config, train, eval, score, grade, study, report, demo, ...
 
 A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
 keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import vlm_rl
 from vlm_rl.errors import UserError
@@ -80,14 +80,30 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to the help of an option, where it has one and the help does not say it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_said = "default" in (action.help or "") or action.default in (None, False, "", [], argparse.SUPPRESS)
+        return action.help if is_said else super()._get_help_string(action)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, and those of its commands, whose help shows defaults."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _HelpFormatter, **options})
+
+
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. Each command is added below, beside the function that runs it."""
-    parser = argparse.ArgumentParser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
+    parser = _Parser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"vlm-rl {vlm_rl.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         _add_prepare,
         _add_init,
+        _add_config,
         _add_train,
         _add_eval,
         _add_score,
@@ -133,6 +149,18 @@ def _init(options: argparse.Namespace) -> None:
     from vlm_rl.recipe import init
 
     init(options)
+
+
+def _add_config(commands: Commands) -> None:
+    config = commands.add_parser("config", help="explain a key of the configuration, a section, or all")
+    config.add_argument("key", nargs="?", default="", help="e.g. train.lr, rollout, or another trainer's name")
+    config.set_defaults(command=_config)
+
+
+def _config(options: argparse.Namespace) -> None:
+    from vlm_rl.config_reference import find_keys
+
+    print("\n".join(map(str, find_keys(options.key))))
 
 
 def _add_train(commands: Commands) -> None:

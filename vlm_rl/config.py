@@ -13,11 +13,11 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from yaml import YAMLError
 
 from vlm_rl.errors import UserError
+from vlm_rl.foreign_names import translate
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -33,7 +34,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
 ModelPart = Literal["tower", "merger", "language_model"]
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound="ConfigSection")
 
 # What a resume may change; any other change would make it a different run.
 MUTABLE_KEYS = (
@@ -52,6 +53,16 @@ class ConfigSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    def conflicts(self) -> Iterator[str]:
+        """Yield a message for each pair of values that do not fit together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _values_agree(self) -> Self:
+        if messages := list(self.conflicts()):
+            raise ValueError("\n".join(messages))
+        return self
+
 
 class LoraConfig(ConfigSection):
     """Low-rank adapters: the model stays as it is, and (alpha / rank) B A is trained beside its matrices."""
@@ -66,14 +77,12 @@ class LoraConfig(ConfigSection):
     dropout: NonNegativeFloat = 0.0
     """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
 
-    @model_validator(mode="after")
-    def _no_dropout(self) -> LoraConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.dropout:
-            raise ValueError(
+            yield (
                 f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
                 "learner's; leave it at 0"
             )
-        return self
 
 
 class ModelConfig(ConfigSection):
@@ -97,25 +106,19 @@ class ModelConfig(ConfigSection):
     lora: LoraConfig | None = None
     """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
 
-    @model_validator(mode="after")
-    def _adapters_are_trained(self) -> ModelConfig:
+    def conflicts(self) -> Iterator[str]:
         targets = self.lora.targets if self.lora else []
         parts = {target if target in get_args(ModelPart) else "language_model" for target in targets}
         if both := sorted(parts & {*self.freeze}):
-            raise ValueError(
+            yield (
                 f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
                 "other; a part without adapters stays as it is"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _offload_what_is_kept(self) -> ModelConfig:
         if self.offload_activations and not self.gradient_checkpointing:
-            raise ValueError(
+            yield (
                 "offload_activations needs gradient_checkpointing: it moves the inputs that checkpointing keeps; "
                 "without checkpointing it would also move the weights that every layer keeps for its backward pass"
             )
-        return self
 
 
 class DataConfig(ConfigSection):
@@ -128,9 +131,11 @@ class DataConfig(ConfigSection):
     max_prompt_tokens: PositiveInt = 4096
     """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
+    """Fewest pixels of an image; those of the sets' preparation."""
     max_pixels: PositiveInt = 1_003_520
     """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
     template: Literal["think_answer", "think_box", "plain"] = "think_answer"
+    """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, or neither."""
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""
 
@@ -139,25 +144,36 @@ class HadwConfig(ConfigSection):
     """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
 
     enabled: bool = False
+    """Weight prompts by how difficult they are against the belief so far."""
     scale: PositiveFloat = 1.3
     """lambda of the paper."""
     eta: PositiveFloat = 5.0
+    """eta of the paper: scale of the belief's step size."""
     window: PositiveInt = 10
     """m of the paper: how many past beliefs determine how fast the belief moves."""
     variant: Literal["adaptive", "hard"] = "adaptive"
+    """adaptive: the belief moves by a step that follows the spread of past beliefs; hard: it is the mean accuracy."""
 
 
 class AlgorithmConfig(ConfigSection):
     """A named row of vlm_rl.algorithms, with any single factor overridden."""
 
     name: str = "luspo"
+    """The row of vlm_rl.algorithms that sets what is null below; docs/algorithms.md describes each."""
     advantage: Literal["group_norm", "group_center", "leave_one_out"] | None = None
+    """Baseline and scale of a response's reward within its group; null: the algorithm's."""
     ratio: Literal["token", "sequence"] | None = None
+    """New over old probability, of each token or of the whole response; null: the algorithm's."""
     surrogate: Literal["clip", "cispo"] | None = None
+    """How the ratio is limited: PPO's clipped minimum, or a clipped weight on the log-prob; null: the algorithm's."""
     aggregation: Literal["sequence", "token", "length_weighted", "constant", "balanced"] | None = None
+    """How tokens are weighted in the batch's loss; null: the algorithm's."""
     clip_low: NonNegativeFloat | None = None
+    """The ratio is clipped below 1 - clip_low; null: the algorithm's."""
     clip_high: NonNegativeFloat | None = None
+    """The ratio is clipped above 1 + clip_high; null: the algorithm's."""
     dynamic_sampling: bool | None = None
+    """Draw more prompts in place of groups whose responses all have the same reward; null: the algorithm's."""
     max_sampling_rounds: PositiveInt = 3
     """How many times dynamic sampling may draw prompts for one step."""
     std_ddof: Literal[0, 1] = 1
@@ -177,7 +193,9 @@ class RewardConfig(ConfigSection):
     """The parts of the reward; vlm_rl.rewards has the formula."""
 
     accuracy: NonNegativeFloat = 1.0
+    """Reward for a right answer."""
     format: NonNegativeFloat = 0.5
+    """Reward for a response in the template's format."""
     overlong_buffer: NonNegativeInt = 512
     """The last tokens before max_tokens, over which the penalty grows; 0 switches it off."""
     overlong_factor: NonNegativeFloat = 0.3
@@ -193,6 +211,7 @@ class RewardConfig(ConfigSection):
     function: str = ""
     """Your own part of the reward, as module.function; docs/grading.md gives its arguments. Needs allow_function."""
     function_weight: float = 1.0
+    """What its value is multiplied by; may be negative."""
     function_timeout: PositiveFloat = 60.0
     """Seconds that one call of it may take; then the run stops."""
     allow_function: bool = False
@@ -200,23 +219,23 @@ class RewardConfig(ConfigSection):
     undecided: Literal["zero", "drop"] = "zero"
     """What to do with a response that the grader could not judge: count it as wrong (zero) or leave it out (drop)."""
     grader_workers: PositiveInt = 2
+    """Processes on each rank that compare answers symbolically."""
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
 
-    @model_validator(mode="after")
-    def _function_is_allowed(self) -> RewardConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.function and not self.allow_function:
-            raise ValueError(
+            yield (
                 f"reward.function is {self.function!r}, and importing it runs the code of its module: "
                 "read that code, then set reward.allow_function=true"
             )
-        return self
 
 
 class RolloutConfig(ConfigSection):
     """How responses are sampled."""
 
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
+    """The engine; auto: vllm where it is installed, else transformers."""
     prompts_per_step: PositiveInt = 128
     """P: prompts in a rollout batch, over all ranks."""
     responses_per_prompt: PositiveInt = 8
@@ -224,6 +243,7 @@ class RolloutConfig(ConfigSection):
     max_tokens: PositiveInt = 4096
     """Longest response in tokens; L_max of the overlong penalty."""
     temperature: PositiveFloat = 1.0
+    """Of the sampling; the learner's log-probs have it too."""
     top_p: float = 1.0
     """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
     top_k: int = 0
@@ -237,14 +257,12 @@ class RolloutConfig(ConfigSection):
     """Passed to vllm.LLM unchanged. Options that the learner decides are refused, and so is tensor parallelism: each
     rank has an engine with the whole model."""
 
-    @model_validator(mode="after")
-    def _same_distribution(self) -> RolloutConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.top_p != 1.0 or self.top_k != 0:
-            raise ValueError(
+            yield (
                 f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "
                 "with truncated sampling the learner would differentiate a different distribution"
             )
-        return self
 
 
 class TrainConfig(ConfigSection):
@@ -253,23 +271,31 @@ class TrainConfig(ConfigSection):
     steps: PositiveInt = 100
     """Rollout steps; each takes prompts_per_step / mini_batch_prompts optimizer steps."""
     mini_batch_prompts: PositiveInt = 16
+    """Prompts of one optimizer step, over all ranks; at most rollout.prompts_per_step."""
     micro_batch_tokens: PositiveInt = 16_384
     """Most tokens in one packed row; a group's prompt counts once."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW or SGD."""
     lr: PositiveFloat = 1e-6
+    """Learning rate after the warm-up."""
     lr_by_part: dict[ModelPart, NonNegativeFloat] = {}
     """Learning rates of single parts of the model, named as in model.freeze; the others have lr."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate after the warm-up: constant, or falling to 0 along a cosine until the last step."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
     weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
     grad_clip: PositiveFloat = 1.0
+    """Largest norm of a gradient; a larger one is scaled down to it."""
     fixed_grad_norm: PositiveFloat | None = None
     """Rescale every gradient to this norm instead of clipping, to compare rules whose losses differ in scale."""
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     zero_stage: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too."""
     deepspeed: dict[str, Any] = {}
     """Merged over the DeepSpeed configuration that the learner builds."""
 
@@ -282,16 +308,15 @@ class EvalConfig(ConfigSection):
     samples: PositiveInt = 1
     """k of avg@k; with temperature 0 it must be 1."""
     temperature: NonNegativeFloat = 0.0
+    """Of the sampling; 0 is greedy."""
     max_tokens: PositiveInt | None = None
-    """Longest response in tokens; None: rollout.max_tokens."""
+    """Longest response in tokens; null: rollout.max_tokens."""
 
-    @model_validator(mode="after")
-    def _greedy_once(self) -> EvalConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.temperature == 0 and self.samples != 1:
-            raise ValueError(
+            yield (
                 f"greedy decoding (temperature 0) always gives the same answer: samples must be 1, not {self.samples}"
             )
-        return self
 
 
 class CheckpointConfig(ConfigSection):
@@ -300,6 +325,7 @@ class CheckpointConfig(ConfigSection):
     every: PositiveInt = 50
     """Rollout steps between checkpoints; the last step is always saved."""
     keep_last: PositiveInt = 2
+    """How many of the newest checkpoints are kept."""
     keep_every: NonNegativeInt = 0
     """Also keep, for ever, each step that is a multiple of this; 0 keeps none."""
 
@@ -308,6 +334,7 @@ class LogConfig(ConfigSection):
     """What is shown and logged besides metrics.jsonl."""
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    """Where metrics are also sent."""
     samples_every: NonNegativeInt = 10
     """Rollout steps between tables of sample responses in the terminal; 0 prints none."""
 
@@ -316,6 +343,7 @@ class Config(ConfigSection):
     """The configuration of a run."""
 
     seed: int = 0
+    """Of the order of prompts and of the sampling."""
     out: str
     """The run directory."""
     model: ModelConfig
@@ -328,26 +356,29 @@ class Config(ConfigSection):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
 
-    @model_validator(mode="after")
-    def _sizes_agree(self) -> Config:
+    def conflicts(self) -> Iterator[str]:
         prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
         if mini > prompts:
-            raise ValueError(
+            yield (
                 f"train.mini_batch_prompts ({mini}) is above rollout.prompts_per_step ({prompts}): "
                 "a mini-batch is a part of the rollout batch; lower the first or raise the second"
             )
         row = self.rollout.max_tokens
         if self.train.micro_batch_tokens < row:
-            raise ValueError(
+            yield (
                 f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below rollout.max_tokens ({row}): "
                 "a response is never split, so a packed row must hold the longest one"
             )
         if self.reward.overlong_buffer > self.rollout.max_tokens:
-            raise ValueError(
+            yield (
                 f"reward.overlong_buffer ({self.reward.overlong_buffer}) is above rollout.max_tokens "
                 f"({self.rollout.max_tokens}): every response would be penalised"
             )
-        return self
+        if self.data.eval and "every" not in self.eval.model_fields_set:
+            yield (
+                f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
+                "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
+            )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -410,8 +441,21 @@ def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        lines = dict.fromkeys(_explain(where, detail, kind, overrides) for detail in error.errors())
-        raise UserError("\n".join(lines)) from None
+        lines = [line for detail in error.errors() for line in _explain(where, detail, kind, overrides)]
+        if all(detail["type"] == "value_error" and detail["loc"] for detail in error.errors()):  # of sections alone
+            lines += _conflict_lines(_unchecked(kind, raw).conflicts(), where, "", overrides)
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _unchecked(kind: type[_Model], raw: dict[str, Any]) -> _Model:
+    """Return the section with values that are valid one by one, so that more conflicts can be looked for."""
+    values = {}
+    for name, value in raw.items():
+        annotation = kind.model_fields[name].annotation
+        sections = [item for item in (annotation, *get_args(annotation)) if isinstance(item, type)]
+        section = next((item for item in sections if issubclass(item, ConfigSection)), None)
+        values[name] = _unchecked(section, value) if section and isinstance(value, dict) else value
+    return kind.model_construct(**values)
 
 
 def _place(key: str, where: str, overrides: Sequence[str]) -> str:
@@ -483,21 +527,29 @@ def _note(text: str) -> None:
         print(f"note: {text}", file=sys.stderr, flush=True)
 
 
-def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> str:
+def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
+    """Return the lines that explain an error of pydantic's."""
     path = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "value_error":  # values that do not fit together, from the file, the overrides or both
-        given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
-        place = f"{where} with {' '.join(given)}" if given else where
-        return f"{place}: {path + ': ' if path else ''}{detail['msg'].removeprefix('Value error, ')}"
+    if detail["type"] == "value_error":
+        return _conflict_lines(detail["msg"].removeprefix("Value error, ").split("\n"), where, path, overrides)
     where = _place(path, where, overrides)
     if detail["type"] == "extra_forbidden":
+        if theirs := list(translate(path, detail["input"])):
+            return [f"{where}: unknown key: {line}" for line in theirs]
         known = _known_keys(kind, detail["loc"][:-1])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
-        return f"{where}: unknown key {path}: {hint}"
+        return [f"{where}: unknown key {path}: {hint}"]
     if detail["type"] == "missing":
-        return f"{where}: {path} is missing; add it, because it has no default"
-    return f"{where}: {path} is {detail['input']!r}: {detail['msg']}"
+        return [f"{where}: {path} is missing; add it, because it has no default"]
+    return [f"{where}: {path} is {detail['input']!r}: {detail['msg']}"]
+
+
+def _conflict_lines(messages: Iterable[str], where: str, path: str, overrides: Sequence[str]) -> list[str]:
+    """Return messages about values that do not fit together, from the file, the overrides or both."""
+    given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
+    place = f"{where} with {' '.join(given)}" if given else where
+    return [f"{place}: {path + ': ' if path else ''}{message}" for message in messages]
 
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -202,7 +202,7 @@ def _candidates(options: argparse.Namespace, machine: Machine, facts: DataFacts)
     """Yield sizes, the best first: long responses before a low ZeRO stage, and that before long rows."""
     context, prompt = _context(options.model), _prompt_tokens(facts)
     if not machine.gpus:
-        responses = min(128, context - prompt)
+        responses = min(64, context - prompt)
         if responses >= 16:
             yield Sizes(responses, max(prompt + responses, 1024), 2, batch_size=32)
         return
@@ -240,7 +240,7 @@ def _sections(
     """Yield the sections of the recipe: name, values, and comments on some of them."""
     prompts = next(2**k for k in range(7 if machine.gpus else 3, -1, -1) if 2**k <= max(1, facts.rows // 2))
     mini = min(16, prompts)
-    steps = math.ceil(facts.rows / prompts) * math.ceil((100 if machine.gpus else 10) * prompts / facts.rows)
+    steps = math.ceil(facts.rows / prompts) * math.ceil((100 if machine.gpus else 4) * prompts / facts.rows)
     every = max(1, steps // 10)
     model: dict[str, Any] = {"path": options.model}
     if machine.gpus:
