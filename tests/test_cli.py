@@ -122,7 +122,7 @@ def test_the_module_runs_as_the_command_does() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["trian"], ["train"], ["eval", "--model"], ["prepare", "virl39k"], ["quickstart", "--seeds", "0,b"]],
+    [[], ["trian"], ["train"], ["eval", "--model"], ["prepare"], ["quickstart", "--seeds", "0,b"]],
 )
 def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[str], capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
