@@ -15,35 +15,26 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS: dict[str, set[str]] = {
     "grading": set(),
     "data": set(),
+    "reward_parts": {"data"},
     "run": {"data"},
     "samplers": {"data"},
     "learner": {"data", "run"},
     "evaluation": {"data", "grading", "run", "samplers"},
     "report": {"data", "run"},
+    "recipe": {"data", "learner"},
     "study": {"data", "report", "run"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"data", "evaluation", "report", "run", "samplers"},
-    "doctor": {"data", "grading", "learner", "run", "samplers"},
+    "doctor": {"data", "grading", "learner", "run", "samplers", "toy"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
-ABOVE = {
-    "train",
-    "session",
-    "recorder",
-    "periodic_evaluation",
-    "rewards",
-    "reward_process",
-    "recipe",
-    "api",
-    "cli",
-    "__main__",
-}
+ABOVE = {"train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
 BELOW_ONLY = {"grading": {"errors", "templates", "types"}}
 # Folders inside a room that have a door of their own.
-INNER_ROOMS = {"evaluation/benchmarks"}
+INNER_ROOMS = {"evaluation/benchmarks", "report/charts"}
 
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
@@ -227,7 +218,7 @@ def test_every_room_is_named_and_has_a_door() -> None:
 
 
 def test_vlm_rl_itself_holds_the_method_and_little_else() -> None:
-    assert len(list((ROOT / "vlm_rl").glob("*.py"))) <= 22
+    assert len(list((ROOT / "vlm_rl").glob("*.py"))) <= 23
 
 
 def test_each_heavy_library_is_imported_in_one_place() -> None:

@@ -22,7 +22,7 @@ from vlm_rl.errors import UserError
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 _SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
 
 
@@ -146,7 +146,7 @@ def _add_init(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> None:
-    from vlm_rl.recipe import init
+    from vlm_rl.recipe.command import init
 
     init(options)
 
@@ -158,7 +158,7 @@ def _add_config(commands: Commands) -> None:
 
 
 def _config(options: argparse.Namespace) -> None:
-    from vlm_rl.config_reference import find_keys
+    from vlm_rl.recipe.reference import find_keys
 
     print("\n".join(map(str, find_keys(options.key))))
 

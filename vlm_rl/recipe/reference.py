@@ -2,7 +2,7 @@
 
 The only source is vlm_rl.config: its types, its defaults, and the docstring below each key.
 
-    python -m vlm_rl.config_reference docs      # write docs/config.md and docs/other_trainers.md again
+    python -m vlm_rl.recipe.reference docs      # write docs/config.md and docs/other_trainers.md again
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ Every key of a run's YAML file. `vlm-rl config KEY` prints the same, e.g. `vlm-r
 `vlm-rl config rollout`; `vlm-rl train FILE.yaml KEY=VALUE` changes one. `vlm-rl init` writes a file to start from.
 An unknown key, a wrong value and values that do not fit together are refused, all in one message.
 
-This page is made from `vlm_rl/config.py`: `python -m vlm_rl.config_reference docs`.
+This page is made from `vlm_rl/config.py`: `python -m vlm_rl.recipe.reference docs`.
 """
 _NAMES_HEAD = """\
 # Names from other trainers
@@ -135,7 +135,7 @@ _NAMES_HEAD = """\
 What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table stands behind the message for an
 unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
 
-This page is made from `vlm_rl/foreign_names.py`: `python -m vlm_rl.config_reference docs`.
+This page is made from `vlm_rl/foreign_names.py`: `python -m vlm_rl.recipe.reference docs`.
 """
 
 
