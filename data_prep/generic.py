@@ -7,21 +7,25 @@ files: [train-*.parquet]      # optional: the tables in a folder that has severa
 source: my_set                # the name that rows carry
 columns:                      # ours: theirs; a.b is the key b of the column a
   question: prompt            # a text, or a conversation
-  answer: gold
+  answer: gold                # may be left out where there is a box
   images: picture             # optional: a path, bytes, base64, datasets' struct, a list of them; or several columns
   choices: options            # optional: a list of texts, or several columns
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
+  box: bbox                   # optional: the gold box of the row's only image, four numbers
   id: uid                     # optional: without it, a hash of question, answer and the named images
 image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
 answer_form: plain            # optional: plain, box, hashes (####), tag, option_number (from 0) or option_text
 answer_type: expression       # optional: for all rows; without it each gold's form decides
 test_only: false              # optional: mark as a benchmark
+box_format: xyxy              # optional: or xywh; of x and y the smallest, then the largest, or the size
+box_unit: pixels              # optional: pixels of the image as it is in the file, upright; or thousandths, fractions
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -32,12 +36,14 @@ from pydantic import Field
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
 from vlm_rl.data_prep.cells import answer_of, cell, choices_of, gold_in, images_of, question_of
+from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
     Fields,
+    RowError,
     UsableRow,
     convert_rows,
     id_of,
@@ -55,12 +61,17 @@ class Columns(ConfigSection):
     """The table's name for each of our columns; "" where it has none."""
 
     question: str
-    answer: str
+    answer: str = ""
     images: str | list[str] = ""
     choices: str | list[str] = ""
     difficulty: str = ""
     category: str = ""
+    box: str = ""
     id: str = ""
+
+    def conflicts(self) -> Iterator[str]:
+        if not self.answer and not self.box:
+            yield "answer is missing: name the column of the gold, or that of the gold box as box"
 
 
 class GenericSet(ConfigSection):
@@ -75,6 +86,8 @@ class GenericSet(ConfigSection):
     answer_form: Literal["plain", "box", "hashes", "tag", "option_number", "option_text"] = "plain"
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
     test_only: bool = False
+    box_format: Literal["xyxy", "xywh"] = "xyxy"
+    box_unit: Literal["pixels", "thousandths", "fractions"] = "pixels"
 
     def text(self) -> str:
         """Return the mapping as the YAML file that says the same."""
@@ -153,14 +166,21 @@ def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) ->
 def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
     question = text_of({columns.question: question_of(row, columns.question)}, columns.question)
+    meta: dict[str, Any] = {"test_only": True} if mapping.test_only else {}
+    if columns.box:
+        raw_box = read_raw_box(cell(row, columns.box), mapping.box_format)
+        meta |= {"raw_box": raw_box, "box_unit": mapping.box_unit}
+    answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
     choices = choices_of(row, _listed(columns.choices))
-    gold = gold_in(answer_of(row, columns.answer), mapping.answer_form, choices)
+    gold = gold_in(answer, mapping.answer_form, choices)
     kind: AnswerType = mapping.answer_type or infer_answer_type(gold)
     if choices:
         question = question if all(choice in question for choice in choices) else with_choices(question, choices)
     elif kind == "choice":
         choices = parse_choices(question)
     images = images_of(row, _listed(columns.images), store)
+    if columns.box and len(images) != 1:
+        raise RowError("bad_box", f"a row with a box must have one image, not {len(images)}")
     identity = (
         id_of({columns.id: cell(row, columns.id)}, columns.id) if columns.id else _digest(question, gold, images)
     )
@@ -174,7 +194,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         source=mapping.source,
         category=str(cell(row, columns.category) or "") if columns.category else "",
         difficulty=pass_rate_of(cell(row, columns.difficulty)) if columns.difficulty else -1.0,
-        meta={"test_only": True} if mapping.test_only else {},
+        meta=meta,
     )
     return problem, images
 

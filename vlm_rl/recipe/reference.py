@@ -59,17 +59,21 @@ def find_keys(name: str = "") -> list[Key]:
 
 
 def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
-    texts = _docstrings().get(section.__name__, {})
+    texts: dict[str, str] = {}
+    for parent in reversed(section.__mro__):
+        texts |= _docstrings().get(parent.__name__, {})
     for name, field in section.model_fields.items():
         inner = _section_in(field.annotation)
         if inner is None or texts.get(name):
-            kind = "a section, or null" if inner else _in_words(field.annotation, field.metadata)
+            in_words = "sections by name" if get_origin(field.annotation) is dict else "a section, or null"
+            kind = in_words if inner else _in_words(field.annotation, field.metadata)
             required = field.default is PydanticUndefined
             value = None if required else field.get_default(call_default_factory=True)
             default = "" if required else json.dumps(value)
             yield Key(f"{prefix}{name}", kind, default, texts.get(name, ""))
         if inner is not None:
-            yield from _keys(inner, f"{prefix}{name}.")
+            names = "NAME." if get_origin(field.annotation) is dict else ""
+            yield from _keys(inner, f"{prefix}{name}.{names}")
 
 
 @cache
