@@ -13,25 +13,38 @@ from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder
+    from vlm_rl.data_prep.generic import GenericSet
     from vlm_rl.data_prep.options import Options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `vlm-rl prepare`."""
-    parser.add_argument("source", help="a data set's name (docs/data.md lists them), generic, or mix")
+    parser.add_argument(
+        "source",
+        metavar="PATH|NAME",
+        help="your own data: a folder, a file, a hub id or a YAML mapping; or, with --source, a data set's name "
+        "(docs/data.md lists them), generic, or mix",
+    )
     parser.add_argument(
         "--source",
         "--from",
         dest="path",
-        required=True,
-        help="its folder, file or hub id; a YAML file for generic, mix",
+        help="with a NAME: its folder, file or hub id; a YAML file for generic, mix",
     )
-    parser.add_argument("--out", type=Path, required=True, help="the prepared set, a new folder")
-    parser.add_argument("--revision", default="", help="commit of a hub id")
-    parser.add_argument("--split", default="", help="of a data set that has several")
+    parser.add_argument("--out", type=Path, metavar="SET", help="the prepared set, a new folder")
+    parser.add_argument("--dry-run", action="store_true", help="print mapping and examples, and write nothing")
+    parser.add_argument("--revision", default="", help="commit of a hub id (own data: the newest)")
+    parser.add_argument("--split", default="", help="of a data set that has several (default: train, or the first)")
+    columns = parser.add_argument_group("columns of your own data", "By default they are guessed. a.b is b inside a.")
+    columns.add_argument("--question", metavar="COLUMN", help="texts, or conversations")
+    columns.add_argument("--answer", metavar="COLUMN", help="the right answers, or conversations")
+    columns.add_argument(
+        "--images", nargs="+", metavar="COLUMN", help="paths, bytes or base64; one column or several"
+    )
+    columns.add_argument("--choices", nargs="+", metavar="COLUMN", help="a list of options, or a column for each")
     images = parser.add_argument_group("images")
-    images.add_argument("--min-pixels", type=int, default=3136)
-    images.add_argument("--max-pixels", type=int, default=1_003_520)
+    images.add_argument("--min-pixels", type=int, default=3136, help="smaller images are scaled up")
+    images.add_argument("--max-pixels", type=int, default=1_003_520, help="larger images are scaled down")
     images.add_argument(
         "--patch-size",
         type=int,
@@ -44,16 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
     filters.add_argument("--limit", type=int, help="keep at most this many rows")
     filters.add_argument("--min-pass-rate", type=float, default=0.0, help="rows without a rate are kept")
-    filters.add_argument("--max-pass-rate", type=float, default=1.0)
+    filters.add_argument("--max-pass-rate", type=float, default=1.0, help="rows without a rate are kept")
     filters.add_argument("--exclude-types", nargs="*", default=[], metavar="TYPE", help="answer types")
-    filters.add_argument("--keep-duplicates", action="store_true")
+    filters.add_argument("--keep-duplicates", action="store_true", help="copies of a problem are not dropped")
     filters.add_argument(
         "--against", type=Path, nargs="*", default=[], metavar="SET", help="prepared benchmarks to share nothing with"
     )
     filters.add_argument("--keep-overlap", action="store_true", help="count what --against finds, but keep it")
     length = parser.add_argument_group("prompt length")
     length.add_argument("--tokenizer", type=Path, metavar="MODEL", help="model folder to count prompt tokens with")
-    length.add_argument("--template", default="think_answer")
+    length.add_argument("--template", default="think_answer", help="the run's data.template")
     length.add_argument("--max-prompt-tokens", type=int, help="images expanded; longer prompts are left out")
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8), help="processes for the images")
     parser.add_argument("--seed", type=int, default=0, help="of the report's random problems")
@@ -61,16 +74,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepare a set and print its counts."""
-    if arguments.source == "mix":
+    out = _out(arguments)
+    if arguments.source == "mix" and arguments.path:
         from vlm_rl.data_prep.mix_sets import mix_sets
 
-        print(mix_sets(Path(arguments.path), arguments.out))
+        if arguments.dry_run:
+            raise UserError("--dry-run: a mix has no examples of its own; prepare it without")
+        print(mix_sets(Path(arguments.path), out))
         return
     from vlm_rl.data_prep.preparation import prepare
     from vlm_rl.grading.grader import Grader
 
     options = _options(arguments)
-    path, revision = _locate(arguments.source, arguments.path, arguments.revision)
+    source, path, revision, mapping = _inputs(arguments)
+    if mapping or arguments.dry_run:
+        _print_examples(source, path, mapping, options.split)
+    if arguments.dry_run:
+        print("dry run: nothing was written")
+        return
     count_tokens = counted_with = None
     if arguments.tokenizer is not None:
         builder = _open_builder(arguments.tokenizer, arguments.template, options)
@@ -78,25 +99,63 @@ def run(arguments: argparse.Namespace) -> None:
         options = _on_grid_of(builder, options, chosen=arguments.patch_size)
     with Grader() as grader:
         report = prepare(
-            arguments.source,
+            source,
             path,
-            arguments.out,
+            out,
             options,
             gold_check=grader.verifies_itself,
             count_tokens=count_tokens,
             counted_with=counted_with,
             revision=revision,
+            mapping=mapping,
             workers=arguments.workers,
         )
     dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
     reused = f"; {report.shards_reused} shards were finished already" if report.shards_reused else ""
-    print(f"{arguments.out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
-    print(f"{arguments.out / 'report.html'} shows it")
+    print(f"{out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
+    print(f"{out / 'report.html'} shows it")
     if missing := report.dropped.get("image_missing"):
         print(
             f"{missing} rows name images that do not exist (dropped.jsonl has examples): if the images are a "
             "separate download, put them beside the table and prepare again"
         )
+
+
+def _out(arguments: argparse.Namespace) -> Path:
+    """Return the folder to write. Raises UserError where it is not named and something would be written."""
+    if arguments.out is None and not arguments.dry_run:
+        raise UserError("--out is missing: name the folder of the prepared set, e.g. --out data/my_set")
+    return arguments.out or Path()
+
+
+def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet | None]:
+    """Return the source, where its files are, their commit, and, for a user's own data, the guessed mapping."""
+    from vlm_rl.data_prep.own_data import map_own_data
+    from vlm_rl.data_prep.sources import SOURCES
+
+    given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices")}
+    given = {ours: [names] if isinstance(names, str) else names for ours, names in given.items() if names}
+    is_mapping = arguments.source.endswith((".yaml", ".yml"))
+    if given and (arguments.path or is_mapping):
+        raise UserError(f"--{next(iter(given))}: this is for `vlm-rl prepare PATH`, which guesses the columns")
+    if arguments.path or is_mapping:
+        source = arguments.source if arguments.path else "generic"
+        return source, *_locate(source, arguments.path or arguments.source, arguments.revision), None
+    if arguments.source in SOURCES or arguments.source in ("mix", "generic"):
+        raise UserError(
+            f"{arguments.source} is the name of a data set: say where its files are with --source; "
+            f"a folder of yours with this name is ./{arguments.source}"
+        )
+    path, mapping = map_own_data(arguments.source, split=arguments.split, revision=arguments.revision, given=given)
+    return "generic", path, mapping.revision, mapping
+
+
+def _print_examples(source: str, path: Path, mapping: GenericSet | None, split: str) -> None:
+    from vlm_rl.data_prep.generic import read_mapped
+    from vlm_rl.data_prep.own_data import print_examples
+    from vlm_rl.data_prep.sources import SOURCES
+
+    print_examples(read_mapped(path, mapping, named=path) if mapping else SOURCES[source].read(path, split))
 
 
 def _options(arguments: argparse.Namespace) -> Options:

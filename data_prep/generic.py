@@ -1,18 +1,21 @@
-r"""Read any table by a mapping of its columns, a YAML file that is named instead of the data.
+r"""Read any table by a mapping of its columns: a YAML file, or what `vlm-rl prepare PATH` guesses.
 
-# my_set.yaml;  vlm-rl prepare generic --source my_set.yaml --out data/my_set
-path: raw/my_set              # Parquet, JSON lines, JSON, a datasets folder, a folder of one of them, or a hub id
+# my_set.yaml;  vlm-rl prepare my_set.yaml --out data/my_set
+path: raw/my_set              # Parquet, JSON lines, JSON, CSV, TSV, tars, a datasets folder, or a hub id
 revision: 0123abc...          # of a hub id: its commit
+files: [train-*.parquet]      # optional: the tables in a folder that has several; globs
 source: my_set                # the name that rows carry
-columns:                      # ours: theirs
-  question: prompt
+columns:                      # ours: theirs; a.b is the key b of the column a
+  question: prompt            # a text, or a conversation
   answer: gold                # may be left out where there is a box
-  images: picture             # optional: a path, bytes, datasets' struct, or a list of them
-  choices: options            # optional: a list of texts
+  images: picture             # optional: a path, bytes, base64, datasets' struct, a list of them; or several columns
+  choices: options            # optional: a list of texts, or several columns
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
   box: bbox                   # optional: the gold box of the row's only image, four numbers
   id: uid                     # optional: without it, a hash of question, answer and the named images
+image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
+answer_form: plain            # optional: plain, box, hashes (####), tag, option_number (from 0) or option_text
 answer_type: expression       # optional: for all rows; without it each gold's form decides
 test_only: false              # optional: mark as a benchmark
 box_format: xyxy              # optional: or xywh; of x and y the smallest, then the largest, or the size
@@ -27,13 +30,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import model_validator
+import yaml
+from pydantic import Field
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
+from vlm_rl.data_prep.cells import answer_of, cell, choices_of, gold_in, images_of, question_of
 from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.hub import locate
-from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -45,10 +50,11 @@ from vlm_rl.data_prep.records import (
     pass_rate_of,
     text_of,
 )
-from vlm_rl.data_prep.row_golds import gold_of, number_gold
 from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import AnswerType, Problem
+
+_PATTERNS = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json", "*.csv", "*.tsv", "*.tar")
 
 
 class Columns(ConfigSection):
@@ -56,41 +62,51 @@ class Columns(ConfigSection):
 
     question: str
     answer: str = ""
-    images: str = ""
-    choices: str = ""
+    images: str | list[str] = ""
+    choices: str | list[str] = ""
     difficulty: str = ""
     category: str = ""
     box: str = ""
     id: str = ""
 
-    @model_validator(mode="after")
-    def _has_a_gold(self) -> Columns:
+    def conflicts(self) -> Iterator[str]:
         if not self.answer and not self.box:
-            raise ValueError("answer is missing: name the column of the gold, or that of the gold box as box")
-        return self
+            yield "answer is missing: name the column of the gold, or that of the gold box as box"
 
 
 class GenericSet(ConfigSection):
-    """The contents of the YAML file."""
+    """A mapping: where a table is, and what its columns are to us."""
 
     path: str
     source: str
     columns: Columns
     revision: str = ""
+    files: list[str] = Field(default=[])
+    image_folder: str = ""
+    answer_form: Literal["plain", "box", "hashes", "tag", "option_number", "option_text"] = "plain"
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
     test_only: bool = False
     box_format: Literal["xyxy", "xywh"] = "xyxy"
     box_unit: Literal["pixels", "thousandths", "fractions"] = "pixels"
 
+    def text(self) -> str:
+        """Return the mapping as the YAML file that says the same."""
+        tree = self.model_dump(exclude_defaults=True)
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+
 
 def read_generic(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
     """Yield the rows of the table that the YAML file `path` describes."""
     mapping = load_mapping(path)
-    patterns = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json")
-    tables = find_tables(data_path(path, mapping), patterns)
-    store = ImageStore(tables[0].parent)
-    columns = [name for name in mapping.columns.model_dump().values() if name]
-    return convert_rows(_checked(read_tables(tables), columns, path), lambda row: _convert(row, mapping, store))
+    return read_mapped(data_path(path, mapping), mapping, named=path)
+
+
+def read_mapped(data: Path, mapping: GenericSet, *, named: Path) -> Iterator[UsableRow | DroppedRow]:
+    """Yield the rows of the table at `data`; messages about the mapping begin with `named`."""
+    tables = tables_of(data, mapping)
+    store = ImageStore(image_root(data, tables, mapping))
+    columns = [name for value in mapping.columns.model_dump().values() for name in _listed(value)]
+    return convert_rows(_checked(read_tables(tables), columns, named), lambda row: _convert(row, mapping, store))
 
 
 def load_mapping(path: Path) -> GenericSet:
@@ -113,37 +129,61 @@ def data_path(path: Path, mapping: GenericSet) -> Path:
     return data
 
 
+def tables_of(data: Path, mapping: GenericSet) -> list[Path]:
+    """Return the tables that the mapping names. Raises UserError if there are none."""
+    if not mapping.files or data.is_file():
+        return find_tables(data, _PATTERNS)
+    tables = sorted({file for pattern in mapping.files for file in data.glob(pattern) if file.is_file()})
+    if not tables:
+        raise UserError(f"{data}: no file fits files: {mapping.files}")
+    return tables
+
+
+def image_root(data: Path, tables: list[Path], mapping: GenericSet) -> Path:
+    """Return the folder that paths of images begin in."""
+    if not mapping.image_folder:
+        return tables[0].parent
+    return (data.parent if data.is_file() else data) / mapping.image_folder
+
+
+def _listed(columns: str | list[str]) -> list[str]:
+    return [name for name in ([columns] if isinstance(columns, str) else columns) if name]
+
+
 def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows; a column that the first row lacks is a mistake in the mapping, not in the row."""
+    """Yield the rows; a column that the first row lacks is a mistake in the mapping, not in the row.
+
+    The samples of a tar may lack members, and nested columns may be null: of these the first part must be there.
+    """
     for number, (where, row) in enumerate(rows):
-        if number == 0 and isinstance(row, dict):
+        if number == 0 and isinstance(row, dict) and "__key__" not in row:
             for name in columns:
-                if name not in row:
+                if name not in row and name.partition(".")[0] not in row:
                     raise UserError(f"{path}: columns names {name!r}, but the table has {sorted(row)}")
         yield where, row
 
 
 def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
-    question = text_of(row, columns.question)
+    question = text_of({columns.question: question_of(row, columns.question)}, columns.question)
     meta: dict[str, Any] = {"test_only": True} if mapping.test_only else {}
     if columns.box:
-        meta |= {"raw_box": read_raw_box(row.get(columns.box), mapping.box_format), "box_unit": mapping.box_unit}
-    answer = row.get(columns.answer) if columns.answer else json.dumps(meta["raw_box"])
-    gold = gold_of(answer) if isinstance(answer, str) else number_gold(answer)
-    listed = row.get(columns.choices) if columns.choices else None
-    if listed is not None and not isinstance(listed, list):
-        raise RowError("bad_type", f"{columns.choices} must be a list, not {listed!r:.60}")
-    choices = tuple(str(choice) for choice in listed or ())
+        raw_box = read_raw_box(cell(row, columns.box), mapping.box_format)
+        meta |= {"raw_box": raw_box, "box_unit": mapping.box_unit}
+    answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
+    choices = choices_of(row, _listed(columns.choices))
+    gold = gold_in(answer, mapping.answer_form, choices)
     kind: AnswerType = mapping.answer_type or infer_answer_type(gold)
     if choices:
         question = question if all(choice in question for choice in choices) else with_choices(question, choices)
     elif kind == "choice":
         choices = parse_choices(question)
-    images = _image_refs(row.get(columns.images) if columns.images else None, store)
+    images = images_of(row, _listed(columns.images), store)
     if columns.box and len(images) != 1:
         raise RowError("bad_box", f"a row with a box must have one image, not {len(images)}")
-    identity = id_of(row, columns.id) if columns.id else _digest(question, gold, images)
+    identity = (
+        id_of({columns.id: cell(row, columns.id)}, columns.id) if columns.id else _digest(question, gold, images)
+    )
     problem = Problem(
         id=f"{mapping.source}-{identity}",
         question=question,
@@ -152,19 +192,14 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         answer_type=kind,
         choices=choices,
         source=mapping.source,
-        category=str(row.get(columns.category) or "") if columns.category else "",
-        difficulty=pass_rate_of(row.get(columns.difficulty)) if columns.difficulty else -1.0,
+        category=str(cell(row, columns.category) or "") if columns.category else "",
+        difficulty=pass_rate_of(cell(row, columns.difficulty)) if columns.difficulty else -1.0,
         meta=meta,
     )
     return problem, images
 
 
-def _image_refs(value: Any, store: ImageStore) -> list[ImageRef]:
-    if value in (None, "", []):
-        return []
-    return [image_ref(item, store) for item in (value if isinstance(value, list) else [value])]
-
-
 def _digest(question: str, gold: str, images: list[ImageRef]) -> str:
     names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in images]
-    return hashlib.sha256("\0".join([question, gold, *names]).encode()).hexdigest()[:16]
+    text = "\0".join([question, gold, *names])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]  # such a row is dropped later

@@ -43,3 +43,27 @@ def locate(named: str, revision: str, patterns: Sequence[str] = ()) -> tuple[Pat
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{named} at {revision}: not in the cache, and it cannot be downloaded: {reason}") from None
     return Path(folder), Path(folder).name
+
+
+def newest_commit(named: str) -> str:
+    """Return the newest commit of a hub id, to pin it.
+
+    Raises UserError where `named` is no hub id, or the hub cannot be asked: with the command that downloads it.
+    """
+    if not _HUB_ID.fullmatch(named):
+        raise UserError(f"{named}: no such file or folder, and no name of a data set; docs/data.md lists the names")
+    from huggingface_hub import HfApi
+
+    try:
+        commit = HfApi().dataset_info(named).sha
+    except Exception as error:  # whatever the client raises: offline, no such repository, no network
+        folder = f"raw/{named.partition('/')[2]}"
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{named}: no such file or folder here, and the hub cannot be asked: {reason}. "
+            f"If it is a data set on the hub, download it where there is a network:\n"
+            f"  hf download {named} --repo-type dataset --local-dir {folder}\n"
+            f"  vlm-rl prepare {folder} --out SET"
+        ) from None
+    assert commit is not None
+    return commit

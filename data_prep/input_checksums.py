@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.generic import data_path, load_mapping
+from vlm_rl.data_prep.generic import GenericSet, data_path, image_root, load_mapping, tables_of
 from vlm_rl.data_prep.image_files import ARCHIVES
 from vlm_rl.data_prep.prepared_set import sha256
 
@@ -14,14 +14,21 @@ _TABLES = {".parquet", ".json", ".jsonl", ".arrow", ".yaml", ".yml"}
 _IMAGE_FOLDERS = {"images", "image", "figures"}
 
 
-def describe_inputs(source: str, path: Path) -> list[dict[str, Any]]:
+def describe_inputs(source: str, path: Path, mapping: GenericSet | None = None) -> list[dict[str, Any]]:
     """Return an entry for each table (with its sha256) and archive (size alone: every image has its own checksum).
 
-    A folder of very many small tables (MATH as published) gets a single entry for all of them.
+    A folder of very many small tables (MATH as published) gets a single entry for all of them. With a mapping, `path`
+    is the data and the entries are those of the tables that the mapping names.
     """
+    if mapping is not None:
+        tables = tables_of(path, mapping)
+        beside = [image_root(path, tables, mapping) / name for name in ARCHIVES]
+        return [_entry(file, file.parent) for file in (*tables, *filter(Path.is_file, beside))]
     if source == "generic":
-        table = data_path(path, load_mapping(path))
-        return [_entry(path, path.parent), *describe_inputs("", table)]
+        mapping = load_mapping(path)
+        data = data_path(path, mapping)
+        entries = [_entry(path, path.parent), *describe_inputs("", data)]
+        return entries + [entry for entry in describe_inputs("", data, mapping) if entry not in entries]
     if path.is_file():
         beside = [path.parent / name for name in ARCHIVES if (path.parent / name).is_file()]
         return [_entry(file, path.parent) for file in (path, *beside)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data_prep.filters import cached, count_prompt_tokens, screen_row
+from vlm_rl.data_prep.generic import GenericSet, read_mapped
 from vlm_rl.data_prep.input_checksums import describe_inputs
 from vlm_rl.data_prep.leakage import check_prepared
 from vlm_rl.data_prep.merge_shards import SetCounts, merge_shards
@@ -60,6 +61,7 @@ def prepare(
     count_tokens: TokenCount | None = None,
     counted_with: Mapping[str, str] | None = None,
     revision: str = "",
+    mapping: GenericSet | None = None,
     workers: int = 1,
 ) -> PrepareReport:
     """Read a data set and write it as a prepared set.
@@ -73,6 +75,7 @@ def prepare(
         count_tokens: fills the column prompt_tokens.
         counted_with: what `count_tokens` counts with, for the manifest.
         revision: the commit, if `path` came from the hub.
+        mapping: for the source generic, the mapping of the data at `path`; None if `path` is its YAML file.
         workers: processes for the images; 1 is this process. More need the caller's main module to be
             importable (`if __name__ == "__main__"`).
 
@@ -84,13 +87,18 @@ def prepare(
     # What shards depend on: if any of it differs, the shards of an earlier call are of no use.
     plan = {
         "format": FORMAT,
-        "inputs": {"source": source, "revision": revision, "files": describe_inputs(source, path)},
+        "inputs": {
+            "source": source,
+            "revision": revision,
+            "files": describe_inputs(source, path, mapping),
+            **({"mapping": mapping.model_dump(exclude_defaults=True)} if mapping else {}),
+        },
         "options": {key: value for key, value in options.record().items() if key not in _MERGE_OPTIONS},
         "grader_version": GRADER_VERSION if gold_check else None,
         "counted_with": dict(counted_with or {}),
         "shard_rows": _shard_rows(options),
     }
-    rows = SOURCES[source].read(path, options.split)
+    rows = read_mapped(path, mapping, named=path) if mapping else SOURCES[source].read(path, options.split)
     with PartialSet(out, plan) as partial:
         stream = _ShardStream(options, partial, cached(gold_check) if gold_check else None, count_tokens)
         stream.make(_with_progress(rows, f"preparing {source}", stream), workers=workers)

@@ -1,13 +1,20 @@
-"""Find a data set's tables on disk and stream their rows: Parquet, JSON, JSON lines, datasets folders."""
+"""Find a data set's tables on disk and stream their rows: Parquet, JSON, JSON lines, CSV, TSV, Arrow, tars.
+
+These readers are our own where `datasets` has one too: its readers end at the first row that they cannot parse, and
+guess types (the text 073 becomes the number 73). Here a bad row is that row's alone, and every value stays as it is.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data.images import DEFAULT_LIMITS
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 
@@ -49,6 +56,10 @@ def read_tables(tables: Iterable[Path], columns: Sequence[str] = ()) -> Iterator
             yield from _json_lines(table)
         elif table.suffix == ".arrow":
             yield from _arrow_rows(table)
+        elif table.suffix in (".csv", ".tsv"):
+            yield from _csv_rows(table)
+        elif table.suffix == ".tar":
+            yield from _tar_rows(table)
         else:
             yield from _json_rows(table)
 
@@ -104,6 +115,83 @@ def _arrow_rows(table: Path) -> Iterator[tuple[str, Any]]:
                         number += 1
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{table}: cannot be read as an Arrow stream: {error}") from None
+
+
+def _csv_rows(table: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a CSV or TSV file with a header, every value as text; only a broken row itself is lost."""
+    csv.field_size_limit(2 * DEFAULT_LIMITS.max_bytes)  # an image as base64 takes a third more than its bytes
+    try:
+        # Bytes that are not UTF-8 become halves of surrogate pairs, for which the row is dropped.
+        with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
+            reader = csv.reader(stream, delimiter=_delimiter(table, stream.readline()))
+            stream.seek(0)
+            header = next(reader, [])
+            while True:
+                where = f"{table.name} line {reader.line_num + 1}"
+                try:
+                    fields = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    yield where, RowError("bad_csv", f"cannot be read: {error}")
+                    continue
+                if len(fields) == len(header):
+                    yield where, dict(zip(header, fields, strict=True))
+                elif fields:
+                    yield where, RowError("bad_csv", f"has {len(fields)} fields; the header has {len(header)}")
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{table}: cannot be read: {error}") from None
+
+
+def _delimiter(table: Path, header: str) -> str:
+    if table.suffix == ".tsv":
+        return "\t"
+    return ";" if header.count(";") > header.count(",") else ","
+
+
+def _tar_rows(table: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the samples of a webdataset tar: its neighbouring members that share a name up to the first dot.
+
+    A sample has "__key__", that name, and a value for each extension: JSON parsed, text as text, all else as bytes.
+    """
+    try:
+        with tarfile.open(table, "r|*") as archive:
+            sample: dict[str, Any] = {}
+            fault: RowError | None = None
+            for member in archive:
+                folder, _, file = member.name.rpartition("/")
+                stem, _, extension = file.partition(".")
+                key = f"{folder}/{stem}".removeprefix("./").lstrip("/")
+                if not member.isfile() or not stem or not extension:
+                    continue
+                if sample and sample["__key__"] != key:
+                    yield f"{table.name} sample {sample['__key__']}", fault or sample
+                    sample, fault = {}, None
+                sample["__key__"] = key
+                value = _member_value(archive, member, extension.lower())
+                if isinstance(value, RowError):
+                    fault = fault or value
+                sample[extension.lower()] = value
+            if sample:
+                yield f"{table.name} sample {sample['__key__']}", fault or sample
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise UserError(f"{table}: cannot be read as a tar archive: {error}") from None
+
+
+def _member_value(archive: tarfile.TarFile, member: tarfile.TarInfo, extension: str) -> Any:
+    """Return the value of a member; a RowError where it is too large or not what its extension says."""
+    if member.size > DEFAULT_LIMITS.max_bytes:
+        return RowError("image_unreadable", f"{member.name!r} has {member.size} bytes")
+    stream = archive.extractfile(member)
+    assert stream is not None  # it is a plain file
+    data, kind = stream.read(), extension.rpartition(".")[2]
+    if kind not in ("json", "txt", "text", "cls"):
+        return data
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return RowError("bad_text", f"{member.name!r} is not UTF-8: {error}")
+    return _json_or_error(text) if kind == "json" else text
 
 
 def _json_lines(table: Path) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -24,7 +25,10 @@ from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
-COMMANDS = ("prepare", "train", "eval", "score", "grade", "study", "report", "demo", "export", "quickstart", "doctor")
+COMMANDS = (
+    *("prepare", "init", "config", "train", "eval", "score", "grade", "study", "report", "demo", "export"),
+    *("quickstart", "doctor"),
+)
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 
 
@@ -118,7 +122,7 @@ def test_the_module_runs_as_the_command_does() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["trian"], ["train"], ["eval", "--model"], ["prepare", "virl39k"], ["quickstart", "--seeds", "0,b"]],
+    [[], ["trian"], ["train"], ["eval", "--model"], ["prepare"], ["quickstart", "--seeds", "0,b"]],
 )
 def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[str], capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -439,3 +443,27 @@ def test_several_tasks_of_srun_without_torchrun_are_refused_with_the_right_comma
 def test_one_task_and_torchrun_are_not_refused(tasks: int, variables: dict[str, str]) -> None:
     process = started_by_srun(tasks, 1, "train", "missing.yaml", **variables)
     assert "missing.yaml" in process.stderr and "srun" not in process.stderr
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+def test_help_explains_every_option_with_its_default() -> None:
+    parsers = {"": cli._parser()}
+    for name, parser in [*parsers.items()]:
+        parsers |= _commands(name, parser)
+    for name, parser in [*parsers.items()]:
+        parsers |= _commands(name, parser)
+    for name, parser in parsers.items():
+        text = " ".join(parser.format_help().split())
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) or action.default == argparse.SUPPRESS:
+                continue
+            assert action.help, (name, action.dest)
+            if isinstance(action.default, str | int | float) and action.default not in ("", False):
+                assert f"(default: {action.default}" in text, (name, action.dest)
+
+
+def _commands(name: str, parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {f"{name} {inner}": child for commands in found for inner, child in commands.items()}

@@ -10,8 +10,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from vlm_rl.config import Config, load_config, parse_config, save_config
+from vlm_rl import cli
+from vlm_rl.config import Config, HadwConfig, load_config, parse_config, save_config
 from vlm_rl.errors import UserError
+from vlm_rl.foreign_names import SETTINGS
+from vlm_rl.recipe.reference import find_keys, pages
 from vlm_rl.study.plan import load_study
 from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
@@ -77,6 +80,7 @@ def test_round_trip_of_a_config_far_from_the_defaults(minimal: Path, tmp_path: P
         "train.betas=[0.9,0.999]",
         "train.deepspeed.zero_optimization.offload_optimizer.device=cpu",
         "eval.max_tokens=64",
+        "eval.every=5",
         "log.trackers=[tensorboard]",
     ]
     config = load_config(minimal, overrides)
@@ -231,6 +235,86 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
 def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, overrides, words) -> None:
     message = refusal(minimal, *overrides)
     assert all(word in message for word in words), message
+
+
+def test_all_conflicts_are_listed_at_once(minimal: Path) -> None:
+    """Those inside sections and those between them, together."""
+    wrong = ["rollout.top_p=0.7", "eval.samples=4", "model.offload_activations=true", "model.freeze=[tower]"]
+    wrong += ["model.lora={targets: [tower]}", "train.mini_batch_prompts=256", "reward.overlong_buffer=5000"]
+    lines = refusal(minimal, *wrong, "data.eval=[data/x]").splitlines()
+    words = [
+        "top_p 0.7",
+        "greedy",
+        "offload_activations needs",
+        "freeze names tower",
+        "(256)",
+        "(5000)",
+        "eval.every",
+    ]
+    assert len(lines) == len(words)
+    assert all(any(word in line for line in lines) for word in words), lines
+
+
+def test_conflicts_wait_for_values_of_the_right_type(minimal: Path) -> None:
+    message = refusal(minimal, "rollout.top_p=0.7", "train.mini_batch_prompts=many")
+    assert "top_p 0.7" in message and "train.mini_batch_prompts is 'many'" in message and message.count("\n") == 1
+
+
+def test_sets_to_evaluate_on_need_a_time_to_do_so(minimal: Path, tmp_path: Path) -> None:
+    assert "data.eval names data/a, and eval.every is not given" in refusal(minimal, "data.eval=[data/a]")
+    switched_off = load_config(minimal, ["data.eval=[data/a]", "eval.every=0"])
+    save_config(switched_off, tmp_path / "config.yaml")  # as every older run directory has it
+    assert load_config(tmp_path / "config.yaml") == switched_off
+
+
+# -- other trainers' names, and the pages -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "ours"),
+    [
+        ("train.learning_rate=1e-6", "train.lr"),
+        ("learning_rate=1e-6", "train.lr"),
+        ("rollout.n=8", "rollout.responses_per_prompt"),
+        ("algorithm.clip_ratio=0.2", "algorithm.clip_low and algorithm.clip_high"),
+        ("actor_rollout_ref.actor.kl_loss_coef=0.1", "algorithm.kl_coef"),
+        ("worker.rollout.n=5", "rollout.responses_per_prompt"),
+        ("data.rollout_batch_size=512", "rollout.prompts_per_step"),
+        ("train.num_generations=8", "rollout.responses_per_prompt"),
+        ("init_kl_coef=0.1", "algorithm.kl_coef"),
+    ],
+)
+def test_the_names_of_other_trainers_are_understood(minimal: Path, override: str, ours: str) -> None:
+    message = refusal(minimal, override)
+    assert f" is {ours} here" in message and "did you mean" not in message and override.split("=")[0] in message
+
+
+def test_what_they_have_and_we_do_not_is_said(minimal: Path) -> None:
+    assert "ppo_epochs of EasyR1 and verl is no key here: each rollout" in refusal(minimal, "train.ppo_epochs=2")
+
+
+def test_every_setting_of_theirs_leads_to_a_key() -> None:
+    known = {key.path for key in find_keys()}
+    for setting in SETTINGS:
+        assert {*filter(None, setting.ours.split(" and "))} <= known, setting
+        assert setting.ours or setting.note, setting
+
+
+def test_every_key_is_described_and_the_pages_are_current() -> None:
+    assert [key.path for key in find_keys() if not key.text] == []
+    for name, page in pages().items():
+        assert (CONFIGS.parent / "docs" / name).read_text() == page, "run: python -m vlm_rl.recipe.reference docs"
+
+
+def test_a_key_is_found_by_path_section_and_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [key.path for key in find_keys("train.lr")] == [key.path for key in find_keys("lr")] == ["train.lr"]
+    assert {key.path for key in find_keys("algorithm.hadw")} == {
+        f"algorithm.hadw.{name}" for name in HadwConfig.model_fields
+    }
+    assert cli.main(["config", "rollout.top_k"]) == 0
+    assert capsys.readouterr().out.startswith("rollout.top_k: a whole number; default 0\n    Must be 0 (off)")
+    assert cli.main(["config", "clip_ratio"]) == 2 and "algorithm.clip_low" in capsys.readouterr().err
+    assert cli.main(["config", "train.lrr"]) == 2 and "train.lr" in capsys.readouterr().err
 
 
 # -- who is to blame -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line: vlm-rl prepare, train, eval, score, grade, study, report, demo, export, quickstart and doctor.
+"""The command line: vlm-rl prepare, init, config, train, eval, score, grade, study, report, demo, ...
 
 A UserError is printed as its message and exits with 2, and so does a full disk; any other exception is our fault and
 keeps its traceback. Heavy imports happen inside the function that runs a command, never before the arguments are
@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import vlm_rl
 from vlm_rl.errors import UserError
@@ -22,7 +22,7 @@ from vlm_rl.errors import UserError
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 _SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
 
 
@@ -80,13 +80,30 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to the help of an option, where it has one and the help does not say it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_said = "default" in (action.help or "") or action.default in (None, False, "", [], argparse.SUPPRESS)
+        return action.help if is_said else super()._get_help_string(action)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, and those of its commands, whose help shows defaults."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _HelpFormatter, **options})
+
+
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. Each command is added below, beside the function that runs it."""
-    parser = argparse.ArgumentParser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
+    parser = _Parser(prog="vlm-rl", description="Reinforcement learning with verifiable rewards.")
     parser.add_argument("--version", action="version", version=f"vlm-rl {vlm_rl.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
         _add_prepare,
+        _add_init,
+        _add_config,
         _add_train,
         _add_eval,
         _add_score,
@@ -114,6 +131,36 @@ def _prepare(options: argparse.Namespace) -> None:
     from vlm_rl.data_prep.command import run
 
     run(options)
+
+
+def _add_init(commands: Commands) -> None:
+    init = commands.add_parser("init", help="write a recipe for a model and a prepared set that fits your cards")
+    init.add_argument("--model", required=True, help="a Hugging Face folder, or where you will download one to")
+    init.add_argument("--data", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets to train on")
+    init.add_argument("--eval", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to evaluate on")
+    init.add_argument("--gpus", type=int, metavar="N", help="cards of the run (default: those of this machine)")
+    init.add_argument("--gpu-memory", type=float, metavar="GB", help="of a card (default: this machine's, or 80)")
+    init.add_argument("--lora", action="store_true", help="train low-rank adapters, which takes less memory")
+    init.add_argument("--out", type=Path, metavar="FILE", help="the recipe (default: SET_MODEL.yaml)")
+    init.set_defaults(command=_init)
+
+
+def _init(options: argparse.Namespace) -> None:
+    from vlm_rl.recipe.command import init
+
+    init(options)
+
+
+def _add_config(commands: Commands) -> None:
+    config = commands.add_parser("config", help="explain a key of the configuration, a section, or all")
+    config.add_argument("key", nargs="?", default="", help="e.g. train.lr, rollout, or another trainer's name")
+    config.set_defaults(command=_config)
+
+
+def _config(options: argparse.Namespace) -> None:
+    from vlm_rl.recipe.reference import find_keys
+
+    print("\n".join(map(str, find_keys(options.key))))
 
 
 def _add_train(commands: Commands) -> None:

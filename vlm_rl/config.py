@@ -13,11 +13,11 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from yaml import YAMLError
 
 from vlm_rl.errors import UserError
+from vlm_rl.foreign_names import translate
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -35,7 +36,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
 Rows = Literal["auto", "padded"]
 ModelPart = Literal["tower", "merger", "language_model"]
-_Model = TypeVar("_Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound="ConfigSection")
 
 # What a resume may change; any other change would make it a different run.
 MUTABLE_KEYS = (
@@ -55,6 +56,16 @@ class ConfigSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    def conflicts(self) -> Iterator[str]:
+        """Yield a message for each pair of values that do not fit together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _values_agree(self) -> Self:
+        if messages := list(self.conflicts()):
+            raise ValueError("\n".join(messages))
+        return self
+
 
 class LoraConfig(ConfigSection):
     """Low-rank adapters: the model stays as it is, and (alpha / rank) B A is trained beside its matrices."""
@@ -69,14 +80,12 @@ class LoraConfig(ConfigSection):
     dropout: NonNegativeFloat = 0.0
     """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
 
-    @model_validator(mode="after")
-    def _no_dropout(self) -> LoraConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.dropout:
-            raise ValueError(
+            yield (
                 f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
                 "learner's; leave it at 0"
             )
-        return self
 
 
 class ModelConfig(ConfigSection):
@@ -105,25 +114,19 @@ class ModelConfig(ConfigSection):
     lora: LoraConfig | None = None
     """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
 
-    @model_validator(mode="after")
-    def _adapters_are_trained(self) -> ModelConfig:
+    def conflicts(self) -> Iterator[str]:
         targets = self.lora.targets if self.lora else []
         parts = {target if target in get_args(ModelPart) else "language_model" for target in targets}
         if both := sorted(parts & {*self.freeze}):
-            raise ValueError(
+            yield (
                 f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
                 "other; a part without adapters stays as it is"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _offload_what_is_kept(self) -> ModelConfig:
         if self.offload_activations and not self.gradient_checkpointing:
-            raise ValueError(
+            yield (
                 "offload_activations needs gradient_checkpointing: it moves the inputs that checkpointing keeps; "
                 "without checkpointing it would also move the weights that every layer keeps for its backward pass"
             )
-        return self
 
 
 class DataConfig(ConfigSection):
@@ -136,9 +139,11 @@ class DataConfig(ConfigSection):
     max_prompt_tokens: PositiveInt = 4096
     """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
     min_pixels: PositiveInt = 3136
+    """Fewest pixels of an image; those of the sets' preparation."""
     max_pixels: PositiveInt = 1_003_520
     """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
     template: Literal["think_answer", "think_box", "plain"] = "think_answer"
+    """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, or neither."""
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""
 
@@ -147,25 +152,36 @@ class HadwConfig(ConfigSection):
     """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
 
     enabled: bool = False
+    """Weight prompts by how difficult they are against the belief so far."""
     scale: PositiveFloat = 1.3
     """lambda of the paper."""
     eta: PositiveFloat = 5.0
+    """eta of the paper: scale of the belief's step size."""
     window: PositiveInt = 10
     """m of the paper: how many past beliefs determine how fast the belief moves."""
     variant: Literal["adaptive", "hard"] = "adaptive"
+    """adaptive: the belief moves by a step that follows the spread of past beliefs; hard: it is the mean accuracy."""
 
 
 class AlgorithmConfig(ConfigSection):
     """A named row of vlm_rl.algorithms, with any single factor overridden."""
 
     name: str = "luspo"
+    """The row of vlm_rl.algorithms that sets what is null below; docs/algorithms.md describes each."""
     advantage: Literal["group_norm", "group_center", "leave_one_out"] | None = None
+    """Baseline and scale of a response's reward within its group; null: the algorithm's."""
     ratio: Literal["token", "sequence"] | None = None
+    """New over old probability, of each token or of the whole response; null: the algorithm's."""
     surrogate: Literal["clip", "cispo"] | None = None
+    """How the ratio is limited: PPO's clipped minimum, or a clipped weight on the log-prob; null: the algorithm's."""
     aggregation: Literal["sequence", "token", "length_weighted", "constant", "balanced"] | None = None
+    """How tokens are weighted in the batch's loss; null: the algorithm's."""
     clip_low: NonNegativeFloat | None = None
+    """The ratio is clipped below 1 - clip_low; null: the algorithm's."""
     clip_high: NonNegativeFloat | None = None
+    """The ratio is clipped above 1 + clip_high; null: the algorithm's."""
     dynamic_sampling: bool | None = None
+    """Draw more prompts in place of groups whose responses all have the same reward; null: the algorithm's."""
     max_sampling_rounds: PositiveInt = 3
     """How many times dynamic sampling may draw prompts for one step."""
     std_ddof: Literal[0, 1] = 1
@@ -190,12 +206,10 @@ class RewardPartConfig(ConfigSection):
     """part: added to the reward. accuracy: it decides, instead of the grader, whether the response is right: from 0.5
     on. logged: a metric and nothing else."""
 
-    @model_validator(mode="after")
-    def _weight_is_used(self) -> RewardPartConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.role != "part" and self.weight != 1.0:
             place = "reward.accuracy is the weight then" if self.role == "accuracy" else "it is not rewarded"
-            raise ValueError(f"weight is {self.weight} in the role {self.role}, where {place}: leave it out")
-        return self
+            yield f"weight is {self.weight} in the role {self.role}, where {place}: leave it out"
 
 
 class FunctionConfig(RewardPartConfig):
@@ -227,17 +241,21 @@ class JudgeConfig(RewardPartConfig):
     url: str
     """Up to and including /v1."""
     model: str
+    """The model's name there."""
     prompt: str
     """A text file that holds {response} and may hold {question}, {answer} and {extracted}, the response's answer."""
     parser: Literal["number", "yes_no", "json"] = "number"
     """How the score is read from the reply: its last number, its last yes or no, or "score" in its last JSON."""
     lowest: float = 0.0
+    """The score whose value is 0."""
     highest: float = 1.0
     """The range of the judge's scores, of which the value is 0 and 1. A score outside it is no score."""
     images: bool = False
     """Send the problem's images too."""
     max_tokens: PositiveInt = 512
+    """Longest reply in tokens."""
     temperature: NonNegativeFloat = 0.0
+    """Of the judge's sampling; 0 is greedy."""
     api_key_env: str = ""
     """The environment variable that holds the API key; "" sends none."""
     concurrency: PositiveInt = 16
@@ -249,16 +267,17 @@ class JudgeConfig(RewardPartConfig):
     cache: str = ""
     """Folder of replies that are not asked for again; "": judge_cache in the run's directory."""
 
-    @model_validator(mode="after")
-    def _can_be_asked(self) -> JudgeConfig:
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
         if not is_plain_address(self.url):
-            raise ValueError("url is no plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an "
-                             "environment variable, see api_key_env")  # fmt: skip
+            yield (
+                "url is no plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an environment "
+                "variable, see api_key_env"
+            )
         if self.api_key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
-            raise ValueError("api_key_env must be the name of an environment variable, such as JUDGE_API_KEY")
+            yield "api_key_env must be the name of an environment variable, such as JUDGE_API_KEY"
         if not self.lowest < self.highest:
-            raise ValueError(f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest")
-        return self
+            yield f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest"
 
 
 _PART_NAMES = (
@@ -271,7 +290,9 @@ class RewardConfig(ConfigSection):
     """The parts of the reward; vlm_rl.rewards has the formula."""
 
     accuracy: NonNegativeFloat = 1.0
+    """Reward for a right answer."""
     format: NonNegativeFloat = 0.5
+    """Reward for a response in the template's format."""
     overlong_buffer: NonNegativeInt = 512
     """The last tokens before max_tokens, over which the penalty grows; 0 switches it off."""
     overlong_factor: NonNegativeFloat = 0.3
@@ -287,6 +308,7 @@ class RewardConfig(ConfigSection):
     function: str = ""
     """Your own part of the reward, as module.function; the run stops where it fails. Needs allow_function."""
     function_weight: float = 1.0
+    """What its value is multiplied by; may be negative."""
     functions: dict[str, FunctionConfig] = {}
     """Several functions of your own, by name. Needs allow_function."""
     function_timeout: PositiveFloat = 60.0
@@ -302,8 +324,27 @@ class RewardConfig(ConfigSection):
     """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
     the answer wrong (zero), or the response is left out (drop)."""
     grader_workers: PositiveInt = 2
+    """Processes on each rank that compare answers symbolically."""
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
+
+    def conflicts(self) -> Iterator[str]:
+        paths = {f"functions.{name}.path": function.path for name, function in self.functions.items()}
+        for key, path in {"function": self.function, **paths}.items():
+            if path and not self.allow_function:
+                yield (
+                    f"reward.{key} is {path!r}, and importing it runs the code of its module: "
+                    "read that code, then set reward.allow_function=true"
+                )
+        for name in self.functions:
+            if name in _PART_NAMES or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+                yield (
+                    f"functions.{name}: a function's name has small letters, digits and _, and is none of "
+                    f"{', '.join(_PART_NAMES)}"
+                )
+        judges = [name for name, section in self.named_parts.items() if section.role == "accuracy"]
+        if len(judges) > 1:
+            yield f"{' and '.join(judges)} have the role accuracy, which only one part can have"
 
     @property
     def named_parts(self) -> dict[str, RewardPartConfig]:
@@ -311,39 +352,12 @@ class RewardConfig(ConfigSection):
         sections = {"iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
         return {**self.functions, **{name: section for name, section in sections.items() if section is not None}}
 
-    @model_validator(mode="after")
-    def _function_is_allowed(self) -> RewardConfig:
-        paths = {f"functions.{name}.path": function.path for name, function in self.functions.items()}
-        for key, path in {"function": self.function, **paths}.items():
-            if path and not self.allow_function:
-                raise ValueError(
-                    f"reward.{key} is {path!r}, and importing it runs the code of its module: "
-                    "read that code, then set reward.allow_function=true"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _names_are_free(self) -> RewardConfig:
-        for name in self.functions:
-            if name in _PART_NAMES or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
-                raise ValueError(
-                    f"functions.{name}: a function's name has small letters, digits and _, and is none of "
-                    f"{', '.join(_PART_NAMES)}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _accuracy_is_one(self) -> RewardConfig:
-        judges = [name for name, section in self.named_parts.items() if section.role == "accuracy"]
-        if len(judges) > 1:
-            raise ValueError(f"{' and '.join(judges)} have the role accuracy, which only one part can have")
-        return self
-
 
 class RolloutConfig(ConfigSection):
     """How responses are sampled."""
 
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
+    """The engine; auto: vllm where it is installed, else transformers."""
     prompts_per_step: PositiveInt = 128
     """P: prompts in a rollout batch, over all ranks."""
     responses_per_prompt: PositiveInt = 8
@@ -351,6 +365,7 @@ class RolloutConfig(ConfigSection):
     max_tokens: PositiveInt = 4096
     """Longest response in tokens; L_max of the overlong penalty."""
     temperature: PositiveFloat = 1.0
+    """Of the sampling; the learner's log-probs have it too."""
     top_p: float = 1.0
     """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
     top_k: int = 0
@@ -364,14 +379,12 @@ class RolloutConfig(ConfigSection):
     """Passed to vllm.LLM unchanged. Options that the learner decides are refused, and so is tensor parallelism: each
     rank has an engine with the whole model."""
 
-    @model_validator(mode="after")
-    def _same_distribution(self) -> RolloutConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.top_p != 1.0 or self.top_k != 0:
-            raise ValueError(
+            yield (
                 f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "
                 "with truncated sampling the learner would differentiate a different distribution"
             )
-        return self
 
 
 class TrainConfig(ConfigSection):
@@ -380,23 +393,31 @@ class TrainConfig(ConfigSection):
     steps: PositiveInt = 100
     """Rollout steps; each takes prompts_per_step / mini_batch_prompts optimizer steps."""
     mini_batch_prompts: PositiveInt = 16
+    """Prompts of one optimizer step, over all ranks; at most rollout.prompts_per_step."""
     micro_batch_tokens: PositiveInt = 16_384
     """Most tokens in one packed row; a group's prompt counts once."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW or SGD."""
     lr: PositiveFloat = 1e-6
+    """Learning rate after the warm-up."""
     lr_by_part: dict[ModelPart, NonNegativeFloat] = {}
     """Learning rates of single parts of the model, named as in model.freeze; the others have lr."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate after the warm-up: constant, or falling to 0 along a cosine until the last step."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
     weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
     grad_clip: PositiveFloat = 1.0
+    """Largest norm of a gradient; a larger one is scaled down to it."""
     fixed_grad_norm: PositiveFloat | None = None
     """Rescale every gradient to this norm instead of clipping, to compare rules whose losses differ in scale."""
     max_skipped_in_a_row: PositiveInt = 5
     """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
     zero_stage: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too."""
     deepspeed: dict[str, Any] = {}
     """Merged over the DeepSpeed configuration that the learner builds."""
 
@@ -409,16 +430,15 @@ class EvalConfig(ConfigSection):
     samples: PositiveInt = 1
     """k of avg@k; with temperature 0 it must be 1."""
     temperature: NonNegativeFloat = 0.0
+    """Of the sampling; 0 is greedy."""
     max_tokens: PositiveInt | None = None
-    """Longest response in tokens; None: rollout.max_tokens."""
+    """Longest response in tokens; null: rollout.max_tokens."""
 
-    @model_validator(mode="after")
-    def _greedy_once(self) -> EvalConfig:
+    def conflicts(self) -> Iterator[str]:
         if self.temperature == 0 and self.samples != 1:
-            raise ValueError(
+            yield (
                 f"greedy decoding (temperature 0) always gives the same answer: samples must be 1, not {self.samples}"
             )
-        return self
 
 
 class CheckpointConfig(ConfigSection):
@@ -427,6 +447,7 @@ class CheckpointConfig(ConfigSection):
     every: PositiveInt = 50
     """Rollout steps between checkpoints; the last step is always saved."""
     keep_last: PositiveInt = 2
+    """How many of the newest checkpoints are kept."""
     keep_every: NonNegativeInt = 0
     """Also keep, for ever, each step that is a multiple of this; 0 keeps none."""
 
@@ -435,6 +456,7 @@ class LogConfig(ConfigSection):
     """What is shown and logged besides metrics.jsonl."""
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    """Where metrics are also sent."""
     samples_every: NonNegativeInt = 10
     """Rollout steps between tables of sample responses in the terminal; 0 prints none."""
 
@@ -443,6 +465,7 @@ class Config(ConfigSection):
     """The configuration of a run."""
 
     seed: int = 0
+    """Of the order of prompts and of the sampling."""
     out: str
     """The run directory."""
     model: ModelConfig
@@ -455,26 +478,29 @@ class Config(ConfigSection):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
 
-    @model_validator(mode="after")
-    def _sizes_agree(self) -> Config:
+    def conflicts(self) -> Iterator[str]:
         prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
         if mini > prompts:
-            raise ValueError(
+            yield (
                 f"train.mini_batch_prompts ({mini}) is above rollout.prompts_per_step ({prompts}): "
                 "a mini-batch is a part of the rollout batch; lower the first or raise the second"
             )
         row = self.rollout.max_tokens
         if self.train.micro_batch_tokens < row:
-            raise ValueError(
+            yield (
                 f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below rollout.max_tokens ({row}): "
                 "a response is never split, so a packed row must hold the longest one"
             )
         if self.reward.overlong_buffer > self.rollout.max_tokens:
-            raise ValueError(
+            yield (
                 f"reward.overlong_buffer ({self.reward.overlong_buffer}) is above rollout.max_tokens "
                 f"({self.rollout.max_tokens}): every response would be penalised"
             )
-        return self
+        if self.data.eval and "every" not in self.eval.model_fields_set:
+            yield (
+                f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
+                "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
+            )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -537,8 +563,26 @@ def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        lines = dict.fromkeys(_explain(where, detail, kind, overrides) for detail in error.errors())
-        raise UserError("\n".join(lines)) from None
+        lines = [line for detail in error.errors() for line in _explain(where, detail, kind, overrides)]
+        if all(detail["type"] == "value_error" and detail["loc"] for detail in error.errors()):  # of sections alone
+            lines += _conflict_lines(_unchecked(kind, raw).conflicts(), where, "", overrides)
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _unchecked(kind: type[_Model], raw: dict[str, Any]) -> _Model:
+    """Return the section with values that are valid one by one, so that more conflicts can be looked for."""
+    values = {}
+    for name, value in raw.items():
+        annotation = kind.model_fields[name].annotation
+        sections = [item for item in (annotation, *get_args(annotation)) if isinstance(item, type)]
+        section = next((item for item in sections if issubclass(item, ConfigSection)), None)
+        if section is None or not isinstance(value, dict):
+            values[name] = value
+        elif get_origin(annotation) is dict:
+            values[name] = {key: _unchecked(section, item) for key, item in value.items()}
+        else:
+            values[name] = _unchecked(section, value)
+    return kind.model_construct(**values)
 
 
 def _place(key: str, where: str, overrides: Sequence[str]) -> str:
@@ -610,21 +654,29 @@ def _note(text: str) -> None:
         print(f"note: {text}", file=sys.stderr, flush=True)
 
 
-def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> str:
+def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
+    """Return the lines that explain an error of pydantic's."""
     path = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "value_error":  # values that do not fit together, from the file, the overrides or both
-        given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
-        place = f"{where} with {' '.join(given)}" if given else where
-        return f"{place}: {path + ': ' if path else ''}{detail['msg'].removeprefix('Value error, ')}"
+    if detail["type"] == "value_error":
+        return _conflict_lines(detail["msg"].removeprefix("Value error, ").split("\n"), where, path, overrides)
     where = _place(path, where, overrides)
     if detail["type"] == "extra_forbidden":
+        if theirs := list(translate(path, detail["input"])):
+            return [f"{where}: unknown key: {line}" for line in theirs]
         known = _known_keys(kind, detail["loc"][:-1])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
-        return f"{where}: unknown key {path}: {hint}"
+        return [f"{where}: unknown key {path}: {hint}"]
     if detail["type"] == "missing":
-        return f"{where}: {path} is missing; add it, because it has no default"
-    return f"{where}: {path} is {detail['input']!r}: {detail['msg']}"
+        return [f"{where}: {path} is missing; add it, because it has no default"]
+    return [f"{where}: {path} is {detail['input']!r}: {detail['msg']}"]
+
+
+def _conflict_lines(messages: Iterable[str], where: str, path: str, overrides: Sequence[str]) -> list[str]:
+    """Return messages about values that do not fit together, from the file, the overrides or both."""
+    given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
+    place = f"{where} with {' '.join(given)}" if given else where
+    return [f"{place}: {path + ': ' if path else ''}{message}" for message in messages]
 
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

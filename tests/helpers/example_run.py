@@ -76,6 +76,7 @@ def build_run(
         "rollout": {"prompts_per_step": 8, "responses_per_prompt": 8, "max_tokens": MAX_TOKENS},
         "reward": {"overlong_buffer": 16},
         "train": {"steps": max(steps, 1), "mini_batch_prompts": 4, "micro_batch_tokens": 2048},
+        "eval": {"every": 0},
     }
     run = RunDirectory(path).create(parse_config(config))
     rng = np.random.default_rng(seed)

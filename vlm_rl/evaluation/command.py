@@ -350,7 +350,5 @@ def _configuration(options: argparse.Namespace) -> Config:
     if options.model.resolve().parent.name == "checkpoints" and (run.path / "config.yaml").is_file():
         return run.config().model_copy(update={"out": str(options.out)})
     sets = [str(path) for path in options.data]
-    return parse_config(
-        {"out": str(options.out), "model": {"path": str(options.model)}, "data": {"train": sets, "eval": sets}},
-        where="eval",
-    )
+    tree = {"model": {"path": str(options.model)}, "data": {"train": sets, "eval": sets}, "eval": {"every": 0}}
+    return parse_config({"out": str(options.out), **tree}, where="eval")

@@ -1,0 +1,173 @@
+"""Read the values of a user's table: nested columns, conversations, images in every usual form, options.
+
+A conversation is a list of turns: {"role", "content"} as in OpenAI's messages, or {"from", "value"} as in LLaVA's and
+ShareGPT's. A content is a text, or a list of parts of which some are images.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlm_rl.data.golds import LETTERS
+from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.records import Fields, RowError
+from vlm_rl.data_prep.row_golds import gold_of, last_box, number_gold
+from vlm_rl.types import IMAGE_MARKER
+
+USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt")
+_TURN_KEYS = (("role", "content"), ("from", "value"))
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.S)
+_BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR)[A-Za-z0-9+/\s]{64,}={0,2}\s*")  # PNG, JPEG, WEBP
+
+
+def cell(row: Fields, column: str) -> Any:
+    """Return the value of a column, None where the row has none; a.b is the key b of the column a."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+def is_conversation(value: Any) -> bool:
+    """Say whether a value is a list of turns."""
+    return bool(value) and isinstance(value, list) and all(_turn(item) is not None for item in value)
+
+
+def _turn(item: Any) -> tuple[str, Any] | None:
+    for role, content in _TURN_KEYS:
+        if isinstance(item, Mapping) and isinstance(item.get(role), str) and content in item:
+            return item[role].lower(), item[content]
+    return None
+
+
+def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
+    """Return the content of the only turn of `roles`. Raises RowError where there is none, or more than one."""
+    contents = [turn[1] for item in conversation if (turn := _turn(item)) is not None and turn[0] in roles]
+    if len(contents) != 1:
+        reason = "several_turns" if contents else "turn_missing"
+        raise RowError(reason, f"the conversation has {len(contents)} turns of {roles[0]}; there must be one")
+    return contents[0]
+
+
+def content_text(content: Any) -> Any:
+    """Return the text of a content, a marker for each of its images; what is no list of parts stays as it is."""
+    if not isinstance(content, list):
+        return content
+    return "\n".join(
+        IMAGE_MARKER if _is_image_part(part) else str(part.get("text") or "") for part in _parts(content)
+    )
+
+
+def content_images(content: Any) -> list[Any]:
+    """Return the images that a content's parts hold, in their order."""
+    parts = _parts(content) if isinstance(content, list) else []
+    images = [part.get("image_url") or part.get("image") for part in parts if _is_image_part(part)]
+    return [image.get("url", image) if isinstance(image, Mapping) else image for image in images if image]
+
+
+def _parts(content: list[Any]) -> Iterator[Mapping[str, Any]]:
+    for part in content:
+        if not isinstance(part, Mapping):
+            raise RowError("bad_type", f"a part of a message must be an object, not {part!r:.60}")
+        yield part
+
+
+def _is_image_part(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in ("image", "image_url")
+
+
+# -- a problem's parts -----------------------------------------------------------------------------
+
+
+def question_of(row: Fields, column: str) -> Any:
+    """Return the question in a column: its value, or what the user says in its conversation."""
+    value = cell(row, column)
+    return content_text(turn_of(value, USER)) if is_conversation(value) else value
+
+
+def answer_of(row: Fields, column: str) -> Any:
+    """Return the answer in a column: its value, or what the assistant says in its conversation."""
+    value = cell(row, column)
+    return content_text(turn_of(value, ASSISTANT)) if is_conversation(value) else value
+
+
+def gold_in(answer: Any, form: str, choices: tuple[str, ...]) -> str:
+    """Return the gold of an answer that is written in a form of GenericSet.answer_form.
+
+    Raises RowError where the form is not there.
+    """
+    if form == "option_number":
+        text = str(answer)
+        if isinstance(answer, bool) or not text.isdecimal() or int(text) >= min(len(choices), len(LETTERS)):
+            raise RowError("bad_value", f"the answer is {answer!r:.40}, no number of {len(choices)} options from 0")
+        return LETTERS[int(text)]
+    if not isinstance(answer, str):
+        return number_gold(answer)
+    if form == "box":
+        answer = last_box(answer)
+    elif form in ("hashes", "tag"):
+        found = _TAG.findall(answer)[-1:] if form == "tag" else answer.split("####")[1:][-1:]
+        if not found:
+            mark = "<answer> tag" if form == "tag" else "####"
+            raise RowError("answer_missing", f"the answer has no {mark}: ...{answer[-60:]!r}")
+        answer = found[0].strip()
+    gold = gold_of(answer)
+    if form == "option_text" and (same := [index for index, choice in enumerate(choices) if choice.strip() == gold]):
+        return LETTERS[same[0]] if len(same) == 1 and same[0] < len(LETTERS) else gold
+    return gold
+
+
+def choices_of(row: Fields, columns: list[str]) -> tuple[str, ...]:
+    """Return the options: the list in one column, or the values of several. Raises RowError where it is no list."""
+    if len(columns) > 1:
+        return tuple(str(value) for column in columns if (value := cell(row, column)) not in (None, ""))
+    value = cell(row, columns[0]) if columns else None
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RowError("bad_type", f"{columns[0]} must be a list: {error}") from None
+    if isinstance(value, Mapping):  # {"A": "one", "B": "two"}
+        value = [value[key] for key in sorted(value) if value[key] is not None]
+    if value not in (None, "") and not isinstance(value, list):
+        raise RowError("bad_type", f"{columns[0]} must be a list, not {value!r:.60}")
+    return tuple(str(choice) for choice in value or ())
+
+
+def images_of(row: Fields, columns: list[str], store: ImageStore) -> list[ImageRef]:
+    """Return references to the images in the columns, or in the user's turn of a column's conversation."""
+    refs: list[ImageRef] = []
+    for column in columns:
+        value = cell(row, column)
+        if is_conversation(value):
+            value = content_images(turn_of(value, USER))
+        if value not in (None, "", []):
+            refs += [_image(item, store) for item in (value if isinstance(value, list) else [value])]
+    return refs
+
+
+def _image(value: Any, store: ImageStore) -> ImageRef:
+    """Return the reference in a value: what `image_ref` takes, a data URL, base64, or a path as a file URL."""
+    if not isinstance(value, str):
+        return image_ref(value, store)
+    if is_encoded(value):
+        try:
+            return ImageBytes(base64.b64decode(value.partition(";base64,")[2] or value, validate=False))
+        except (binascii.Error, ValueError) as error:
+            raise RowError("image_unreadable", f"the image is not base64: {error}") from None
+    return image_ref(value.removeprefix("file://"), store)
+
+
+def is_encoded(value: str) -> bool:
+    """Say whether a text is an image as base64, with or without the head of a data URL."""
+    return value.startswith("data:image/") or _BASE64.fullmatch(value) is not None

@@ -1,0 +1,117 @@
+"""Find the tables that a user's folder or file holds, and which split they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm_rl.data_prep.image_files import ARCHIVES
+from vlm_rl.errors import UserError
+
+FORMATS = {
+    ".parquet": "Parquet",
+    ".jsonl": "JSON lines",
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".arrow": "datasets' save_to_disk",
+    ".tar": "webdataset",
+}
+_NO_TABLES = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", *ARCHIVES}
+_NUMBER = re.compile(r"[-_.]?\d+-of-\d+|[-_.]part[-_.]?\d+|(?:^|[-_.])\d{4,}|(?<=part)\.\d+")  # of a part of a table
+_SPLIT = re.compile(r"(?:^|.*[-_.])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:mini)?|eval)(?:[-_.].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundData:
+    """The tables of a split."""
+
+    format: str
+    tables: list[Path]
+    split: str  # "" where there is only one
+    splits: list[str]  # all that are there
+
+
+def find_data(path: Path, split: str = "") -> FoundData:
+    """Return the tables at `path`: of the split named, else of train, else of the first.
+
+    Raises UserError where there is no table, no such split, or more than one table that is no split.
+    """
+    if path.is_file():
+        if path.suffix not in FORMATS:
+            raise UserError(f"{path}: is none of {', '.join(FORMATS)}; these can be prepared, or a folder with them")
+        if split:
+            raise UserError(f"--split {split!r}: {path} is one file, which has no splits")
+        return FoundData(FORMATS[path.suffix], [path], "", [])
+    if (path / "manifest.json").is_file() and (path / "data.parquet").is_file():
+        raise UserError(f"{path}: is a prepared set already; name it in data.train, or give it to vlm-rl init --data")
+    if (path / "dataset_dict.json").is_file():
+        groups = {name: _saved(path / name) for name in _json(path / "dataset_dict.json").get("splits", [])}
+    elif (path / "state.json").is_file():
+        groups = {"": _saved(path)}
+    else:
+        groups = _splits(path, _groups(path))
+    names = sorted(groups)
+    if split and split not in groups:
+        raise UserError(f"--split {split!r}: {path} has {', '.join(filter(None, names)) or 'no splits'}")
+    chosen = split or next((name for name in names if name.startswith("train")), names[0])
+    tables = groups[chosen]
+    return FoundData(FORMATS[tables[0].suffix], tables, chosen, [name for name in names if name])
+
+
+def _json(file: Path) -> dict:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read as JSON: {error}") from None
+    return tree if isinstance(tree, dict) else {}
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Return the files of a data set that `save_to_disk` wrote; its state names them, and caches lie beside them."""
+    names = [entry.get("filename", "") for entry in _json(folder / "state.json").get("_data_files", [])]
+    files = [folder / Path(name).name for name in names]
+    if not files or not all(file.is_file() for file in files):
+        raise UserError(f"{folder}: state.json names {names or 'no files'}, which are not all there; save it again")
+    return files
+
+
+def _groups(folder: Path) -> dict[str, list[Path]]:
+    """Return the tables in a folder, or below it: the parts of each table, by its name without their numbers."""
+    for pattern in ("*", "*/*", "*/*/*"):
+        files = sorted(file for file in folder.glob(pattern) if _is_table(file, folder))
+        if not all(file.suffix == ".tar" for file in files):  # a tar beside a table holds its images
+            files = [file for file in files if file.suffix != ".tar"]
+        if files:
+            groups: dict[str, list[Path]] = {}
+            for file in files:
+                name = file.relative_to(folder).parent / (_NUMBER.sub("", file.stem) + file.suffix)
+                groups.setdefault(name.as_posix(), []).append(file)
+            return groups
+    inside = sorted(item.name + "/" * item.is_dir() for item in folder.iterdir())[:5]
+    raise UserError(
+        f"{folder}: no table there ({', '.join(FORMATS)}); it has {', '.join(inside) or 'nothing'}. Images need a "
+        "table beside them that names each, its question and its answer, e.g. data.csv: image,question,answer"
+    )
+
+
+def _is_table(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.suffix in FORMATS and file.name not in _NO_TABLES and not hidden and file.is_file()
+
+
+def _splits(folder: Path, groups: dict[str, list[Path]]) -> dict[str, list[Path]]:
+    """Return the groups by the split that each is. Raises UserError where that cannot be told."""
+    if len(groups) == 1:
+        return {"": next(iter(groups.values()))}
+    splits: dict[str, list[Path]] = {}
+    for name, files in groups.items():
+        stem = Path(name).stem
+        match = _SPLIT.fullmatch(stem) or _SPLIT.fullmatch(Path(name).parent.name)
+        if match is None or match[1] in splits:
+            listed = ", ".join(str(files[0].relative_to(folder)) for files in list(groups.values())[:8])
+            raise UserError(f"{folder}: there are several tables ({listed}); name one of them instead of the folder")
+        splits[match[1]] = files
+    return splits

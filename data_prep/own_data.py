@@ -1,0 +1,80 @@
+"""What `vlm-rl prepare PATH` does before it prepares: find the tables, guess the mapping, show both with examples."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from vlm_rl.data_prep.find_data import find_data
+from vlm_rl.data_prep.generic import GenericSet
+from vlm_rl.data_prep.guess import SAMPLE_ROWS, guess
+from vlm_rl.data_prep.hub import locate, newest_commit
+from vlm_rl.data_prep.image_files import ImageFile, TarMember, ZipMember
+from vlm_rl.data_prep.records import DroppedRow, UsableRow
+from vlm_rl.data_prep.sources import SOURCES
+from vlm_rl.visible_text import replace_invisible
+
+EXAMPLES = 3
+_MAX_TEXT = 600  # characters of a question or an answer that an example shows
+
+
+def map_own_data(
+    named: str, *, split: str, revision: str, given: Mapping[str, Sequence[str]]
+) -> tuple[Path, GenericSet]:
+    """Return where a user's data is and the mapping of its columns, and print what was found.
+
+    Args:
+        named: a folder, a file or a hub id.
+        split: the split to take; "" for train, or the first.
+        revision: the commit of a hub id; "" for the newest.
+        given: columns that the user named, by ours.
+
+    Raises UserError as `find_data` and `guess` do.
+    """
+    if not Path(named).exists():
+        revision = revision or newest_commit(named)
+    path, commit = locate(named, revision)
+    found = find_data(path, split)
+    mapping = guess(path, found, given, named=named if commit else "")
+    if commit:
+        mapping = mapping.model_copy(update={"revision": commit})
+    count = f"{len(found.tables)} files" if len(found.tables) > 1 else found.tables[0].name
+    print(f"{named}: {found.format}, {count}")
+    if len(found.splits) > 1:
+        others = ", ".join(name for name in found.splits if name != found.split)
+        print(f"split: {found.split}; for another one: --split, of {others}")
+    for source, facts in SOURCES.items():
+        if facts.hub.lower().endswith(f"/{Path(named).name.lower()}"):
+            print(f"note: if this is {facts.hub}, prepare it by its rules: vlm-rl prepare {source} --source {named}")
+    print("\nmapping (save it as a YAML file to change it, then: vlm-rl prepare FILE.yaml --out SET)")
+    print(textwrap.indent(mapping.text(), "  "))
+    return path, mapping
+
+
+def print_examples(rows: Iterable[UsableRow | DroppedRow]) -> None:
+    """Print the first problems as they will be asked, and why rows before them are dropped."""
+    shown, dropped = 0, 0
+    for row in islice(rows, SAMPLE_ROWS):
+        if isinstance(row, UsableRow):
+            shown += 1
+            print("\n".join(_example(shown, row)) + "\n")
+        elif (dropped := dropped + 1) <= EXAMPLES:
+            print(f"{row.where} is dropped: {_visible(row.detail)} ({row.reason})\n")
+        if shown == EXAMPLES:
+            return
+
+
+def _example(number: int, row: UsableRow) -> Iterator[str]:
+    problem = row.problem
+    yield f"example {number}, {row.where}"
+    yield textwrap.indent(_visible(problem.question), "  | ", lambda line: True)
+    names = [ref.name if isinstance(ref, ImageFile | ZipMember | TarMember) else "in the table" for ref in row.images]
+    yield f"  images: {_visible(', '.join(names)) if names else 'none'}"
+    yield f"  answer: {_visible(problem.answer)} ({problem.answer_type})"
+
+
+def _visible(text: str) -> str:
+    text = replace_invisible(text, lambda _: "?", keep="\n").encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."

@@ -1,0 +1,166 @@
+"""Describe every key of the configuration: `vlm-rl config [KEY]`, and docs/config.md.
+
+The only source is vlm_rl.config: its types, its defaults, and the docstring below each key.
+
+    python -m vlm_rl.recipe.reference docs      # write docs/config.md and docs/other_trainers.md again
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from vlm_rl import config as sections
+from vlm_rl.config import Config, ConfigSection
+from vlm_rl.errors import UserError
+from vlm_rl.foreign_names import table, translate
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the configuration."""
+
+    path: str  # with dots
+    kind: str  # what it may hold, in words
+    default: str  # as in YAML; "" where there is none
+    text: str  # what it does
+
+    def __str__(self) -> str:
+        """Return the key as `vlm-rl config` prints it."""
+        default = f"default {self.default}" if self.default else "no default"
+        return f"{self.path}: {self.kind}; {default}\n    {self.text}"
+
+
+def find_keys(name: str = "") -> list[Key]:
+    """Return the keys of that name, in that section, or that end in it; all for "". Raises UserError for none."""
+    keys = [*_keys(Config)]
+    chosen = [key for key in keys if key.path == name or key.path.startswith(f"{name}." if name else "")]
+    chosen = chosen or [key for key in keys if key.path.endswith(f".{name}")]
+    if chosen:
+        return chosen
+    if theirs := list(translate(name)):
+        raise UserError("\n".join(theirs))
+    paths = [key.path for key in keys]
+    close = difflib.get_close_matches(name, [*paths, *(path.rpartition(".")[2] for path in paths)], n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "vlm-rl config lists all keys"
+    raise UserError(f"no key {name!r}: {hint}")
+
+
+def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
+    texts: dict[str, str] = {}
+    for parent in reversed(section.__mro__):
+        texts |= _docstrings().get(parent.__name__, {})
+    for name, field in section.model_fields.items():
+        inner = _section_in(field.annotation)
+        if inner is None or texts.get(name):
+            in_words = "sections by name" if get_origin(field.annotation) is dict else "a section, or null"
+            kind = in_words if inner else _in_words(field.annotation, field.metadata)
+            required = field.default is PydanticUndefined
+            value = None if required else field.get_default(call_default_factory=True)
+            default = "" if required else json.dumps(value)
+            yield Key(f"{prefix}{name}", kind, default, texts.get(name, ""))
+        if inner is not None:
+            names = "NAME." if get_origin(field.annotation) is dict else ""
+            yield from _keys(inner, f"{prefix}{name}.{names}")
+
+
+@cache
+def _docstrings() -> dict[str, dict[str, str]]:
+    """Return the text below each key, by section and key."""
+    tree = ast.parse(inspect.getsource(sections))
+    texts: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        body = node.body if isinstance(node, ast.ClassDef) else []
+        for item, below in pairwise(body):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and is_text:
+                text = " ".join(str(below.value.value).split())  # type: ignore[union-attr]
+                texts.setdefault(node.name, {})[item.target.id] = text  # type: ignore[union-attr]
+    return texts
+
+
+def _section_in(annotation: Any) -> type[ConfigSection] | None:
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, ConfigSection)), None)
+
+
+def _in_words(kind: Any, limits: list[Any] | None = None) -> str:
+    """Return what a type allows, in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _in_words(inner[0], [item for limit in inner[1:] for item in getattr(limit, "metadata", [limit])])
+    if origin is Literal:
+        return " or ".join(json.dumps(value).strip('"') for value in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(_in_words(item, limits) for item in inner)
+    if origin is list:
+        return f"a list of: {_in_words(inner[0])}"
+    if origin is tuple:
+        return f"a list of {len(inner)}: {_in_words(inner[0])}"
+    if origin is dict:
+        return "any keys and values" if inner[1] is Any else f"by name ({_in_words(inner[0])}): {_in_words(inner[1])}"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}[kind]
+    signs = {"gt": "above", "ge": "at least", "le": "at most"}
+    bounds = [
+        f"{word} {getattr(limit, sign)}"
+        for limit in (limits or [] if kind in (int, float) else [])
+        for sign, word in signs.items()
+        if getattr(limit, sign, None) is not None
+    ]
+    return " ".join([words, *([" and ".join(bounds)] if bounds else [])])
+
+
+# -- the pages -------------------------------------------------------------------------------------
+
+_CONFIG_HEAD = """\
+# Configuration
+
+Every key of a run's YAML file. `vlm-rl config KEY` prints the same, e.g. `vlm-rl config train.lr` or
+`vlm-rl config rollout`; `vlm-rl train FILE.yaml KEY=VALUE` changes one. `vlm-rl init` writes a file to start from.
+An unknown key, a wrong value and values that do not fit together are refused, all in one message.
+
+This page is made from `vlm_rl/config.py`: `python -m vlm_rl.recipe.reference docs`.
+"""
+_NAMES_HEAD = """\
+# Names from other trainers
+
+What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table stands behind the message for an
+unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
+
+This page is made from `vlm_rl/foreign_names.py`: `python -m vlm_rl.recipe.reference docs`.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the generated pages of docs/, by file name."""
+    lines = [_CONFIG_HEAD]
+    section = None
+    for key in _keys(Config):
+        place = key.path.rpartition(".")[0] or "the run"
+        if place != section:
+            section = place
+            lines.append(f"\n## {section}\n\n| key | value | default | |\n|---|---|---|---|")
+        default = f"`{key.default}`" if key.default else "required"
+        lines.append(f"| `{key.path}` | {key.kind} | {default} | {_cell(key.text)} |")
+    return {"config.md": "\n".join(lines) + "\n", "other_trainers.md": f"{_NAMES_HEAD}\n{table()}\n"}
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    for name, page in pages().items():
+        (Path(sys.argv[1]) / name).write_text(page, encoding="utf-8")
