@@ -6,25 +6,32 @@ revision: 0123abc...          # of a hub id: its commit
 source: my_set                # the name that rows carry
 columns:                      # ours: theirs
   question: prompt
-  answer: gold
+  answer: gold                # may be left out where there is a box
   images: picture             # optional: a path, bytes, datasets' struct, or a list of them
   choices: options            # optional: a list of texts
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
+  box: bbox                   # optional: the gold box of the row's only image, four numbers
   id: uid                     # optional: without it, a hash of question, answer and the named images
 answer_type: expression       # optional: for all rows; without it each gold's form decides
 test_only: false              # optional: mark as a benchmark
+box_format: xyxy              # optional: or xywh; of x and y the smallest, then the largest, or the size
+box_unit: pixels              # optional: pixels of the image as it is in the file, upright; or thousandths, fractions
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
+from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
 from vlm_rl.data_prep.records import (
@@ -48,12 +55,19 @@ class Columns(ConfigSection):
     """The table's name for each of our columns; "" where it has none."""
 
     question: str
-    answer: str
+    answer: str = ""
     images: str = ""
     choices: str = ""
     difficulty: str = ""
     category: str = ""
+    box: str = ""
     id: str = ""
+
+    @model_validator(mode="after")
+    def _has_a_gold(self) -> Columns:
+        if not self.answer and not self.box:
+            raise ValueError("answer is missing: name the column of the gold, or that of the gold box as box")
+        return self
 
 
 class GenericSet(ConfigSection):
@@ -65,6 +79,8 @@ class GenericSet(ConfigSection):
     revision: str = ""
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
     test_only: bool = False
+    box_format: Literal["xyxy", "xywh"] = "xyxy"
+    box_unit: Literal["pixels", "thousandths", "fractions"] = "pixels"
 
 
 def read_generic(path: Path, split: str = "") -> Iterator[UsableRow | DroppedRow]:
@@ -109,7 +125,11 @@ def _checked(rows: Iterator[tuple[str, Any]], columns: list[str], path: Path) ->
 
 def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     columns = mapping.columns
-    question, answer = text_of(row, columns.question), row.get(columns.answer)
+    question = text_of(row, columns.question)
+    meta: dict[str, Any] = {"test_only": True} if mapping.test_only else {}
+    if columns.box:
+        meta |= {"raw_box": read_raw_box(row.get(columns.box), mapping.box_format), "box_unit": mapping.box_unit}
+    answer = row.get(columns.answer) if columns.answer else json.dumps(meta["raw_box"])
     gold = gold_of(answer) if isinstance(answer, str) else number_gold(answer)
     listed = row.get(columns.choices) if columns.choices else None
     if listed is not None and not isinstance(listed, list):
@@ -121,6 +141,8 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     elif kind == "choice":
         choices = parse_choices(question)
     images = _image_refs(row.get(columns.images) if columns.images else None, store)
+    if columns.box and len(images) != 1:
+        raise RowError("bad_box", f"a row with a box must have one image, not {len(images)}")
     identity = id_of(row, columns.id) if columns.id else _digest(question, gold, images)
     problem = Problem(
         id=f"{mapping.source}-{identity}",
@@ -132,7 +154,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         source=mapping.source,
         category=str(row.get(columns.category) or "") if columns.category else "",
         difficulty=pass_rate_of(row.get(columns.difficulty)) if columns.difficulty else -1.0,
-        meta={"test_only": True} if mapping.test_only else {},
+        meta=meta,
     )
     return problem, images
 

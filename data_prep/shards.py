@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data_prep.duplicates import text_key
+from vlm_rl.data_prep.gold_boxes import with_fractions
 from vlm_rl.data_prep.prepared_images import Grid, PreparedImage, prepare_image
 from vlm_rl.data_prep.prepared_set import SetWriter, sha256, to_row
 from vlm_rl.data_prep.records import DroppedRow, KeptRow, RowError, UsableRow
@@ -111,6 +112,7 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
         prepare_image(reference, where=f"image {index}", grid=task.grid, test_only=problem.test_only)
         for index, reference in enumerate(row.images)
     ]
+    problem = replace(problem, meta=with_fractions(problem.meta, images))
     tokens = _prompt_tokens(screened.text_tokens, images, task.grid)
     if task.max_prompt_tokens is not None and tokens > task.max_prompt_tokens:
         if not problem.test_only:

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import httpx
 
+from vlm_rl.config import is_plain_address
 from vlm_rl.demo.chat_protocol import EndpointError, ReplyReader, beginning, body_of, error_text, events
 from vlm_rl.demo.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply
 from vlm_rl.errors import UserError
@@ -63,7 +63,7 @@ def parse_endpoints(words: Sequence[str], keys: Sequence[str] = ()) -> list[Endp
     for word in words:
         name, rest = _pair(word, "--endpoint", "NAME=URL[,model]")
         url, _, model = rest.partition(",")
-        if not _is_plain(url):
+        if not is_plain_address(url):
             raise UserError(
                 f"--endpoint {word}: {url!r} is no plain http(s) address such as http://127.0.0.1:8000/v1; "
                 "a key goes into an environment variable, see --endpoint-key"
@@ -74,17 +74,6 @@ def parse_endpoints(words: Sequence[str], keys: Sequence[str] = ()) -> list[Endp
     if unknown := sorted(set(variables) - set(endpoints)):
         raise UserError(f"--endpoint-key {unknown[0]}=...: there is no --endpoint of this name")
     return list(endpoints.values())
-
-
-def _is_plain(url: str) -> bool:
-    """Say whether an address has scheme, host and path alone: no name, password, query or fragment."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return False
-    bare = not (parts.username or parts.password or parts.query or parts.fragment)
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and bare
 
 
 def _pair(word: str, option: str, form: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from vlm_rl.config import RewardConfig, parse_config
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
-from vlm_rl.reward_process import RewardProcess
+from vlm_rl.reward_parts.functions import UserFunction
 from vlm_rl.rewards import Item, RewardFunction, Scoring, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
@@ -167,7 +168,7 @@ def test_the_further_parts_by_hand(grader: Grader) -> None:
 )
 def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
     with pytest.raises(UserError, match=f"reward.function is '{re.escape(path)}'"):
-        RewardProcess(path, timeout=60)
+        UserFunction(path, timeout=60)
 
 
 def test_a_function_needs_the_flag() -> None:
@@ -201,29 +202,29 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_function_that_goes_wrong_is_named_with_the_problem(name: str) -> None:
-    process = RewardProcess(f"{OWN}.{name}", timeout=60)
+    process = UserFunction(f"{OWN}.{name}", timeout=60)
     with pytest.raises(UserError) as raised:
-        process.values([CALL])
+        process.outcomes([CALL])
     assert str(raised.value).startswith(f"reward.function {OWN}.{name} at problem 'p' {FAULTS[name]}")
     assert str(raised.value).endswith("fix the function, then resume")
     process.close()
 
 
 def test_a_function_that_hangs_is_stopped_by_its_limit_and_by_the_run() -> None:
-    limited = RewardProcess(f"{OWN}.hangs_deaf", timeout=0.3)
+    limited = UserFunction(f"{OWN}.hangs_deaf", timeout=0.3)
     with pytest.raises(UserError, match=r"did not return within reward.function_timeout=0\.3 seconds"):
-        limited.values([CALL])
-    stopped = RewardProcess(f"{OWN}.hangs_deaf", timeout=10_000)
-    asked = iter([False, False, True])
-    assert stopped.values([CALL, CALL], is_stopped=lambda: next(asked)) == [0, 0]
+        limited.outcomes([CALL])
+    stopped = UserFunction(f"{OWN}.hangs_deaf", timeout=10_000)
+    asked = chain([False] * 3, repeat(True))
+    assert stopped.outcomes([CALL, CALL], is_stopped=lambda: next(asked)) == [0, 0]
     for process in (limited, stopped):
         process.close()
         assert children_of(os.getpid()).count(process.pid) == 0
 
 
 def test_a_function_that_forks_answers_once() -> None:
-    process = RewardProcess(f"{OWN}.forks", timeout=60)
-    assert process.values([CALL, CALL]) == [0.5, 0.5]
+    process = UserFunction(f"{OWN}.forks", timeout=60)
+    assert process.outcomes([CALL, CALL]) == [0.5, 0.5]
     process.close()
 
 
@@ -231,9 +232,9 @@ def test_a_function_gets_the_problem_with_its_images(tmp_path: Path) -> None:
     bytes_of = [toy_problem(index, "train", 2).images[0] for index in range(2)]
     problem = replace(toy_problem(0, "train", 2), images=(*bytes_of, b""), choices=("1", "2"), meta={"unit": "cm"})
     stored = load_set(write_problems([toy_problem(1, "train", 2)], tmp_path / "set"))[0]
-    process = RewardProcess(f"{OWN}.digest", timeout=60)
+    process = UserFunction(f"{OWN}.digest", timeout=60)
     calls = [(problem, "\ud800", CALL[2], 3), (stored, "x" * 100_000, CALL[2], 4), (problem, "", CALL[2], 0)]
-    assert process.values(calls) == [digest(*call) for call in calls]
+    assert process.outcomes(calls) == [digest(*call) for call in calls]
     process.close()
 
 

@@ -336,7 +336,7 @@ def _add_demo(commands: Commands) -> None:
         "runs",
         type=Path,
         nargs="*",
-        help="run directories, results of eval, folders of study (default: the quickstart's run, or a recorded one)",
+        help="run directories, results of eval, folders of study (default: runs/quickstart, else recorded runs)",
     )
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=int, default=7860, help="port to serve on")

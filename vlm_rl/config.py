@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,6 +33,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
+Rows = Literal["auto", "padded"]
 ModelPart = Literal["tower", "merger", "language_model"]
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -44,6 +46,7 @@ MUTABLE_KEYS = (
     "rollout.max_gap",
     "train.max_skipped_in_a_row",
     "reward.function_timeout",
+    *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
 )
 
 
@@ -90,6 +93,11 @@ class ModelConfig(ConfigSection):
     """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway."""
+    rows: Rows = "auto"
+    """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
+    the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
+    transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
+    response."""
     layer_patches: LayerPatches = "auto"
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
     numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,
@@ -173,6 +181,92 @@ class AlgorithmConfig(ConfigSection):
     hadw: HadwConfig = HadwConfig()
 
 
+class RewardPartConfig(ConfigSection):
+    """What each part below has in common."""
+
+    weight: float = 1.0
+    """Its value times this is added to the reward. Of no use in another role."""
+    role: Literal["part", "accuracy", "logged"] = "part"
+    """part: added to the reward. accuracy: it decides, instead of the grader, whether the response is right: from 0.5
+    on. logged: a metric and nothing else."""
+
+    @model_validator(mode="after")
+    def _weight_is_used(self) -> RewardPartConfig:
+        if self.role != "part" and self.weight != 1.0:
+            place = "reward.accuracy is the weight then" if self.role == "accuracy" else "it is not rewarded"
+            raise ValueError(f"weight is {self.weight} in the role {self.role}, where {place}: leave it out")
+        return self
+
+
+class FunctionConfig(RewardPartConfig):
+    """A reward function of your own; docs/rewards.md gives its arguments."""
+
+    path: str
+    """The function, as module.function."""
+    on_failure: Literal["undecided", "stop"] = "undecided"
+    """What follows where it fails: the response is treated as reward.undecided says, or the run stops."""
+
+
+class GroundingConfig(RewardPartConfig):
+    """A part that compares coordinates in the answer with the problem's gold box."""
+
+    coordinates: Literal["auto", "pixels", "thousandths"] = "auto"
+    """What the model writes: pixels of the resized image, or thousandths of its sides. auto: as its family does."""
+
+
+class IouConfig(GroundingConfig):
+    """The overlap of the answer's box with the gold box: shared area over covered area."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    """1 from this overlap on, else 0; null: the overlap itself."""
+
+
+class JudgeConfig(RewardPartConfig):
+    """A model behind an OpenAI-compatible endpoint that scores each response; see docs/rewards.md."""
+
+    url: str
+    """Up to and including /v1."""
+    model: str
+    prompt: str
+    """A text file that holds {response} and may hold {question}, {answer} and {extracted}, the response's answer."""
+    parser: Literal["number", "yes_no", "json"] = "number"
+    """How the score is read from the reply: its last number, its last yes or no, or "score" in its last JSON."""
+    lowest: float = 0.0
+    highest: float = 1.0
+    """The range of the judge's scores, of which the value is 0 and 1. A score outside it is no score."""
+    images: bool = False
+    """Send the problem's images too."""
+    max_tokens: PositiveInt = 512
+    temperature: NonNegativeFloat = 0.0
+    api_key_env: str = ""
+    """The environment variable that holds the API key; "" sends none."""
+    concurrency: PositiveInt = 16
+    """Requests of one rank at the same time."""
+    timeout: PositiveFloat = 60.0
+    """Seconds for a whole reply."""
+    retries: NonNegativeInt = 3
+    """Further attempts after a failure that may pass, with a pause that doubles each time from one second on."""
+    cache: str = ""
+    """Folder of replies that are not asked for again; "": judge_cache in the run's directory."""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> JudgeConfig:
+        if not is_plain_address(self.url):
+            raise ValueError("url is no plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an "
+                             "environment variable, see api_key_env")  # fmt: skip
+        if self.api_key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise ValueError("api_key_env must be the name of an environment variable, such as JUDGE_API_KEY")
+        if not self.lowest < self.highest:
+            raise ValueError(f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest")
+        return self
+
+
+_PART_NAMES = (
+    *("accuracy", "format", "overlong", "coin", "repetition", "brevity", "function", "iou", "point_in_box", "judge"),
+    "total",
+)
+
+
 class RewardConfig(ConfigSection):
     """The parts of the reward; vlm_rl.rewards has the formula."""
 
@@ -191,25 +285,58 @@ class RewardConfig(ConfigSection):
     brevity: NonNegativeFloat = 0.0
     """Bonus for a short right answer: this much at zero tokens, falling to 0 at max_tokens. 0 switches it off."""
     function: str = ""
-    """Your own part of the reward, as module.function; docs/grading.md gives its arguments. Needs allow_function."""
+    """Your own part of the reward, as module.function; the run stops where it fails. Needs allow_function."""
     function_weight: float = 1.0
+    functions: dict[str, FunctionConfig] = {}
+    """Several functions of your own, by name. Needs allow_function."""
     function_timeout: PositiveFloat = 60.0
-    """Seconds that one call of it may take; then the run stops."""
+    """Seconds that one call of any of these may take: for a response, or for a batch where it takes one."""
     allow_function: bool = False
-    """Allow importing reward.function, which runs the code of its module."""
+    """Allow importing your functions, which runs the code of their modules."""
+    iou: IouConfig | None = None
+    """A box in the answer against the problem's gold box."""
+    point_in_box: GroundingConfig | None = None
+    """1 where the answer's point is in the problem's gold box."""
+    judge: JudgeConfig | None = None
     undecided: Literal["zero", "drop"] = "zero"
-    """What to do with a response that the grader could not judge: count it as wrong (zero) or leave it out (drop)."""
+    """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
+    the answer wrong (zero), or the response is left out (drop)."""
     grader_workers: PositiveInt = 2
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
 
+    @property
+    def named_parts(self) -> dict[str, RewardPartConfig]:
+        """Return the sections of the parts that have one, by name, in the order in which they are added."""
+        sections = {"iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
+        return {**self.functions, **{name: section for name, section in sections.items() if section is not None}}
+
     @model_validator(mode="after")
     def _function_is_allowed(self) -> RewardConfig:
-        if self.function and not self.allow_function:
-            raise ValueError(
-                f"reward.function is {self.function!r}, and importing it runs the code of its module: "
-                "read that code, then set reward.allow_function=true"
-            )
+        paths = {f"functions.{name}.path": function.path for name, function in self.functions.items()}
+        for key, path in {"function": self.function, **paths}.items():
+            if path and not self.allow_function:
+                raise ValueError(
+                    f"reward.{key} is {path!r}, and importing it runs the code of its module: "
+                    "read that code, then set reward.allow_function=true"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> RewardConfig:
+        for name in self.functions:
+            if name in _PART_NAMES or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+                raise ValueError(
+                    f"functions.{name}: a function's name has small letters, digits and _, and is none of "
+                    f"{', '.join(_PART_NAMES)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _accuracy_is_one(self) -> RewardConfig:
+        judges = [name for name, section in self.named_parts.items() if section.role == "accuracy"]
+        if len(judges) > 1:
+            raise ValueError(f"{' and '.join(judges)} have the role accuracy, which only one part can have")
         return self
 
 
@@ -501,16 +628,31 @@ def _explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence
 
 
 def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    for name in location:
+    names = iter(location)
+    for name in names:
         if isinstance(name, str):  # a number is an index into a list of sections
-            section = _section_type(section.model_fields[name].annotation)
+            annotation = section.model_fields[name].annotation
+            section = _section_type(annotation)
+            if get_origin(annotation) is dict:
+                next(names, None)  # the name of a section in it
     return list(section.model_fields)
 
 
 def _section_type(annotation: Any) -> type[BaseModel]:
-    if get_origin(annotation) in (Union, UnionType, list):
+    if get_origin(annotation) in (Union, UnionType, list, dict):
         annotation = next(arg for arg in get_args(annotation) if isinstance(arg, type) and issubclass(arg, BaseModel))
     return annotation
+
+
+def is_plain_address(url: str) -> bool:
+    """Tell whether an address has scheme, host and path alone: no name, password, query or fragment."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    bare = not (parts.username or parts.password or parts.query or parts.fragment)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and bare
 
 
 BENCHMARK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

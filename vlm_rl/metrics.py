@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vlm_rl.types import Group
+from vlm_rl.types import Group, Problem, Reward
 
 NUM_BUCKETS = 10  # deciles of length
 
@@ -34,6 +34,11 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         values = np.array([reward.parts[part] for reward in flat])
         metrics[f"rewards/{part}/mean"] = float(values.mean())
         metrics[f"rewards/{part}/std"] = float(values.std(ddof=min(1, len(values) - 1)))
+    for name in flat[0].logged:
+        values = np.array([reward.logged[name] for reward in flat])
+        values = values[~np.isnan(values)]
+        metrics[f"rewards/{name}/mean"] = _mean(values)
+        metrics[f"rewards/{name}/std"] = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     lengths = length_metrics(
         lengths_PG,
         rewards_PG,
@@ -53,6 +58,36 @@ def _completion_metrics(groups: Sequence[Group], lengths_PG: np.ndarray) -> dict
         "completions/clipped_ratio": float(1 - stopped_PG.mean()),
         "num_tokens": float(lengths_PG.sum()),
     }
+
+
+def asking_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Return how often functions and judge gave no value, and what the judge cost, over a step's sampled responses.
+
+    Those of groups that dynamic sampling dropped count too: they were asked about.
+    """
+    metrics: dict[str, float] = {}
+    for name in rewards[0].undecided if rewards else ():
+        metrics[f"rewards/{name}/undecided_rate"] = float(np.mean([bool(r.undecided[name]) for r in rewards]))
+    for name in rewards[0].cost if rewards else ():
+        metrics[f"judge/{name}"] = float(sum(reward.cost[name] for reward in rewards))
+    return metrics
+
+
+def undecided_notes(groups: Sequence[tuple[Problem, Sequence[Reward]]]) -> list[str]:
+    """Return a line for each function and the judge that gave no value: how often, and the first problem's reason."""
+    notes = []
+    for name in groups[0][1][0].undecided if groups else ():
+        reasons = [
+            (problem.id, reward.undecided[name])
+            for problem, rewards in groups
+            for reward in rewards
+            if reward.undecided[name]
+        ]
+        if reasons:
+            total = sum(len(rewards) for _, rewards in groups)
+            problem_id, reason = reasons[0]
+            notes.append(f"reward {name}: {len(reasons)} of {total} undecided; problem {problem_id!r} {reason}")
+    return notes
 
 
 def length_metrics(

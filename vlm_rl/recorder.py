@@ -58,6 +58,11 @@ class Recorder:
         if self.is_main:
             self.run.append_metrics(step, self.attempt, metrics)
 
+    def note(self, text: str) -> None:
+        """Print a line between those of the steps."""
+        if self.is_main:
+            self.line.note(text)
+
     def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
         """Print the line of one evaluation."""
         if self.is_main:

@@ -5,28 +5,40 @@
         - repetition * (share of the response's n-grams that repeat an earlier one)
         + brevity * [correct] * (1 - |y| / L_max)
         + function_weight * (the user's own function)
+        + sum of weight * value over the user's named functions, iou, point_in_box and judge
 
 The weights of the first three are those of the LUSPO paper (arXiv 2602.05261): 1, 0.5, and a factor of 0.3 with
 L_max 4096 and L_buffer 512. The overlong term is DAPO's (arXiv 2503.14476), where the factor is 1. The other parts
 are off by default. |y| counts the generated tokens, the end-of-sequence token included.
+
+[correct] is the grader's verdict, unless a part has the role accuracy: then it is [value >= 0.5]. A part with the
+role logged is in no sum.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from vlm_rl.config import RewardConfig
+from vlm_rl.config import RewardConfig, RewardPartConfig
+from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader, task_of
-from vlm_rl.reward_process import RewardProcess
+from vlm_rl.reward_parts.functions import UserFunction
+from vlm_rl.reward_parts.grounding import GroundingReward
+from vlm_rl.reward_parts.judge import Judge
 from vlm_rl.templates import Template
-from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
+from vlm_rl.types import Call, Grade, Outcome, Problem, Prompt, Reward, Rollout
 
 Item = tuple[Problem, Prompt, Rollout]
+RIGHT_FROM = 0.5  # the value from which a part with the role accuracy calls a response right
 
 
 def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float) -> float:
@@ -51,7 +63,7 @@ def repeated_share(ids: np.ndarray, *, ngram: int) -> float:
 
 
 class RewardFunction:
-    """Turns rollouts into rewards. It holds no state but the grader's workers and the user's own function."""
+    """Turns rollouts into rewards. It holds no state but the grader's workers, the user's functions and the judge."""
 
     def __init__(
         self,
@@ -61,55 +73,129 @@ class RewardFunction:
         max_tokens: int,
         grader: Grader,
         is_stopped: Callable[[], bool] = lambda: False,
+        model_type: str = "",
+        judge_cache: Path = Path("judge_cache"),
     ) -> None:
-        """Start the process of the configured function, if there is one. Raises UserError where that fails.
+        """Start the processes of the configured functions. Raises UserError where a part cannot be used.
 
         Args:
             config: the parts and their weights.
             template: says where the answer is and what a well-formed response is.
             max_tokens: longest response in tokens.
             grader: judges the answers. It stays the caller's to close.
-            is_stopped: tells whether the step is going to be abandoned. The user's function is then not waited for.
+            is_stopped: tells whether the step is going to be abandoned. Functions and judge are then not waited for.
+            model_type: the model's, which says what its coordinates mean.
+            judge_cache: folder of the judge's replies, where the configuration names none.
         """
         self.config = config
         self.template = template
         self.max_tokens = max_tokens
         self.grader = grader
         self._is_stopped = is_stopped
-        allowed = config.function and config.allow_function
-        self._process = RewardProcess(config.function, timeout=config.function_timeout) if allowed else None
+        self._grounding = {
+            name: GroundingReward(name, section, template=template, model_type=model_type)
+            for name, section in (("iou", config.iou), ("point_in_box", config.point_in_box))
+            if section is not None
+        }
+        self._judge = Judge(config.judge, cache=judge_cache) if config.judge else None
+        self._functions = _start_functions(config)
+        self._may_fail = {*config.functions, *(["judge"] if config.judge else [])}
+
+    def check_golds(self, problems: Sequence[Problem]) -> None:
+        """Raise UserError where a reward for boxes or points is on, and no problem has a gold box."""
+        if self._grounding and not any("box" in problem.meta for problem in problems):
+            raise UserError(
+                f"reward.{next(iter(self._grounding))} is on, but no problem of data.train has a gold box: prepare "
+                "the set with a box column (docs/data.md), or leave the reward out"
+            )
 
     def score(self, items: Sequence[Item]) -> list[Reward]:
         """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""
         texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
         tasks = [task_of(problem, text, self.template) for (problem, _, _), text in zip(items, texts, strict=True)]
         grades = self.grader.grade_many(tasks)
-        all_parts = [
-            self._parts(text, rollout, grade)
-            for (_, _, rollout), text, grade in zip(items, texts, grades, strict=True)
+        calls: list[Call] = [
+            (problem, text, grade, len(rollout.ids))
+            for (problem, _, rollout), text, grade in zip(items, texts, grades, strict=True)
         ]
-        if self._process is not None:
-            calls = [
-                (problem, text, grade, len(rollout.ids))
-                for (problem, _, rollout), text, grade in zip(items, texts, grades, strict=True)
+        outcomes, costs = self._ask(calls)
+        for name, reward in self._grounding.items():
+            outcomes[name] = [
+                reward.outcome(problem, text, prompt.images[0].size if prompt.images else (1, 1))
+                for (problem, prompt, _), text in zip(items, texts, strict=True)
             ]
-            for parts, value in zip(all_parts, self._process.values(calls, is_stopped=self._is_stopped), strict=True):
-                parts["function"] = self.config.function_weight * value
-        drops = self.config.undecided == "drop"
         return [
-            Reward(parts, grade, dropped=drops and grade.verdict in ("timeout", "error"))
-            for parts, grade in zip(all_parts, grades, strict=True)
+            self._reward(call, item[2], {name: values[index] for name, values in outcomes.items()}, cost)
+            for index, (item, call, cost) in enumerate(zip(items, calls, costs, strict=True))
         ]
 
     def abort(self) -> None:
-        """Kill the user's function, which may never return; a `score` that waits for it ends."""
-        if self._process is not None:
-            self._process.kill()
+        """Stop the user's functions, which may never return, and the judge; a `score` that waits for them ends."""
+        for part in (*self._functions.values(), *([self._judge] if self._judge else [])):
+            part.abort()
 
     def close(self) -> None:
-        """End the process of the user's function."""
-        if self._process is not None:
-            self._process.close()
+        """End the processes of the user's functions."""
+        for function in self._functions.values():
+            function.close()
+
+    def _ask(self, calls: Sequence[Call]) -> tuple[dict[str, list[Outcome]], list[dict[str, int]]]:
+        """Return what functions and judge say, by name, and what each call cost; all are asked at the same time."""
+        if not calls or not (self._functions or self._judge):
+            return {}, [{} for _ in calls]
+        with ThreadPoolExecutor(len(self._functions) + 1) as pool:
+            asked = {
+                name: pool.submit(function.outcomes, calls, is_stopped=self._is_stopped)
+                for name, function in self._functions.items()
+            }
+            judged = pool.submit(self._judge.verdicts, calls, is_stopped=self._is_stopped) if self._judge else None
+            try:
+                outcomes = {name: call.result() for name, call in asked.items()}
+                verdicts = judged.result() if judged else []
+            except BaseException:  # a function that stops the run: the others are not waited for
+                self.abort()
+                raise
+        if not verdicts:
+            return outcomes, [{} for _ in calls]
+        return outcomes | {"judge": [v.outcome for v in verdicts]}, [v.cost for v in verdicts]
+
+    def _reward(
+        self, call: Call, rollout: Rollout, outcomes: Mapping[str, Outcome], cost: Mapping[str, int]
+    ) -> Reward:
+        """Add up the parts of one response.
+
+        Args:
+            call: the problem, the graded text and its grade.
+            rollout: the response.
+            outcomes: of the functions, iou, point_in_box and the judge, by name.
+            cost: of asking the judge.
+        """
+        _, text, grade, _ = call
+        sections = self.config.named_parts
+        if "function" in outcomes:
+            sections = {"function": RewardPartConfig(weight=self.config.function_weight), **sections}
+        for name, section in sections.items():
+            if section.role == "accuracy":
+                grade = regraded(grade, name, outcomes[name])
+        parts, logged = self._parts(text, rollout, grade), {}
+        for name, section in sections.items():
+            outcome = outcomes[name]
+            if section.role == "part":
+                parts[name] = section.weight * outcome if isinstance(outcome, float) else 0.0
+            else:
+                logged[name] = outcome if isinstance(outcome, float) else float("nan")
+        reasons = {name: outcome if isinstance(outcome, str) else "" for name, outcome in outcomes.items()}
+        unjudged = grade.verdict in ("timeout", "error") or any(
+            reason and sections[name].role == "part" for name, reason in reasons.items()
+        )
+        return Reward(
+            parts,
+            grade,
+            dropped=self.config.undecided == "drop" and unjudged,
+            logged=logged,
+            undecided={name: reason for name, reason in reasons.items() if name in self._may_fail},
+            cost=cost,
+        )
 
     def _parts(self, text: str, rollout: Rollout, grade: Grade) -> dict[str, float]:
         config, length = self.config, len(rollout.ids)
@@ -127,6 +213,32 @@ class RewardFunction:
         if config.brevity:
             parts["brevity"] = config.brevity * grade.correct * (1 - length / self.max_tokens)
         return parts
+
+
+def regraded(grade: Grade, name: str, outcome: Outcome) -> Grade:
+    """Return the grade by a part with the role accuracy; the grader's own where the part does not apply."""
+    if outcome is None:
+        return grade
+    if isinstance(outcome, str):
+        return replace(grade, verdict="error", path=name, reason=outcome)
+    verdict = "correct" if outcome >= RIGHT_FROM else "wrong"
+    return replace(grade, verdict=verdict, path=name, reason=f"{name} is {outcome:.3g}; right from {RIGHT_FROM} on")
+
+
+def _start_functions(config: RewardConfig) -> dict[str, UserFunction]:
+    """Start the process of each function, by its part's name. Raises UserError where one cannot be imported."""
+    with ExitStack() as started:
+        functions: dict[str, UserFunction] = {}
+        start = partial(UserFunction, timeout=config.function_timeout)
+        if config.function and config.allow_function:
+            functions["function"] = start(config.function)
+            started.callback(functions["function"].close)
+        for name, section in config.functions.items():
+            stops_run, key = section.on_failure == "stop", f"reward.functions.{name}.path"
+            functions[name] = start(section.path, key=key, stops_run=stops_run)
+            started.callback(functions[name].close)
+        started.pop_all()
+    return functions
 
 
 class Scoring:

@@ -27,7 +27,7 @@ from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.planning import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
-from vlm_rl.metrics import difficulty_metrics
+from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
 from vlm_rl.periodic_evaluation import evaluate_if_due
 from vlm_rl.recorder import Timings, step_metrics
 from vlm_rl.rewards import Scoring
@@ -45,10 +45,10 @@ class RolloutBatch:
     """What a step trains on."""
 
     groups: Sequence[Group]  # with advantages
-    prompts: PromptCache  # those that this rank has built so far
+    prompts: PromptCache  # the prompts that this rank has built so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
     accuracy: float | None  # over all graded responses, those of dropped groups included; None where none was judged
-    metrics: Mapping[str, float]  # HA-DW's weights; empty where it is off
+    metrics: Mapping[str, float]  # HA-DW's weights, and what asking functions and judge gave, where they are on
 
 
 def train(config: Config, *, resume: bool = False) -> None:
@@ -79,7 +79,6 @@ def train_step(s: Session) -> None:
     s.sampler.sleep()
     results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):
-        s.sampler.wake()
         s.sync_weights()
     if batch.accuracy is not None:
         hadw = s.config.algorithm.hadw
@@ -104,12 +103,16 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     prompts = PromptCache(s.builder)
     prompt_lengths: dict[str, int] = {}
     kept: list[Group] = []
+    sampled: list[Reward] = []
     verdicts: list[bool] = []
     for _ in range(rounds):
         drawn = draw_problems(s, wanted - len(kept), prompts, timings)
         prompt_lengths |= {problem.id: length for problem, length in drawn}
         problems = [problem for problem, _ in drawn]
         graded = sample_and_grade(s, problems, prompts, timings)
+        for note in undecided_notes([(p, rewards) for p, (_, rewards) in zip(problems, graded, strict=True)]):
+            s.recorder.note(f"step {s.step + 1}  {note}")
+        sampled += [reward for _, rewards in graded for reward in rewards]
         for problem, (rollouts, rewards) in zip(problems, graded, strict=True):
             correct = judged(rewards)
             verdicts += correct
@@ -126,7 +129,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
         s.recorder.line.note(f"step {s.step + 1}  {text}")
     groups, metrics = with_advantages(s, kept)
     accuracy = float(np.mean(verdicts)) if verdicts else None
-    return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics)
+    return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics | asking_metrics(sampled))
 
 
 def judged(rewards: Sequence[Reward]) -> list[bool]:
@@ -244,6 +247,7 @@ def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: n
         budget=s.config.train.micro_batch_tokens,
         num_ranks=world_size(),
         pair_cost=1 / (6 * s.policy.model.config.get_text_config().hidden_size),
+        padded=s.policy.is_padded,
     )[rank()]
     row_of = partial(
         pack_row,

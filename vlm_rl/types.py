@@ -59,7 +59,7 @@ class Problem:
     source: str = ""
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
-    # JSON; known keys: test_only, precision, tolerance, unit, alternatives
+    # JSON; known keys: test_only, precision, tolerance, unit, alternatives, box (the gold box, in fractions)
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -103,11 +103,18 @@ class Reward:
     dropped: bool = (
         False  # left out of its group because it was not judged: it has no advantage and is in no baseline
     )
+    logged: Mapping[str, float] = field(default_factory=dict)  # values that are only metrics, by name; may be NaN
+    undecided: Mapping[str, str] = field(default_factory=dict)  # function or judge -> why it gave no value, or ""
+    cost: Mapping[str, int] = field(default_factory=dict)  # the judge's requests, cached replies and tokens
 
     @property
     def total(self) -> float:
         """Return the sum of the parts."""
         return float(sum(self.parts.values()))
+
+
+Call = tuple[Problem, str, Grade, int]  # of a reward function: problem, response, grade, tokens
+Outcome = float | str | None  # a value, why there is none, or None: this problem does not ask for one
 
 
 @dataclass(frozen=True, slots=True, eq=False)

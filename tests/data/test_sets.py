@@ -6,7 +6,9 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,6 +197,19 @@ def test_images_of_any_row_in_any_order_are_those_of_the_file(tmp_path, monkeypa
     assert (three[0], three[-1], three[1:]) == (written[3].images[0], written[3].images[2], written[3].images[1:])
     assert three == list(written[3].images) and three != written[7].images
     assert hash(three) == hash(written[3].images)
+
+
+def test_several_threads_may_read_the_images(tmp_path, monkeypatch) -> None:
+    """Where one row group is kept, each thread makes the other's go; a pause where they count lets them meet."""
+    images = [(bytes([index]) * 50,) for index in range(48)]
+    problems = [problem(0, id=f"p{i}", question="<image>?", images=data) for i, data in enumerate(images)]
+    file = ImageColumn(Path(write(tmp_path / "set", *problems)) / "data.parquet")
+    monkeypatch.setattr("vlm_rl.data.stored_images.KEPT_BYTES", 1)
+    monkeypatch.setattr("vlm_rl.data.stored_images._num_bytes", lambda rows: time.sleep(0.002) or 1000)
+    order = [0, 20, 40] * 5
+    with ThreadPoolExecutor(2) as pool:
+        for rows in pool.map(lambda rows: [file.row(index) for index in rows], [order, order[::-1]]):
+            assert rows in ([images[index] for index in order], [images[index] for index in order[::-1]])
 
 
 def test_images_that_can_no_longer_be_read_name_the_file(tmp_path) -> None:

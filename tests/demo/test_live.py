@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +28,7 @@ from PIL import Image
 from tests.helpers.browser import open_page
 from tests.helpers.endpoint_server import WORDS, Server, endpoint_server
 from tests.helpers.example_run import build_run, square_image
-from tests.helpers.served import Served, free_port
+from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
@@ -405,38 +403,14 @@ def test_endpoints_as_the_operator_names_them(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, tiny_model, tmp_path):
+def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, vllm_url):
     """Greedy, a real `vllm serve`: the same prompt, pixels and settings give the same text, and the same count."""
-    port = free_port()
-    words = f"--served-model-name tiny --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 2048"
-    quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model), *words.split()]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--max-num-seqs", "4", "--enforce-eager"], env=os.environ | quiet, stdout=log, stderr=log
-        )
-    try:
-        wait_for(lambda: _answers(f"http://127.0.0.1:{port}/health") or process.poll() is not None, seconds=240)
-        assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
-        far = EndpointBackend(
-            Endpoint("far", f"http://127.0.0.1:{port}/v1", ""), system=TEMPLATES["think_answer"].system
-        )
-        greedy = replace(SHORT, temperature=0.0)
-        ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
-        assert theirs.phase == "ended" and theirs.note == "", theirs
-        assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
-        assert theirs.counted_by == "server"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+    far = EndpointBackend(Endpoint("far", vllm_url, ""), system=TEMPLATES["think_answer"].system)
+    greedy = replace(SHORT, temperature=0.0)
+    ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
+    assert theirs.phase == "ended" and theirs.note == "", theirs
+    assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
+    assert theirs.counted_by == "server"
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float = 30) -> None:

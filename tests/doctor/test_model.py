@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.test_unsupported_models import save_odd
+from tests.helpers.odd_models import save_odd
 from vlm_rl import cli
 from vlm_rl.doctor import model as doctor_model
 from vlm_rl.samplers.transformers import TransformersSampler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -30,6 +31,29 @@ def digest(problem: Problem, response: str, grade: Grade, length: int) -> float:
 
 
 not_a_function = 3
+
+
+# -- functions that are called by the names of their parameters, and one that does what a response says --------------
+
+
+def answers_in_completions(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """Take a batch, as TRL's functions do."""
+    return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
+
+
+async def letters(problem: Problem, response: str, grade: Grade, length: int) -> float:
+    await asyncio.sleep(0)
+    return does_as_told(problem, response, grade, length)
+
+
+def does_as_told(problem: Problem, response: str, grade: Grade, length: int) -> Any:
+    if response == "exit":
+        os._exit(7)
+    if response == "raise":
+        raise ValueError("as told")
+    if response == "hang":
+        hangs()
+    return None if response == "none" else len(response)
 
 
 # -- functions that go wrong ----------------------------------------------------------------------

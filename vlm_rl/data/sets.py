@@ -103,11 +103,19 @@ def _is_distance(value: float | str) -> bool:
         return False
 
 
+def _is_box(value: Any) -> bool:
+    if not isinstance(value, list) or [type(corner) in (int, float) for corner in value] != [True] * 4:
+        return False
+    x1, y1, x2, y2 = value
+    return 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1
+
+
 _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it must be, in code and in words
     "test_only": (lambda value: isinstance(value, bool), "true or false"),
     "precision": (lambda value: type(value) is int and 0 <= value <= 30, "a number of digits from 0 to 30"),
     "tolerance": (lambda value: isinstance(value, int | float | str) and _is_distance(value), "a number from 0 on"),
     "unit": (lambda value: isinstance(value, str), "text"),
+    "box": (_is_box, "four fractions of the image's sides, x1 < x2 and y1 < y2"),
     "alternatives": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "texts"),
 }
 

@@ -6,6 +6,7 @@ the table without them is held, and the few megabytes of images that were read l
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ class ImageColumn:
         self._rest = [leaf for leaf in leaves if leaf not in self._leaf]
         self._kept: OrderedDict[int, list[tuple[bytes, ...]]] = OrderedDict()  # by row group, the last read last
         self._num_kept_bytes = 0
+        self._lock = threading.Lock()  # a judge that is shown images reads them in a thread of its own
 
     @property
     def schema(self) -> pa.Schema:
@@ -49,11 +51,12 @@ class ImageColumn:
     def row(self, index: int) -> tuple[bytes, ...]:
         """Return the images of a row. Raises UserError if the file can no longer be read."""
         group = int(np.searchsorted(self._ends, index, side="right"))
-        if group in self._kept:
-            self._kept.move_to_end(group)
-        else:
-            self._keep(group)
-        return self._kept[group][index - int(self._ends[group])]  # counted from the group's end
+        with self._lock:
+            if group in self._kept:
+                self._kept.move_to_end(group)
+            else:
+                self._keep(group)
+            return self._kept[group][index - int(self._ends[group])]  # counted from the group's end
 
     def _keep(self, group: int) -> None:
         try:

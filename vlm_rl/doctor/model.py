@@ -17,19 +17,19 @@ from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
 
-from vlm_rl.config import DataConfig, RolloutConfig
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.model_folder import check_model_folder, check_weights, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.doctor.check import Check
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.architectures import PADDED_COST, check_architecture, is_padded
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
-from vlm_rl.run.checkpoint import Manifest, verify_model
+from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.manifest import Manifest
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
@@ -107,11 +107,10 @@ def folder(model: ModelUnderTest) -> Check:
 
 
 def model_type(model: ModelUnderTest) -> Check:
-    """Ask whether the learner computes this type of model exactly, at the default lengths."""
-    longest = DataConfig.model_fields["max_prompt_tokens"].default + RolloutConfig().max_tokens
-    check_architecture(model.config, path=model.path, longest=longest)
-    kind = model.config.model_type
-    return Check("model type", "ok", f"{kind} is supported, here up to {longest:,} tokens of prompt and response")
+    """Ask whether the learner computes this type of model exactly."""
+    check_architecture(model.config, path=model.path)
+    cost = f", in padded rows, {PADDED_COST}" if is_padded(model.config, "auto") else ""
+    return Check("model type", "ok", f"{model.config.model_type} is supported{cost}")
 
 
 def tokenizer(model: ModelUnderTest) -> Check:

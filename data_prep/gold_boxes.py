@@ -1,0 +1,48 @@
+"""Read the gold box of a row, and turn it into fractions of its image once the image's size is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlm_rl.data_prep.prepared_images import PreparedImage
+from vlm_rl.data_prep.records import RowError
+
+_SLACK = 1.0  # pixels that a box may reach beyond its image: annotators round
+
+
+def read_raw_box(value: Any, box_format: str) -> list[float]:
+    """Return [x1, y1, x2, y2] of four numbers in the format xyxy or xywh. Raises RowError for anything else."""
+    is_numbers = isinstance(value, list | tuple) and len(value) == 4
+    if not is_numbers or not all(type(v) in (int, float) and math.isfinite(v) for v in value):
+        raise RowError("bad_box", f"the box must be four numbers, not {value!r:.60}")
+    x1, y1, x2, y2 = value
+    if box_format == "xywh":
+        x2, y2 = x1 + x2, y1 + y2
+    if not (x1 < x2 and y1 < y2):
+        raise RowError("bad_box", f"the box {value!r:.60} has no area; box_format is {box_format}")
+    return [x1, y1, x2, y2]
+
+
+def with_fractions(meta: Mapping[str, Any], images: Sequence[PreparedImage]) -> Mapping[str, Any]:
+    """Return meta with the gold box as `box`, in fractions of the image's sides. Raises RowError if it has no place.
+
+    Pixels are those of the image before it was resized, upright.
+    """
+    if "raw_box" not in meta:
+        return meta
+    rest = {key: value for key, value in meta.items() if key not in ("raw_box", "box_unit")}
+    (image,) = images
+    unit = meta["box_unit"]
+    sides = (image.original_width, image.original_height)
+    if unit != "pixels":
+        sides = (1000, 1000) if unit == "thousandths" else (1, 1)
+    slack = _SLACK / max(image.original_width, image.original_height) if unit == "fractions" else _SLACK
+    box = meta["raw_box"]
+    if min(box) < -slack or any(corner > side + slack for corner, side in zip(box, sides * 2, strict=True)):
+        raise RowError("bad_box", f"the box {box} lies outside its image of {sides[0]} x {sides[1]} {unit}")
+    x1, y1, x2, y2 = (min(1.0, max(0.0, corner / side)) for corner, side in zip(box, sides * 2, strict=True))
+    if not (x1 < x2 and y1 < y2):
+        raise RowError("bad_box", f"the box {box} has no area inside its image")
+    return {**rest, "box": [x1, y1, x2, y2]}

@@ -1,0 +1,334 @@
+"""The judge: what it is asked, how its score is read, what is cached and counted, and endpoints that misbehave."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import multiprocessing
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.images import plain_png
+from tests.helpers.judge_server import JudgeServer, judge_server
+from tests.helpers.served import free_port
+from tests.helpers.toy_runs import toy_problem
+from vlm_rl.config import JudgeConfig, RewardConfig, parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.grading.grader import Grader
+from vlm_rl.metrics import asking_metrics
+from vlm_rl.reward_parts.judge import Judge, read_score
+from vlm_rl.reward_parts.judge_cache import ReplyCache, key_of
+from vlm_rl.rewards import RewardFunction
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Call, Grade, Problem, Prompt, Rollout
+
+RIGHT = Grade("correct", "5", "number", "")
+PROBLEM = Problem("p", "<image>\nHow {answer}?", (plain_png(28, 28),), "5", "integer")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JudgeServer]:
+    with judge_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked(server: JudgeServer) -> None:
+    server.asked.clear()
+    server.headers.clear()
+
+
+def config_of(folder: Path, url: str, **changes: Any) -> JudgeConfig:
+    (folder / "prompt.txt").write_text("Q: {question} A: {answer} E: {extracted} R: {response} {other}")
+    return JudgeConfig(
+        url=url, model="m", prompt=str(folder / "prompt.txt"), highest=10.0, **{"retries": 0, **changes}
+    )
+
+
+def judge_of(folder: Path, url: str, **changes: Any) -> Judge:
+    return Judge(config_of(folder, url, **changes), cache=folder / "cache")
+
+
+def calls_of(*texts: str) -> list[Call]:
+    return [(PROBLEM, text, RIGHT, 3) for text in texts]
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# -- reading a score ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "score"),
+    [
+        ("number", "Score: 7", 0.7),
+        ("number", "2 mistakes, so 7.5 of ten: 7.5", 0.75),
+        ("number", "7/10", 0.7),
+        ("number", "**Score:** 10/10.", 1.0),
+        ("number", "7/5", None),  # another scale
+        ("number", "11", None),
+        ("number", "-1", None),
+        ("number", "<think>9 or 10</think>", None),
+        ("number", "<think>9</think> 3", 0.3),
+        ("number", "version2 or v1", None),
+        ("number", "1" * 5000, None),
+        ("yes_no", "Yes. No, wait: YES!", 1.0),
+        ("yes_no", "yes, or rather no", 0.0),
+        ("yes_no", "yesterday, nobody", None),
+        ("json", 'first {"score": 1} then ```{"why": "x", "score": 5 }```', 0.5),
+        ("json", '{"score": "5"}', None),
+        ("json", "5", None),
+        ("json", '{"score": 50}', None),
+    ],
+)
+def test_a_score_is_read_or_there_is_none(parser: Any, text: str, score: float | None) -> None:
+    config = JudgeConfig(url="http://x/v1", model="m", prompt="p", parser=parser, highest=10.0)
+    assert read_score(text, config) == score
+
+
+@settings(max_examples=60)
+@given(st.text(alphabet='0123456789-./ "score:{},yesno', max_size=200), st.sampled_from(["number", "yes_no", "json"]))
+def test_any_reply_gives_a_value_from_0_to_1_or_none(text: str, parser: Any) -> None:
+    config = JudgeConfig(url="http://x/v1", model="m", prompt="p", parser=parser, lowest=-3.0, highest=10.0)
+    score = read_score(text, config)
+    assert score is None or 0 <= score <= 1
+
+
+# -- asking -------------------------------------------------------------------------------------------
+
+
+def test_what_the_judge_is_asked(tmp_path: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    judge = judge_of(
+        tmp_path, server.url("good"), images=True, api_key_env="JUDGE_KEY", max_tokens=9, temperature=0.5
+    )
+    (verdict,) = judge.verdicts(calls_of("so {question} \ud800"))
+    assert verdict.outcome == 0.7
+    (body,) = server.asked
+    image, text = body["messages"][0]["content"]
+    assert text["text"] == "Q: How {answer}? A: 5 E: 5 R: so {question} \ud800 {other}"  # replaced in one pass
+    kind, _, data = image["image_url"]["url"].partition(",")
+    assert kind == "data:image/png;base64" and base64.b64decode(data) == PROBLEM.images[0]
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("m", 9, 0.5)
+    assert server.headers[0]["Authorization"] == "Bearer s3cret"
+
+
+def test_equal_requests_are_sent_once_and_replies_are_kept(tmp_path: Path, server: JudgeServer) -> None:
+    judge = judge_of(tmp_path, server.url("slow"), concurrency=3)
+    verdicts = judge.verdicts(calls_of("a", "b", "a", "c", "d", "a"))
+    assert [verdict.outcome for verdict in verdicts] == [0.7] * 6
+    assert len(server.asked) == 4 and server.most <= 3
+    total = {key: sum(verdict.cost[key] for verdict in verdicts) for key in verdicts[0].cost}
+    assert total == {"requests": 4, "cached": 2, "prompt_tokens": 44, "completion_tokens": 20}
+    again = judge_of(tmp_path, server.url("slow")).verdicts(calls_of("b"))  # another process, another day
+    assert again[0].cost == {"requests": 0, "cached": 1, "prompt_tokens": 0, "completion_tokens": 0}
+    assert len(server.asked) == 4 and len(files_of(tmp_path / "cache")) == 4
+
+
+def test_all_that_decides_a_reply_is_in_its_name(tmp_path: Path, server: JudgeServer) -> None:
+    other_image = replace(PROBLEM, images=(plain_png(28, 28, "blue"),))
+    variants: list[tuple[dict[str, Any], Call]] = [
+        ({}, calls_of("a")[0]),
+        ({}, calls_of("b")[0]),
+        ({}, (replace(PROBLEM, answer="6"), "a", RIGHT, 3)),
+        ({"model": "n"}, calls_of("a")[0]),
+        ({"max_tokens": 7}, calls_of("a")[0]),
+        ({"temperature": 1.0}, calls_of("a")[0]),
+        ({"images": True}, calls_of("a")[0]),
+        ({"images": True}, (other_image, "a", RIGHT, 3)),
+    ]
+    base = config_of(tmp_path, server.url("good"))
+    for changes, call in variants:
+        Judge(base.model_copy(update=changes), cache=tmp_path / "cache").verdicts([call])
+    assert len(server.asked) == len(files_of(tmp_path / "cache")) == len(variants)
+    Judge(base.model_copy(update={"parser": "yes_no", "weight": 3.0}), cache=tmp_path / "cache").verdicts(
+        calls_of("a")
+    )
+    assert len(server.asked) == len(variants)
+
+
+def test_a_busy_judge_is_asked_again(tmp_path: Path, server: JudgeServer) -> None:
+    (verdict,) = judge_of(tmp_path, server.url("busy_once"), retries=1).verdicts(calls_of("a"))
+    assert verdict.outcome == 0.7 and verdict.cost["requests"] == 2
+
+
+# -- endpoints that misbehave ---------------------------------------------------------------------------
+
+FAULTS = {
+    "error": "the judge answered 500: no memory for Bearer ***",
+    "refuse": "the judge answered 404: no such model",
+    "redirect": "the judge answered 307: ",
+    "hang": "the judge did not reply within 0.3 s",
+    "drip": "the judge did not reply within 0.3 s",
+    "endless": "the judge's reply is larger than 1024 KiB",
+    "headers": "the connection failed: ",
+    "html": "the judge sent text/html, not application/json",
+    "garbage": "the judge's reply is no chat completion",
+    "nested": "the judge's reply is no chat completion",
+    "shape": "the judge's reply is no chat completion",
+    "empty": "the judge's reply holds no text",
+    "no_score": "the judge's reply holds no score: 'I would say 11/10'",
+    "gzip": "the judge sent a compressed reply, which was not asked for",
+    "cut": "the connection failed: ",
+    "silent": "the connection failed: ",
+}
+
+
+@pytest.mark.parametrize("behaviour", FAULTS)
+def test_each_fault_is_named_and_kept_from_the_cache(
+    tmp_path: Path, server: JudgeServer, behaviour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    timeout = 0.3 if behaviour in ("hang", "drip") else 30.0
+    judge = judge_of(tmp_path, server.url(behaviour), timeout=timeout, api_key_env="JUDGE_KEY")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (verdict,) = judge.verdicts(calls_of("a"))
+    assert isinstance(verdict.outcome, str) and verdict.outcome.startswith(FAULTS[behaviour])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 2**10  # KiB
+    assert len(files_of(tmp_path / "cache")) == (behaviour == "no_score")
+
+
+def test_no_server_at_all_is_given_up_after_as_many_failures_as_requests_run(tmp_path: Path) -> None:
+    judge = judge_of(tmp_path, f"http://127.0.0.1:{free_port()}/v1", concurrency=4)
+    outcomes = [verdict.outcome for verdict in judge.verdicts(calls_of(*map(str, range(50))))]
+    asked = [outcome for outcome in outcomes if str(outcome).startswith("the connection failed: ")]
+    assert 4 <= len(asked) <= 7  # those under way when the fourth failed
+    given_up = {str(outcome).partition(": ")[0] for outcome in outcomes} - {"the connection failed"}
+    assert given_up == {"the judge was not asked"}
+
+
+def test_a_run_that_stops_does_not_wait(tmp_path: Path, server: JudgeServer) -> None:
+    asked = itertools.chain([False] * 3, itertools.repeat(True))
+    judge = judge_of(tmp_path, server.url("hang"), timeout=10_000.0, concurrency=2)
+    verdicts = judge.verdicts(calls_of("a", "b", "c"), is_stopped=lambda: next(asked))
+    assert [verdict.outcome for verdict in verdicts] == [0, 0, 0]
+    judge.abort()
+    assert judge.verdicts(calls_of("a"))[0].outcome == 0
+
+
+def test_the_key_is_in_no_file(tmp_path: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the judge sends it back."""
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    (verdict,) = judge_of(tmp_path, server.url("says"), api_key_env="JUDGE_KEY").verdicts(calls_of("a"))
+    assert verdict.outcome == 0.3
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    assert "Bearer ***" in file.read_text() and "s3cret" not in file.read_text()
+
+
+@pytest.mark.slow
+def test_a_model_on_vllms_own_server_is_a_judge(tmp_path: Path, vllm_url: str) -> None:
+    """Its score is that of the text that the server sends to anyone who asks the same."""
+    config = config_of(tmp_path, vllm_url, model="tiny", images=True, max_tokens=14, lowest=-1e9, highest=1e9)
+    problems = [toy_problem(index, "train", 6) for index in range(6)]
+    calls: list[Call] = [(problem, rf"\boxed{{{index}}}", RIGHT, 3) for index, problem in enumerate(problems)]
+    verdicts = Judge(config, cache=tmp_path / "cache").verdicts([*calls, calls[0]])
+    for call, verdict in zip(calls, verdicts, strict=False):
+        body = Judge(config, cache=tmp_path)._body(call)
+        tree = httpx.post(f"{vllm_url}/chat/completions", json=body, timeout=60, trust_env=False).json()
+        score = read_score(tree["choices"][0]["message"]["content"], config)
+        assert verdict.outcome == score or (score is None and "holds no score" in str(verdict.outcome))
+        usage = tree["usage"]
+        assert verdict.cost["prompt_tokens"] == usage["prompt_tokens"] > 9  # an image of 84 x 84 pixels has 9
+        assert verdict.cost["completion_tokens"] == usage["completion_tokens"] <= 14
+    assert verdicts[-1].cost["cached"] == 1 and verdicts[-1].outcome == verdicts[0].outcome
+
+
+# -- the cache ----------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, key: str, text: str) -> None:
+    for _ in range(200):
+        ReplyCache(folder).put(key, text)
+
+
+def test_two_writers_leave_a_whole_reply(tmp_path: Path) -> None:
+    """A reader beside them sees a whole reply at any time."""
+    key, texts = key_of("u", {}), ("a" * 50_000, "b" * 50_000)
+    ReplyCache(tmp_path).put(key, texts[0])
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(tmp_path, key, text)) for text in texts]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        seen.add(ReplyCache(tmp_path).get(key))
+    assert seen and seen <= set(texts)
+    assert files_of(tmp_path) == [f"{key}.json"]
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"key": ', b"[]", b'{"key": "x", "text": "y"}', b"\xff", b"[" * 100_000])
+def test_a_damaged_reply_is_asked_for_again(tmp_path: Path, damage: bytes) -> None:
+    cache, key = ReplyCache(tmp_path), key_of("u", {})
+    cache.put(key, "text")
+    (file,) = tmp_path.rglob("*.json")
+    file.write_bytes(damage)
+    assert cache.get(key) is None
+    cache.put(key, "text")
+    assert cache.get(key) == "text"
+
+
+# -- in the reward, and in the configuration ---------------------------------------------------------
+
+
+def test_the_judge_is_a_part_and_counts_what_it_costs(tmp_path: Path, server: JudgeServer) -> None:
+    section = config_of(tmp_path, server.url("good"), weight=2.0)
+    config = RewardConfig(overlong_buffer=0, format=0.0, judge=section)
+    empty = np.zeros(0, dtype=np.int32)
+    rollout = Rollout("p", 0, empty, empty, r"\boxed{5}", "stop", 0)
+    with Grader(workers=1) as grader:
+        reward = RewardFunction(
+            config, template=TEMPLATES["plain"], max_tokens=8, grader=grader, judge_cache=tmp_path / "cache"
+        )
+        rewards = reward.score([(PROBLEM, Prompt("p", "", "", empty, empty, (), {}), rollout)] * 2)
+    assert rewards[0].parts == {"accuracy": 1, "format": 0, "overlong": 0, "judge": 1.4}
+    assert rewards[0].grade.path == "text"  # accuracy stays the grader's
+    assert asking_metrics(rewards) == {
+        "rewards/judge/undecided_rate": 0.0,
+        "judge/requests": 1.0,
+        "judge/cached": 1.0,
+        "judge/prompt_tokens": 11.0,
+        "judge/completion_tokens": 5.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"url": "ftp://x/v1"}, r"reward\.judge: url is no plain http"),
+        ({"url": "http://me:s3cret@x/v1"}, r"reward\.judge: url is no plain http"),
+        ({"api_key_env": "sk-s3cret"}, r"api_key_env must be the name of an environment variable"),
+        ({"lowest": 10.0}, r"lowest is 10\.0 and highest 1\.0"),
+        ({"parser": "regex"}, r"reward\.judge\.parser is 'regex'"),
+        ({"modle": "x"}, r"reward\.judge\.modle: did you mean 'model'"),
+    ],
+)
+def test_mistakes_are_refused_by_key_and_never_print_a_secret(changes: dict[str, Any], message: str) -> None:
+    judge = {"url": "http://x/v1", "model": "m", "prompt": "p", **changes}
+    with pytest.raises(UserError, match=message) as caught:
+        parse_config({"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}, "reward": {"judge": judge}})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_missing_prompt_or_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(tmp_path, "http://x/v1")
+    with pytest.raises(UserError, match=r"reward\.judge\.prompt: .*nothing\.txt cannot be read"):
+        Judge(config.model_copy(update={"prompt": str(tmp_path / "nothing.txt")}), cache=tmp_path)
+    (tmp_path / "prompt.txt").write_text("no place")
+    with pytest.raises(UserError, match=r"reward\.judge\.prompt: .* does not hold \{response\}"):
+        Judge(config, cache=tmp_path)
+    config = config_of(tmp_path, "http://x/v1", api_key_env="JUDGE_KEY")
+    for value, problem in ((None, "is not set"), ("two\nlines", "holds a space")):
+        monkeypatch.setenv("JUDGE_KEY", value) if value else monkeypatch.delenv("JUDGE_KEY", raising=False)
+        with pytest.raises(UserError, match=rf"reward\.judge\.api_key_env: .*JUDGE_KEY {problem}"):
+            Judge(config, cache=tmp_path)

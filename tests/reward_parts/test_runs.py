@@ -1,0 +1,49 @@
+"""Training runs with functions, judges and boxes: a failure is named and counted, and the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.judge_server import judge_server
+from tests.helpers.toy_runs import Toys
+from vlm_rl.run.directory import RunDirectory
+
+OWN = "tests.helpers.own_reward"
+STEP = {"steps": 1}
+
+
+def judge(folder: Path, url: str, **changes: Any) -> dict[str, Any]:
+    (folder / "prompt.txt").write_text("{question} The response was {response}")
+    section = {"url": url, "model": "tiny", "prompt": str(folder / "prompt.txt"), "max_tokens": 14, "images": True}
+    return {**section, "highest": 8.0, "retries": 0, "concurrency": 4, **changes}
+
+
+def texts_below(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_a_run_survives_a_hostile_judge_and_broken_functions(
+    toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = {
+        "exits": {"path": f"{OWN}.exits_at_once", "role": "logged"},
+        "short": {"path": f"{OWN}.short_words", "weight": 0.5},
+    }
+    with judge_server() as server:
+        reward = {"functions": functions, "allow_function": True}
+        section = judge(tmp_path, server.url("hang"), timeout=0.3, api_key_env="JUDGE_KEY")
+        path = toys.config("hostile", reward={**reward, "judge": section}, train=STEP)
+        result = toys.runner("train", str(path), environment={"JUDGE_KEY": "s3cret"})
+    assert result.code == 0, result.output[-3000:]
+    assert "step 1  reward exits: 16 of 16 undecided; problem 'Toy-" in result.output
+    assert "ended its process with exit code 7" in result.output
+    assert "step 1  reward judge: 16 of 16 undecided; problem 'Toy-" in result.output
+    assert "the judge did not reply within 0.3 s" in result.output
+    (record,) = list(RunDirectory(toys.folder / "runs" / "hostile").metrics())
+    assert record["rewards/judge/mean"] == 0 and record["rewards/judge/undecided_rate"] == 1
+    assert record["rewards/short/undecided_rate"] == 0 and record["rewards/short/mean"] > 0
+    assert b"s3cret" not in texts_below(toys.folder / "runs" / "hostile") + result.output.encode()

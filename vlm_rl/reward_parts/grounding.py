@@ -1,0 +1,131 @@
+"""Boxes and points against the gold box of a problem.
+
+    iou(Box(0, 0, 2, 2), Box(1, 0, 3, 2))      # 1/3
+
+A gold box is `meta["box"]` of a prepared set: [x1, y1, x2, y2] as fractions of the image's width and height, so that
+no resizing changes it. What a model writes depends on its family:
+
+    pixels       of the resized image that the model saw: Qwen2.5-VL (QwenLM/Qwen3-VL, issues 866 and 940)
+    thousandths  of the image's width and height, 0 to 1000: Qwen2-VL (arXiv 2409.12191) and Qwen3-VL (issue 1486)
+
+The model's numbers are turned into fractions too. That changes no IoU: both areas are scaled by the same factor.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from vlm_rl.config import GroundingConfig, IouConfig
+from vlm_rl.errors import UserError
+from vlm_rl.templates import Template
+from vlm_rl.types import Outcome, Problem
+
+COORDINATES = {
+    "qwen2_5_vl": "pixels",
+    **dict.fromkeys(("qwen2_vl", "qwen3_vl", "qwen3_vl_moe"), "thousandths"),
+}
+
+_NUMBER = r"\s*(-?\d{1,6}(?:\.\d{1,20})?)\s*"
+_FOUR = rf"{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}"
+_TWO = rf"{_NUMBER},{_NUMBER}"
+# The key of the model's JSON first; where no text has it, bare numbers in brackets.
+_BOXES = (
+    re.compile(rf"bbox(?:_2d)?[\"']?\s*:\s*\[{_FOUR}\]"),
+    re.compile(rf"\[{_FOUR}\]|\({_FOUR}\)|\({_TWO}\)\s*,?\s*\({_TWO}\)"),
+)
+_POINTS = (
+    re.compile(rf"point(?:_2d)?[\"']?\s*:\s*\[{_TWO}\]"),
+    re.compile(rf"\[{_TWO}\]|\({_TWO}\)"),
+)
+
+
+class Box(NamedTuple):
+    """A box, x to the right and y down."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+    @property
+    def area(self) -> float:
+        """Return the area, 0 where a corner is on the wrong side."""
+        return max(0.0, self.x2 - self.x1) * max(0.0, self.y2 - self.y1)
+
+
+def iou(a: Box, b: Box) -> float:
+    """Return the area that two boxes share over the area that they cover, 0 to 1; 0 where a box has no area."""
+    shared = Box(max(a.x1, b.x1), max(a.y1, b.y1), min(a.x2, b.x2), min(a.y2, b.y2)).area
+    covered = a.area + b.area - shared
+    return shared / covered if shared > 0 else 0.0
+
+
+def is_inside(point: tuple[float, float], box: Box) -> bool:
+    """Tell whether a point is in a box or on its edge."""
+    return box.x1 <= point[0] <= box.x2 and box.y1 <= point[1] <= box.y2
+
+
+def read_box(text: str) -> Box | None:
+    """Return the only box that a text gives, as it is written; None where there is none, or several that differ."""
+    numbers = _only(_BOXES, text)
+    return Box(*numbers) if numbers else None
+
+
+def read_point(text: str) -> tuple[float, float] | None:
+    """Return the only point that a text gives, as it is written; None where there is none, or several that differ."""
+    numbers = _only(_POINTS, text)
+    return (numbers[0], numbers[1]) if numbers else None
+
+
+def _only(patterns: tuple[re.Pattern[str], ...], text: str) -> tuple[float, ...] | None:
+    for pattern in patterns:
+        given = {tuple(float(number) for number in match.groups() if number) for match in pattern.finditer(text)}
+        if given:
+            return given.pop() if len(given) == 1 else None
+    return None
+
+
+class GroundingReward:
+    """The rewards `iou` and `point_in_box`: compares what a response gives with the problem's gold box."""
+
+    def __init__(self, name: str, config: GroundingConfig, *, template: Template, model_type: str) -> None:
+        """Choose the coordinates. Raises UserError where those of the model's family are not known.
+
+        Args:
+            name: iou or point_in_box, as in the configuration.
+            config: its section.
+            template: says where in a response the answer is.
+            model_type: the model's, by which `coordinates: auto` is resolved.
+        """
+        coordinates = COORDINATES.get(model_type) if config.coordinates == "auto" else config.coordinates
+        if coordinates is None:
+            raise UserError(
+                f"reward.{name}.coordinates is auto, and it is not known what a model of type {model_type!r} writes: "
+                "set it to pixels (of the resized image) or thousandths (0 to 1000)"
+            )
+        self._in_pixels = coordinates == "pixels"
+        self._threshold = config.threshold if isinstance(config, IouConfig) else None
+        self._gives_point = name == "point_in_box"
+        self._template = template
+
+    def outcome(self, problem: Problem, text: str, size: tuple[int, int]) -> Outcome:
+        """Return the reward of a response, 0 to 1; 0 where it gives nothing, None for a problem without a gold box.
+
+        Args:
+            problem: its `meta["box"]` is the gold.
+            text: the response with its prefill.
+            size: width and height in pixels of the image as the model saw it.
+        """
+        if "box" not in problem.meta:
+            return None
+        gold, answer = Box(*problem.meta["box"]), self._template.answer_region(text) or ""
+        width, height = size if self._in_pixels else (1000, 1000)
+        if self._gives_point:
+            point = read_point(answer)
+            return float(point is not None and is_inside((point[0] / width, point[1] / height), gold))
+        box = read_box(answer)
+        if box is None:
+            return 0.0
+        share = iou(Box(box.x1 / width, box.y1 / height, box.x2 / width, box.y2 / height), gold)
+        return share if self._threshold is None else float(share >= self._threshold)
