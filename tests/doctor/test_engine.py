@@ -80,7 +80,7 @@ def subject(model: Path) -> Iterator[EngineUnderTest]:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "DRAWS", 1500)
+    monkeypatch.setattr(engine, "DRAWS", 1000)
     monkeypatch.setattr(engine, "CYCLES", 2)
 
 
@@ -104,7 +104,7 @@ def test_the_checks_of_the_engine(subject: EngineUnderTest, monkeypatch: pytest.
         assert answer.outcome == "off" and "does not hold the learner's weights" in answer.detail
 
     def too_warm(self: Any, prompts: Any, params: Any, **rest: Any) -> Any:
-        return generate(self, prompts, replace(params, temperature=1.3), **rest)
+        return generate(self, prompts, replace(params, temperature=1.5), **rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(kind, "generate", too_warm)
