@@ -49,9 +49,8 @@ def nothing_asked(server: JudgeServer) -> None:
 
 def config_of(folder: Path, url: str, **changes: Any) -> JudgeConfig:
     (folder / "prompt.txt").write_text("Q: {question} A: {answer} E: {extracted} R: {response} {other}")
-    return JudgeConfig(
-        url=url, model="m", prompt=str(folder / "prompt.txt"), highest=10.0, **{"retries": 0, **changes}
-    )
+    section = {"model": "m", "prompt": str(folder / "prompt.txt"), "highest": 10.0, "retries": 0, **changes}
+    return JudgeConfig(url=url, **section)
 
 
 def judge_of(folder: Path, url: str, **changes: Any) -> Judge:
