@@ -39,11 +39,11 @@ class Access:
     """Who may ask for what.
 
     Args:
-        token: what a visitor must know; None lets everybody in who reaches the demo.
+        token: what a visitor must know; None lets in everybody who can reach the demo.
         open_wider: whether IP addresses and the machine's own names count as hosts, besides loopback.
         public_url: the address at which a reverse proxy offers the demo.
 
-    Raises UserError for a URL that is none, and where others would be let in without a token.
+    Raises UserError for an invalid URL, and where others would be let in without a token.
     """
 
     def __init__(self, *, token: str | None = None, open_wider: bool = False, public_url: str = "") -> None:
@@ -58,7 +58,7 @@ class Access:
         self._wrong: deque[float] = deque(maxlen=_MAX_WRONG)  # when
 
     def check_origin(self, request: Request) -> None:
-        """Raise HTTPException where the Host does not name this machine, or another site's page asks."""
+        """Raise HTTPException where the Host does not name this machine, or a different site's page asks."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.host_allowed(host):
             raise HTTPException(403, "unknown host")

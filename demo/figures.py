@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from vlm_rl.report.charts import PALETTE
+from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.vega import Spec, embed
 
 

@@ -249,8 +249,8 @@ def length_curve(runs: Sequence[OpenRun], benchmark: str) -> LengthCurve | None:
 def mass_over_training(runs: Sequence[RunCurves], *, columns: int = 30) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (first step of each column, mass [10, columns]): the share of each length decile, both signs together.
 
-    The mean over the runs that logged it, over the steps that all of them have; neighbouring steps are averaged to at
-    most `columns`. None where no run logged it.
+    It is the mean over the runs that logged it, for the steps that all of them have. Neighbouring steps are averaged
+    into at most `columns` columns. None where no run logged it.
     """
     tables = [table for run in runs if (table := _mass_by_step(run))]
     if not tables:

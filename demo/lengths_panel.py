@@ -32,13 +32,15 @@ from vlm_rl.demo.problem_panel import empty_panel
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import number, render, share_text
 from vlm_rl.demo.url_state import PARTS
-from vlm_rl.report import charts
-from vlm_rl.report.charts import Bars, Interval, Points, Quantiles, Series
+from vlm_rl.report.charts.lines import Series, lines
+from vlm_rl.report.charts.points import Interval, Points, forest, scatter
+from vlm_rl.report.charts.shares import Bars, Quantiles, heatmap, quantile_bars
+from vlm_rl.report.charts.shares import histogram as histogram_chart
 from vlm_rl.stats import estimate
 
 _NO_TOKENIZER = (
-    "Reasoning and answer apart need the model's tokenizer, and no tokenizer.json lies in the checkpoints of one of "
-    f"these runs. Choose “{PARTS['']}”."
+    "Reasoning and answer apart need the model's tokenizer, and one of these runs has no tokenizer.json in its "
+    f"checkpoints. Choose “{PARTS['']}”."
 )
 _TO_PROBLEMS = {"tab": "problems", "at": ""}
 _CLICK_HINT = "Click a mark to see its problems."
@@ -106,7 +108,7 @@ def _ecdf_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCar
             curves.append(Series(state.labels[index], x, y, color=color(state.colors[index])))
             dots.append(_shown_problem(state, index, length_R))
     shown = curves if state.url.part else curves + dots
-    spec = charts.lines(shown, x_title=_tokens_title(state), percent=True, from_zero=True, stairs=True)
+    spec = lines(shown, x_title=_tokens_title(state), percent=True, from_zero=True, stairs=True)
     if spec is not None and not state.url.part:
         del spec["usermeta"]["legend"][len(curves) :]  # a dot shares the entry of its curve
     title = "Share of responses with at most so many tokens"
@@ -132,7 +134,7 @@ def _cut_text(state: PageState) -> str:
 
 
 def _histogram_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
-    """Overlaid bars on common bins; each leads to the problems with such lengths."""
+    """Return overlaid bars on common bins; each leads to the problems with such lengths."""
     edges = bin_edges(lengths)
     bars = [
         Bars(
@@ -143,7 +145,7 @@ def _histogram_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[Cha
         )
         for index, length_R in enumerate(lengths)
     ]
-    spec = charts.histogram(edges, bars, x_title=_tokens_title(state))
+    spec = histogram_chart(edges, bars, x_title=_tokens_title(state))
     hint = "" if state.url.part else _CLICK_HINT
     return chart_card("lengths-histogram", "How many tokens a response has", spec, hint=hint)
 
@@ -156,13 +158,13 @@ def _bin_patches(edges: np.ndarray, focus: str) -> list[str]:
 
 
 def _verdict_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCard]:
-    """Two rows of quantiles for each checkpoint: right answers, and all others."""
+    """Return two rows of quantiles for each checkpoint: right answers, and all others."""
     rows = []
     for index, length_R in enumerate(lengths):
         correct_R = state.table.checkpoints[index].responses.correct_R[state.table.inside(index, state.keep_P)]
         for is_right in (True, False):
             rows.append(_quantiles(state, index, length_R[correct_R == is_right], is_right=is_right))
-    spec = charts.quantile_bars(rows, x_title=_tokens_title(state))
+    spec = quantile_bars(rows, x_title=_tokens_title(state))
     caption = "Line: p10 to p90. Box: the middle half. Dot: median. Filled: right. Hollow: wrong or no answer."
     return chart_card("lengths-verdict", "Right against wrong answers", spec, caption=caption, hint=_CLICK_HINT)
 
@@ -191,7 +193,7 @@ def _change_card(state: PageState) -> list[ChartCard]:
         _change_points(state, index, problem_changes(state.table, index, state.keep_P, limit=limit))
         for index in others
     ]
-    points = charts.scatter(
+    points = scatter(
         groups,
         x_title="change in tokens, per problem",
         y_ticks=False,
@@ -203,7 +205,7 @@ def _change_card(state: PageState) -> list[ChartCard]:
         change = estimate((state.table.length_CP[index] - state.table.length_CP[0])[state.keep_P])
         label, slot = state.labels[index], state.colors[index]
         intervals.append(Interval(label, change.mean, change.low, change.high, color=color(slot)))
-    means = charts.forest(intervals, x_title="mean change, 95 % interval")
+    means = forest(intervals, x_title="mean change, 95 % interval")
     caption = (
         "One point per problem: large and filled where its verdict became right, large and hollow where it became "
         "wrong, small elsewhere."
@@ -240,7 +242,7 @@ def _change_tip(change: ProblemChange) -> str:
 
 
 def _difficulty_card(state: PageState) -> list[ChartCard]:
-    """Accuracy over mean length: a point per difficulty class and checkpoint, joined by checkpoint."""
+    """Return accuracy over mean length: a point per difficulty class and checkpoint, joined by checkpoint."""
     groups = []
     for index, (label, slot) in enumerate(zip(state.labels, state.colors, strict=True)):
         points = by_difficulty(state.table, index, state.keep_P)
@@ -255,7 +257,7 @@ def _difficulty_card(state: PageState) -> list[ChartCard]:
                 click=[urlencode({"difficulty": point.difficulty, **_TO_PROBLEMS}) for point in points],
             )
         )
-    spec = charts.scatter(groups, x_title="mean tokens", y_title="accuracy", percent=True, joined=True)
+    spec = scatter(groups, x_title="mean tokens", y_title="accuracy", percent=True, joined=True)
     when = state.table.base_when
     return chart_card(
         "lengths-difficulty",
@@ -296,12 +298,12 @@ def _training_card(state: PageState) -> list[ChartCard]:
     cut = max(float(curve.cut.max()) for curve in curves)
     cut_text = f"At most {share_text(cut)} of a step were cut." if cut else "None was cut."
     caption = f"Of all {what} of a step{smooth}. Line: median. Band: the middle half. Dashed: p90. {cut_text}"
-    spec = charts.lines(series, y_title="tokens", from_zero=True)
+    spec = lines(series, y_title="tokens", from_zero=True)
     return chart_card("lengths-training", "Length over training", spec, caption=caption)
 
 
 def _mass_cards(state: PageState) -> list[ChartCard]:
-    """One map per run: which tenth of the responses, by length, the gradient listens to, over training."""
+    """Return a map per run: the gradient's share of each tenth of the responses, by length, over training."""
     cards: list[ChartCard] = []
     for name, _, names in state.run_groups():
         runs = [state.library.runs[run] for run in names]
@@ -310,6 +312,6 @@ def _mass_cards(state: PageState) -> list[ChartCard]:
             continue
         title = f"{runs[0].algorithm} · {name}" if len(state.library.runs) > 1 else runs[0].algorithm
         steps = [int(step) for step in mass[0]]
-        spec = charts.heatmap(mass[1][::-1], columns=steps, rows=_TENTHS[::-1], titles=("step", "tenth by length"))
+        spec = heatmap(mass[1][::-1], columns=steps, rows=_TENTHS[::-1], titles=("step", "tenth by length"))
         cards += chart_card(f"gradient-mass-{len(cards) + 1}", title, spec)
     return cards

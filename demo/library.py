@@ -7,6 +7,7 @@ run that cannot be read is left out and named in `faults`; the page says so.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,10 @@ from vlm_rl.demo.token_counts import TokenCounter, find_counter
 from vlm_rl.errors import UserError
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
+from vlm_rl.run.lock import OLD_SECONDS, lease_of
 from vlm_rl.templates import TEMPLATES
 
 _DEPTH = 3  # levels below a folder; one of `vlm-rl study` holds RULE/seed-N
-_ALIVE_SECONDS = 600  # a run that wrote nothing for so long has ended or hangs
 
 ResponseLengths: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens of some responses, and which were cut
 
@@ -83,6 +84,7 @@ class OpenRun:
     num_steps: int  # planned
     contaminated: tuple[str, ...]
     _curves: dict[int, RunCurves] = field(default_factory=dict)  # of the last stamp
+    _renewed: dict[bytes, float] = field(default_factory=dict)  # the last lease, and when it was first seen
     _lengths: dict[int, ResponseLengths] = field(default_factory=dict)  # by step, whose file never changes
 
     @property
@@ -112,8 +114,18 @@ class OpenRun:
         return path.stat().st_mtime_ns if path.exists() else 0
 
     def is_alive(self) -> bool:
-        """Say whether it may still be training: it wrote lately, and its last step is not done."""
-        if time.time() - self.stamp() / 1e9 > _ALIVE_SECONDS:
+        """Say whether it is training: its last step is not done, and its trainer renews the lease of the folder.
+
+        The file's time counts at the first look only, since another machine's clock may differ: a trainer there is
+        noticed at the second.
+        """
+        lease, now = lease_of(self.directory.path), time.monotonic()
+        if lease not in self._renewed:
+            is_first = not self._renewed
+            is_recent = abs(time.time() - self.stamp() / 1e9) < OLD_SECONDS
+            self._renewed.clear()
+            self._renewed[lease] = now if is_recent or not is_first else -math.inf
+        if not lease or now - self._renewed[lease] > OLD_SECONDS:
             return False
         metrics = self.curves().metrics
         return not metrics or metrics[-1]["step"] < self.num_steps

@@ -57,7 +57,7 @@ class LiveContext:
 
 
 def shown_slots(state: PageState) -> dict[str, int]:
-    """Return the colour of each checkpoint shown, by RUN@STEP; of pooled seeds the first stands for all."""
+    """Return the colour of each checkpoint shown, by RUN@STEP; pooled seeds have that of the first."""
     return {
         key_of(checkpoint.runs[0], checkpoint.step): state.slots[checkpoint.key]
         for checkpoint in state.table.checkpoints

@@ -110,7 +110,7 @@ class Responses:
 def read_records(results: Sequence[EvalResult], columns: Sequence[str] | None = None) -> pa.Table:
     """Return the records of several evaluations of one benchmark, one after the other, in the types of EvalRecord.
 
-    Columns of other names are left out. Raises UserError for a column that has another type or gaps.
+    Columns of other names are left out. Raises UserError for a column that has a different type or gaps.
     """
     tables = [_typed(result.rows(columns), result.path) for result in results]
     return pa.concat_tables(tables, promote_options="default").combine_chunks()

@@ -1,4 +1,4 @@
-"""Serve the demo: the page behind its guard (demo/guard.py), on a bounded number of connections."""
+"""Serve the demo: the page behind its guard (demo/request_guard.py), on a bounded number of connections."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vlm_rl.demo.access import Access, read_token
 from vlm_rl.demo.app import build_page
 from vlm_rl.demo.export import MEDIA_TYPES, export
-from vlm_rl.demo.guard import Guard
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.live import LiveOptions, build_live, open_live
 from vlm_rl.demo.page_state import UNREADABLE, PageStates
+from vlm_rl.demo.request_guard import RequestGuard
 from vlm_rl.demo.theme import head, stylesheet_of_app
 from vlm_rl.demo.url_state import MAX_QUERY, UrlState
 from vlm_rl.errors import UserError
@@ -83,7 +83,7 @@ def guarded(page: gr.Blocks, outer: FastAPI, *, access: Access | None = None) ->
         mcp_server=False,
         max_file_size=1,
     )
-    return Guard(inner, page, access)
+    return RequestGuard(inner, page, access)
 
 
 def _add_exports(app: FastAPI, states: PageStates) -> None:

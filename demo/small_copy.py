@@ -1,7 +1,7 @@
 """Make a run small enough to ship or to send: `python -m vlm_rl.demo.small_copy RUN OUT [--problems N]`.
 
 Kept: configuration, metrics, the evaluations of the first N problems with their images, the rollouts without
-token ids and log-probs, the tokenizer. Left out: the weights. What is kept is as it was.
+token ids and log-probs, the tokenizer. Left out: the weights. Everything kept is unchanged.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from vlm_rl.demo.page_state import NUM_SLOTS, choose_slots
 from vlm_rl.demo.rendering import render
 from vlm_rl.demo.url_state import UrlState
 from vlm_rl.errors import UserError
-from vlm_rl.report.charts import Series, lines
+from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.html import VERDICT_MARKS
 
 _COLUMNS = [

@@ -36,12 +36,12 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from weighed_groups import WeighedGroup, pack
 
 from vlm_rl.config import LayerPatches
 from vlm_rl.data.prompts import rope_positions
+from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.dry_run import LOGIT_COPIES, stack_bytes_per_token
 from vlm_rl.learner.layer_patches import is_patched
@@ -99,7 +99,7 @@ def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
             "rope_theta": 1e6,
             "mrope_section": [time_part, height, frequencies - time_part - height],
         },
-        "pad_token_id": 0,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
     }
     full = [index for index in range(depth) if index % 8 == 7] or [depth - 1]
     vision = {
@@ -202,19 +202,6 @@ def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.de
     return torch.cat(logps)
 
 
-class AttentionKernels(TorchDispatchMode):
-    """Remembers the names of the attention kernels that the forward passes call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "attention" in func.name() and "backward" not in func.name():
-            self.names.add(func.name().removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
-
-
 class MasterAdamW:
     """AdamW in float32 over bfloat16 weights, one parameter at a time, so that one float32 gradient exists."""
 
@@ -248,7 +235,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     for _ in range(10):
         synchronize(device)
         begun = time.perf_counter()
-        a @ b
+        torch.mm(a, b)
         synchronize(device)
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best
@@ -302,7 +289,7 @@ def gradient(policy: Policy) -> Tensor:
 def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bool:
     """Compare our rows with padded ones in two layers at full width, in float32 and bfloat16, and print the gaps."""
     config = make_config(size, layers=2)
-    groups = make_groups(config.text_config.vocab_size, prompts=3, responses=4, tokens=tokens, side=side, text=30)
+    groups = make_groups(SIZES[size]["vocabulary"], prompts=3, responses=4, tokens=tokens, side=side, text=30)
     torch.backends.cuda.matmul.allow_tf32 = False
 
     def gradients(way: str, dtype: torch.dtype, **options: int) -> tuple[Tensor, Tensor]:
@@ -311,7 +298,8 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
         return backward(policy, groups, device, **options).float(), gradient(policy)
 
     wanted_logp, wanted = gradients("padded", torch.float32, rows=4)
-    print("two layers, against padded rows in float32: log-probs (largest gap), gradients (share of the norm)")
+    print("\ntwo layers, against padded rows in float32\n")
+    print("| way | dtype | log-probs, largest gap | gradients, share of the norm | kernels |\n|---|---|---|---|---|")
     correct = True
     for dtype in (torch.float32, torch.bfloat16):
         limit = FLOAT32_LIMIT
@@ -324,8 +312,8 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
                 limit = BFLOAT16_FACTOR * gap
             correct &= gap <= limit
             print(
-                f"  {way:<10}{str(dtype).removeprefix('torch.'):<10}{(logp - wanted_logp).abs().max():.1e}   "
-                f"{gap:.1e}{'' if gap <= limit else f'   ABOVE {limit:.1e}'}   {', '.join(sorted(kernels.names))}",
+                f"| {way} | {str(dtype).removeprefix('torch.')} | {(logp - wanted_logp).abs().max():.1e} "
+                f"| {gap:.1e}{'' if gap <= limit else f', ABOVE {limit:.1e}'} | {', '.join(sorted(kernels.names))} |",
                 flush=True,
             )
     return correct
@@ -348,6 +336,7 @@ def planned_peak(policy: Policy, groups: list[WeighedGroup], way: str, options: 
     of_text = stack(
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
+        query=head_dim * text.num_attention_heads,
         kv=head_dim * text.num_key_value_heads,
         mlp=text.intermediate_size,
         layers=text.num_hidden_layers,
@@ -355,6 +344,7 @@ def planned_peak(policy: Policy, groups: list[WeighedGroup], way: str, options: 
     of_vision = stack(
         hidden=vision.hidden_size,
         heads=vision.num_heads,
+        query=vision.hidden_size,
         kv=vision.hidden_size,
         mlp=vision.intermediate_size,
         layers=vision.depth,
@@ -368,14 +358,14 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = make_config(options.size)
     shape = {"prompts": options.prompts, "responses": options.responses, "tokens": options.tokens}
-    groups = make_groups(config.text_config.vocab_size, **shape, side=options.side, text=options.text)
+    groups = make_groups(SIZES[options.size]["vocabulary"], **shape, side=options.side, text=options.text)
     rate = matrix_rate(device, dtype)
     useful = sum(len(g.prompt.ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
     print(
         f"\n{options.size}: {shape}, prompt {len(groups[0].prompt.ids)} tokens, checkpointing {options.checkpointing}"
         + ", offloaded" * options.offload
     )
-    print(f"matrix products: {rate / 1e12:.1f} Tops/s; useful tokens of a step: {useful}")
+    print(f"matrix products: {rate / 1e12:.3g} Tops/s; useful tokens of a step: {useful}")
     print("| way | s a step | useful tokens/s | MFU | peak GiB | planned |\n|---|---|---|---|---|---|")
     for name in options.ways:
         policy = make_policy(config, device, dtype, way=name)
@@ -389,7 +379,7 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
             print(f"| {name} | out of memory | | | | |", flush=True)
         else:
             mfu = useful_operations(policy, groups) / result.seconds / rate
-            plan = "" if name == "padded" else f"{planned_peak(policy, groups, name, options):.1f}"
+            plan = "" if name == "padded" else f"{planned_peak(policy, groups, name, options):.3g}"
             print(
                 f"| {name} | {result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} "
                 f"| {plan} |",

@@ -48,7 +48,7 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.report import vega
-from vlm_rl.report.charts import CONFIG, MUTED, PALETTE
+from vlm_rl.report.charts.frame import CONFIG, MUTED, PALETTE
 from vlm_rl.report.vega import Spec
 
 CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
@@ -108,19 +108,19 @@ def print_tables(*, groups: int, seed: int) -> None:
     for p in SIMULATED_P:
         cells = []
         for size in SIZES:
-            found, exact = simulate(p, size, groups=groups, seed=seed), float(mean_baseline(p, size))
-            cells.append(f"{exact - p:+.6f} ({_distance(found, exact):+.1f})")
+            drawn, exact = simulate(p, size, groups=groups, seed=seed), float(mean_baseline(p, size))
+            cells.append(f"{exact - p:+.6f} ({_distance(drawn, exact):+.1f})")
         print(f"{p:>6.2f} " + "".join(f"{cell:>19}" for cell in cells))
     print("\nP(p_hat > p | S), averaged over uniform p; * marks where the paper's number does not hold")
     print(f"{'G':>4}" + "".join(f"{f'p < {below} (> {claim:.0%})':>20}" for below, claim in CLAIMS.items()))
     for size in range(2, 33):
-        found = {below: average_probability(size, below) for below in CLAIMS}
-        marks = {below: " " if found[below] > claim else "*" for below, claim in CLAIMS.items()}
-        print(f"{size:>4}" + "".join(f"{found[below]:>19.5f}{marks[below]}" for below in CLAIMS))
+        averages = {below: average_probability(size, below) for below in CLAIMS}
+        marks = {below: " " if averages[below] > claim else "*" for below, claim in CLAIMS.items()}
+        print(f"{size:>4}" + "".join(f"{averages[below]:>19.5f}{marks[below]}" for below in CLAIMS))
 
 
-def _distance(found: Simulation, exact: float) -> float:
-    return (found.mean - exact) / found.error if found.error else 0.0
+def _distance(drawn: Simulation, exact: float) -> float:
+    return (drawn.mean - exact) / drawn.error if drawn.error else 0.0
 
 
 def write_picture(out: Path, *, groups: int, seed: int) -> None:
@@ -169,9 +169,9 @@ def _bias(*, groups: int, seed: int) -> Spec:
 def _claims() -> Spec:
     points: list[Spec] = []
     claims: list[Spec] = []
-    for (below, claim), color in zip(CLAIMS.items(), PALETTE, strict=False):
+    for (below, claim), shade in zip(CLAIMS.items(), PALETTE, strict=False):
         name = f"p uniform below {below:g}"
-        claims.append({"name": name, "P": claim, "G": 32, "text": f"paper: {claim:.0%}", "color": color})
+        claims.append({"name": name, "P": claim, "G": 32, "text": f"paper: {claim:.0%}", "color": shade})
         for size in range(2, 33):
             value = average_probability(size, below)
             points.append({"name": name, "G": size, "P": value, "holds": value > claim})

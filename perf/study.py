@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.report import vega
-from vlm_rl.report.charts import MUTED, PALETTE, Interval, forest
+from vlm_rl.report.charts.frame import MUTED, PALETTE
+from vlm_rl.report.charts.points import Interval, forest
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
 STUDIES = {
@@ -49,12 +50,12 @@ Results = Mapping[str, Any]
 
 def load(folder: Path) -> dict[str, Results]:
     """Return study name -> its comparison, of those that are there: NAME.json or NAME/comparison.json."""
-    found = {}
+    studies = {}
     for name in STUDIES:
         for path in (folder / f"{name}.json", folder / name / "comparison.json"):
             if path.is_file():
-                found[name] = _known(json.loads(path.read_text(encoding="utf-8")))
-    return found
+                studies[name] = _known(json.loads(path.read_text(encoding="utf-8")))
+    return studies
 
 
 def _known(tree: Any) -> Any:

@@ -222,7 +222,7 @@ def show(results: Sequence[dict[str, Any]]) -> None:
 def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
     """Draw TRL's CPU seconds over ours, point by point, and what the operations alone would give."""
     from vlm_rl.report import vega
-    from vlm_rl.report.charts import BAD, CONFIG, PALETTE
+    from vlm_rl.report.charts.frame import BAD, CONFIG, PALETTE
 
     points = [Point(**result["point"]) for result in results]
     measured = [result["trl"]["cpu"] / result["ours"]["cpu"] for result in results]

@@ -42,13 +42,20 @@ def shared_data() -> Path:
 LONGEST = (
     "test_train.py",
     "test_learner.py",
-    "test_samplers.py",
+    "test_attacks.py",
     "test_resume.py",
-    "test_preparation.py",
-    "test_smoke.py",
-    "test_breaks.py",
+    "test_samplers.py",
+    "test_lora_runs.py",
+    "test_live.py",
     "test_page.py",
+    "test_smoke.py",
+    "test_study.py",
+    "test_preparation.py",
+    "test_hostile.py",
     "test_report.py",
+    "test_breaks.py",
+    "test_walk.py",
+    "test_families.py",
 )
 
 
@@ -105,12 +112,11 @@ def vllm_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Gene
 
 
 @pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Generator[Runner]:
-    """Yield a runner of commands, each in its own process, which has imported everything once."""
-    from tests.helpers.toy_runs import Runner
+def runner() -> Runner:
+    """Return a runner of commands, each in its own process, which has imported everything once."""
+    from tests.helpers.toy_runs import shared_runner
 
-    with Runner(tmp_path_factory.mktemp("commands"), crash=True) as commands:
-        yield commands
+    return shared_runner()
 
 
 @pytest.fixture(scope="session")
@@ -119,3 +125,12 @@ def toys(tiny_model: Path, runner: Runner, tmp_path_factory: pytest.TempPathFact
     from tests.helpers.toy_runs import make_toys
 
     return make_toys(tmp_path_factory.mktemp("toys"), tiny_model=tiny_model, runner=runner)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[object]:
+    """Yield a browser for all visits of a file."""
+    from tests.helpers.browser import open_browser
+
+    with open_browser() as program:
+        yield program

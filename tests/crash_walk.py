@@ -2,6 +2,7 @@
 
     python -m tests.crash_walk                                     # every point: hours (make crash)
     python -m tests.crash_walk --samplers transformers --ranks 1   # every point of one kind of run
+    python -m tests.crash_walk --part 2/3                          # every third point, from the second
     python -m tests.crash_walk --points 6 --seed 20260101          # a sample
 
 The points are those of tests/helpers/crash_points.c: every open that creates, write, sync, rename, removal and new
@@ -112,32 +113,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--points", type=int, help="a sample of each kind of run; default: every point")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--part", default="1/1", help="2/3: every third point, from the second")
     options = parser.parse_args(arguments)
+    part, parts = map(int, options.part.split("/"))
     failed = 0
     with tempfile.TemporaryDirectory(prefix="crash-") as folder, Runner(Path(folder), crash=True) as runner:
         tiny = build_tiny_model(Path(folder) / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
         toys = make_toys(Path(folder), tiny_model=tiny, runner=runner)
         for sampler in options.samplers:
             for ranks in options.ranks:
-                failed += walk(Walk(toys, sampler, ranks), options.points, options.seed)
+                run = Walk(toys, sampler, ranks)
+                points = run.sample(options.points, options.seed) if options.points else run.points
+                failed += walk(run, points[part - 1 :: parts])
     return 1 if failed else 0
 
 
-def walk(one_kind: Walk, count: int | None, seed: int) -> int:
-    """Crash at every point, or at a sample; print a line per failure and a last one, and return their number."""
-    points = one_kind.sample(count, seed) if count else one_kind.points
-    kinds = Counter(what.split()[0] for _, _, what in one_kind.points)
-    print(f"{one_kind.name}: {len(one_kind.points)} points ({dict(kinds)}), {len(points)} walked", flush=True)
+def walk(run: Walk, points: Sequence[tuple[int, int, str]]) -> int:
+    """Crash at these points; print a line per failure and a last one, and return their number."""
+    kinds = Counter(what.split()[0] for _, _, what in run.points)
+    print(f"{run.name}: {len(run.points)} points ({dict(kinds)}), {len(points)} walked", flush=True)
     failed, begun = 0, time.monotonic()
     for done, point in enumerate(points, start=1):
         try:
-            one_kind.crash(*point)
+            run.crash(*point)
         except AssertionError as error:
             failed += 1
             print(f"FAILED {error}", flush=True)
         if done % 20 == 0:
-            print(f"{one_kind.name}: {done}/{len(points)} in {time.monotonic() - begun:.0f} s", flush=True)
-    print(f"{one_kind.name}: {len(points) - failed} of {len(points)} points equal, {failed} not", flush=True)
+            print(f"{run.name}: {done}/{len(points)} in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{run.name}: {len(points) - failed} of {len(points)} points equal, {failed} not", flush=True)
     return failed
 
 

@@ -79,10 +79,7 @@ def test_the_algorithm_the_reward_and_the_benchmark_work(changed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tests_of_the_losses_hold_the_new_algorithm_too(changed: Path) -> None:
-    run([sys.executable, "-m", "pytest", "-q", "-k", "dr_gspo or published", "tests/test_losses.py"], changed)
-
-
-@pytest.mark.slow
-def test_the_model_family_packs_as_the_unmodified_model(changed: Path) -> None:
-    run([sys.executable, "-m", "pytest", "-q", "-k", "olmo2", "tests/learner/test_families.py"], changed)
+def test_the_projects_own_tests_hold_the_new_algorithm_and_the_new_family(changed: Path) -> None:
+    """The losses of the algorithm, and the log-probs of the model family."""
+    words = ["dr_gspo or published or olmo2", "tests/test_losses.py", "tests/learner/test_families.py"]
+    run([sys.executable, "-m", "pytest", "-q", "-k", *words], changed)

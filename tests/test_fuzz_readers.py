@@ -35,7 +35,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations, read_responses
 from vlm_rl.grading.command import grade_file
-from vlm_rl.run import checkpoint
+from vlm_rl.run import checkpoint, manifest
 from vlm_rl.run.directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,9 +168,9 @@ def test_damaged_prepared_sets(edits: list[Any]) -> None:
 @fuzz
 @given(EDITS, PLACES)
 def test_damaged_manifests_of_sets(edits: list[Any], places: list[Any]) -> None:
-    manifest = a_set()[1]
-    with_file("manifest.json", damaged(json.dumps(manifest).encode(), edits), lambda path: read_manifest(path.parent))
-    with_file("manifest.json", as_json(replaced(manifest, places)), lambda path: read_manifest(path.parent))
+    known = a_set()[1]
+    with_file("manifest.json", damaged(json.dumps(known).encode(), edits), lambda path: read_manifest(path.parent))
+    with_file("manifest.json", as_json(replaced(known, places)), lambda path: read_manifest(path.parent))
 
 
 @functools.cache
@@ -192,7 +192,7 @@ def test_damaged_manifests_of_checkpoints(edits: list[Any], places: list[Any], s
         if seal:
             tree.pop("sha256")
             with suppress(ValueError, TypeError):  # NaN, which is never written
-                file.write_bytes(checkpoint._sealed(replaced(tree, places)))
+                file.write_bytes(manifest._sealed(replaced(tree, places)))
         else:
             file.write_bytes(damaged(file.read_bytes(), edits))
         only_user_errors(lambda: checkpoint.verify(folder))

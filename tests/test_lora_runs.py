@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +16,12 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound
-from tests.test_train import start_ranks
+from tests.helpers.prepared_sets import write_problems
+from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, clean_environment
 from vlm_rl.data.adapters import load_merged
 from vlm_rl.data.model_folder import weights_sha256
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import load_set
 from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.factory import make_sampler
@@ -239,11 +242,17 @@ def test_what_cannot_be_exported_is_refused(toys: Toys, run: RunDirectory) -> No
 
 
 def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes: dict[str, Any]) -> None:
-    """ZeRO 3: each merged weight is gathered, streamed, and proved to be what vLLM computes with."""
+    """ZeRO 3: each merged weight is gathered, streamed, and proved to be what vLLM computes with.
+
+    The engines of the two ranks have unequal work: three problems of an evaluation, and responses of any length.
+    """
     pytest.importorskip("vllm")
+    three = write_problems(load_set(toys.heldout)[:3], toys.folder / "three", {})
     settings = changes | {"rollout": {"sampler": "vllm"}, "train": {"lr": 1e-2, "zero_stage": 3, "steps": 2}}
-    config = toys.config("lora-vllm", **settings)
-    done = start_ranks(2, {"arguments": ["train", str(config)]}, timeout=400)
+    config = toys.config("lora-vllm", **settings | {"data": {"eval": [str(three)]}})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*torchrun, "-m", "vlm_rl", "train", str(config)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     run = toys.run("lora-vllm")
     assert all(record["rollout/logprob_gap"] < 1e-5 for record in run.metrics())

@@ -190,6 +190,7 @@ def test_without_permission_the_rows_are_refused(runner: Runner, prepared: Path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
+@pytest.mark.parametrize("samples", ["made"], indirect=True, scope="module")
 def test_it_trains_with_vllm_too(runner: Runner, prepared: Path) -> None:
     result = runner(
         "train", CONFIGS / "smoke.yaml", "rollout.sampler=vllm", "out=runs/smoke-vllm", folder=str(prepared)

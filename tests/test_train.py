@@ -72,6 +72,13 @@ def run(toys: Toys) -> RunDirectory:
     return toys.train_run("plain", data={"eval": [str(toys.heldout)]}, eval={"every": 2})
 
 
+@pytest.fixture(scope="module")
+def one_batch_run(toys: Toys) -> RunDirectory:
+    """Return a run of two steps with HA-DW and one mini-batch each, which begins as `run` does."""
+    hadw = {"enabled": True, "scale": 1.3}
+    return toys.train_run("hadw", algorithm={"hadw": hadw}, train={"mini_batch_prompts": 4, "steps": 2})
+
+
 # -- what a run leaves behind ----------------------------------------------------------------------
 
 
@@ -146,10 +153,9 @@ def test_advantages_are_the_groups_own(run: RunDirectory) -> None:
                 assert advantages == pytest.approx((rewards - rewards.mean()) / rewards.std(ddof=1), rel=1e-3)
 
 
-def test_the_first_mini_batch_of_a_step_does_not_clip(run: RunDirectory, toys: Toys) -> None:
+def test_the_first_mini_batch_of_a_step_does_not_clip(run: RunDirectory, one_batch_run: RunDirectory) -> None:
     """With one mini-batch the ratio is 1 throughout; with two the second may clip."""
-    single = toys.train_run("one-batch", train={"mini_batch_prompts": 4, "steps": 2}, checkpoint={"every": 9})
-    for record in single.metrics():
+    for record in one_batch_run.metrics():
         assert record["clip_ratio/region_mean"] == 0
         assert "timing/old_logprobs" not in record
     assert any(record["clip_ratio/region_mean"] > 0 for record in run.metrics())
@@ -186,15 +192,16 @@ def test_prompts_above_the_limit_are_left_out_and_counted(toys: Toys) -> None:
     long = {problem.id for problem in problems[::4]}
     rows = [replace(p, question=p.question + " and" * 200) if p.id in long else p for p in problems]
     folder = write_problems(rows, toys.folder / "some-too-long", {})
-    run = toys.train_run("too-long", data={"train": [str(folder)]}, rollout={"prompts_per_step": 3})
+    run = toys.train_run(
+        "too-long", data={"train": [str(folder)]}, rollout={"prompts_per_step": 3}, train={"steps": 3}
+    )
     trained = [row["prompt_id"] for rows in rollouts_of(run) for row in rows]
     assert not long & set(trained)
-    epoch = trained[: 9 * 4]
-    assert {name: epoch.count(name) for name in epoch} == {p.id: 4 for p in problems if p.id not in long}
+    assert {name: trained.count(name) for name in trained} == {p.id: 4 for p in problems if p.id not in long}
     last = run.metrics()[-1]
-    assert last["data/trained"] == 12  # 4 steps of 3 prompts
-    assert last["data/skipped"] == last["data/skipped/too_long"] >= 3
-    assert last["data/drawn"] == 12 + last["data/skipped"]
+    assert last["data/trained"] == 9  # 3 steps of 3 prompts
+    assert 2 <= last["data/skipped"] == last["data/skipped/too_long"] <= 3  # a long one may be the epoch's last
+    assert last["data/drawn"] == 9 + last["data/skipped"]
 
 
 def test_a_set_in_which_no_prompt_fits_is_refused(toys: Toys) -> None:
@@ -252,15 +259,14 @@ def test_dynamic_sampling_keeps_mixed_groups_only(toys: Toys) -> None:
             assert len({row["verdict"] == "correct" for row in rows[start : start + 4]}) == 2
 
 
-def test_hadw_scales_the_advantages(toys: Toys, run: RunDirectory) -> None:
+def test_hadw_scales_the_advantages(run: RunDirectory, one_batch_run: RunDirectory) -> None:
     """Phi = 1 in the first step; in the second lambda exp(-sgn(A) sgn(p - C) |p - C|), C the first accuracy."""
-    scaled = toys.train_run("hadw", algorithm={"hadw": {"enabled": True, "scale": 1.3}}, train={"steps": 2})
-    first, second = rollouts_of(scaled)
+    first, second = rollouts_of(one_batch_run)
     assert [row["advantage"] for row in first] == [row["advantage"] for row in rollouts_of(run)[0]]
     belief = np.mean([row["verdict"] == "correct" for row in first])
-    assert scaled.metrics()[0]["hadw/belief"] == pytest.approx(belief)
-    assert not {"hadw/weight_hard", "hadw/weight_easy"} & scaled.metrics()[0].keys()
-    assert {"hadw/weight_hard", "hadw/weight_easy"} < scaled.metrics()[1].keys()
+    assert one_batch_run.metrics()[0]["hadw/belief"] == pytest.approx(belief)
+    assert not {"hadw/weight_hard", "hadw/weight_easy"} & one_batch_run.metrics()[0].keys()
+    assert {"hadw/weight_hard", "hadw/weight_easy"} < one_batch_run.metrics()[1].keys()
     for start in range(0, len(second), 4):
         group = second[start : start + 4]
         rewards = np.array([row["reward"] for row in group])
@@ -333,12 +339,6 @@ def test_a_step_without_groups_has_no_hadw_metrics() -> None:
     (weighed,), metrics = with_advantages(s, [group])
     assert metrics.keys() == {"hadw/weight_hard", "hadw/weight_easy"} and weighed.advantages_G[0] > 0
     assert with_advantages(s, []) == ([], {})
-
-
-@pytest.mark.parametrize("name", ["luspo", "ba"])
-def test_other_algorithms_train(toys: Toys, name: str) -> None:
-    run = toys.train_run(name, algorithm={"name": name}, train={"steps": 1}, model={"gradient_checkpointing": True})
-    assert math.isfinite(run.metrics()[0]["grad_norm"])
 
 
 @pytest.mark.slow
@@ -457,7 +457,7 @@ def test_the_keys_that_only_validation_reads_are_refused(toys: Toys, key: str, v
 # -- responses that the grader could not judge --------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["zero", "drop"])
+@pytest.mark.parametrize("policy", [pytest.param("zero", marks=pytest.mark.slow), "drop"])
 def test_an_undecided_response_scores_nothing_or_leaves_its_group(toys: Toys, policy: str) -> None:
     """Response 1 of each group is not judged. Dropped, it has no advantage, and the others' add up to 0."""
     config = toys.config(f"undecided-{policy}", reward={"undecided": policy}, train={"steps": 2})
@@ -487,7 +487,10 @@ def test_an_undecided_response_scores_nothing_or_leaves_its_group(toys: Toys, po
 
 @pytest.mark.parametrize(
     "fault",
-    [{"skip_sync": {"number": 2}}, {"drop_tensor": {"number": 2, "name": "model.language_model.norm.weight"}}],
+    [
+        pytest.param({"skip_sync": {"number": 2}}, marks=pytest.mark.slow),
+        {"drop_tensor": {"number": 2, "name": "model.language_model.norm.weight"}},
+    ],
     ids=["sync-skipped", "tensor-dropped"],
 )
 def test_a_stale_sampler_stops_the_run(toys: Toys, fault: dict[str, Any]) -> None:
@@ -608,18 +611,6 @@ def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
 # -- several ranks -----------------------------------------------------------------------------------
 
 
-def start_ranks(ranks: int, job: dict[str, Any], timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run(
-        [*command, "-m", WORKER, json.dumps(job)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
@@ -646,10 +637,11 @@ def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["rollout", "update"])
-def test_one_rank_that_raises_ends_all(toys: Toys, phase: str) -> None:
-    config = toys.config(f"fail-{phase}")
-    faults = {"raise_in": {"phase": phase, "step": 2, "rank": 1}}
-    result = start_ranks(2, {"arguments": ["train", str(config)], "faults": faults})  # it has a deadline
-    assert result.returncode != 0
-    assert "injected fault" in result.stderr
+def test_one_rank_that_raises_ends_all(toys: Toys) -> None:
+    faults = {"raise_in": {"phase": "update", "step": 2, "rank": 1}}
+    job = {"arguments": ["train", str(toys.config("fail"))], "faults": faults}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*torchrun, "-m", WORKER, json.dumps(job)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    assert "injected fault" in done.stderr

@@ -1,4 +1,4 @@
-"""Reinforcement learning with verifiable rewards for Qwen2.5-VL, and the tools around it as functions.
+"""Reinforcement learning with verifiable rewards for vision-language and text models, and its tools as functions.
 
     import vlm_rl
 

@@ -39,8 +39,9 @@ def grade(
         choices: the texts of options A, B, C, ...
         template: where the answer must be: "plain" accepts a box anywhere after the reasoning, "think_answer" and
             "think_box" require their tags.
-        tolerance: the largest difference that is accepted of a float, in the unit of the gold.
-        question: the text of the problem; 50% is 50 where it asks for a percentage, 4:30 no time where for a ratio.
+        tolerance: the largest difference from the gold that is accepted of a float, in the gold's unit.
+        question: the text of the problem. Where it asks for a percentage, 50% equals 50; where it asks for a ratio,
+            4:30 is no time.
         grader: a `Grader` whose worker processes serve many calls; by default each call has its own.
 
     Returns:
@@ -79,7 +80,7 @@ def score(
     Args:
         benchmark: "mathvista", "mathvision", ...; docs/evaluation.md lists them with the layouts that are read.
         responses: one file or several: JSON, JSON Lines, CSV, or Parquet records of `vlm-rl eval`.
-        annotations: the authors' file (of DynaMath one per trial); not needed where the responses carry the golds.
+        annotations: the authors' file (for DynaMath one per trial); not needed where the responses carry the golds.
         mode: "official" applies the benchmark's published rule, "strict" the rule of training: the final box decides.
         template: where the strict rule looks for the answer; by default that of our own records, else "plain".
 

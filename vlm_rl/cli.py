@@ -336,7 +336,7 @@ def _add_demo(commands: Commands) -> None:
         "runs",
         type=Path,
         nargs="*",
-        help="run directories, results of eval, folders of study (default: the quickstart's run, or a recorded one)",
+        help="run directories, results of eval, folders of study (default: runs/quickstart, else recorded runs)",
     )
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=int, default=7860, help="port to serve on")
@@ -447,6 +447,12 @@ def _quickstart(options: argparse.Namespace) -> None:
 def _add_doctor(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check whether this machine, or a model, computes the right thing")
     doctor.add_argument("--model", type=Path, help="a Hugging Face folder: check whether it trains here")
+    doctor.add_argument(
+        "--config", type=Path, help="a YAML file of train: check whether its plan fits on this machine"
+    )
+    doctor.add_argument("--ranks", type=int, help="with --config: the number of ranks here (default: one a GPU)")
+    doctor.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of runs, whose disk is checked")
+    doctor.add_argument("--json", type=Path, help="also write the answers to this file")
     doctor.set_defaults(command=_doctor)
 
 

@@ -33,6 +33,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
+Rows = Literal["auto", "padded"]
 ModelPart = Literal["tower", "merger", "language_model"]
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -92,6 +93,11 @@ class ModelConfig(ConfigSection):
     """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway."""
+    rows: Rows = "auto"
+    """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
+    the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
+    transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
+    response."""
     layer_patches: LayerPatches = "auto"
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
     numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -40,7 +41,7 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
 from vlm_rl.learner import layer_patches
-from vlm_rl.learner.architectures import check_architecture, check_parts
+from vlm_rl.learner.architectures import PADDED_COST, check_architecture, check_parts
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
@@ -98,9 +99,9 @@ class Session:
         check_architecture(
             self.builder.config,
             path=model_path,
-            longest=config.data.max_prompt_tokens + config.rollout.max_tokens,
+            rows=config.model.rows,
         )
-        check_parts(self.builder.config.model_type, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
+        check_parts(self.builder.config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
         _check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
@@ -158,7 +159,7 @@ class Session:
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
         from_main(lambda: _check_whole(path))
-        model: Any = load_model(path, dtype=self._dtype())
+        model: Any = load_model(path, dtype=self._dtype(), rows=self.config.model.rows)
         model.to(self.device)
         check = SelfCheck(
             model,
@@ -175,6 +176,8 @@ class Session:
         self.rounding = check.limit
         if rank() == 0:
             print(layer_patches.describe(policy.replaced_layers), flush=True)
+            if policy.is_padded:
+                print(f"rows: padded, through transformers' own attention, {PADDED_COST}", flush=True)
         policy.freeze(self.config.model.freeze)
         if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
             policy.enable_checkpointing(offload=offload)
@@ -198,6 +201,7 @@ class Session:
             banned_ids=self.builder.banned_ids,
             temperature=self.config.rollout.temperature,
             layer_patches=self.config.model.layer_patches,
+            rows=self.config.model.rows,
         )
 
     def _load_reference(self) -> Reference | BaseReference:
@@ -210,7 +214,7 @@ class Session:
         path = Path(self.config.model.path)
         check_model_folder(path)
         from_main(lambda: _check_whole(path))
-        policy = self._policy_of(load_model(path, dtype=self._dtype()))
+        policy = self._policy_of(load_model(path, dtype=self._dtype(), rows=self.config.model.rows))
         return Reference(policy, zero_stage=self.config.train.zero_stage)
 
     def _make_learner(self) -> Learner:
@@ -312,13 +316,18 @@ class Session:
             )
         with (saving if rank() == 0 else writing_checkpoint)(root, step=state["step"]) as own:
             work = Path(all_gather(str(own))[0])
-            self.learner.save(work)
+            written = dict(ChainMap(*all_gather(self.learner.save(work))))
             if rank() == 0:
                 (self.builder.processor or self.builder.tokenizer).save_pretrained(work)
-                commit(work, root, step=state["step"], info=state)
-        if rank() == 0:
-            keep = self.config.checkpoint
-            prune(root, keep_last=keep.keep_last, keep_every=keep.keep_every, best=self._best_step())
+                newest = commit(work, root, step=state["step"], info=state, written=written)
+                keep = self.config.checkpoint
+                prune(
+                    root,
+                    newest=newest,
+                    keep_last=keep.keep_last,
+                    keep_every=keep.keep_every,
+                    best=self._best_step(),
+                )
         barrier()
         return root / f"step-{state['step']:06d}"
 

@@ -1,6 +1,7 @@
 """Numbers with their uncertainty, and the smoothing that makes a noisy curve readable.
 
-One policy for evaluation, report, study and demo; every interval is 95 %, and none leaves what its number can be:
+One policy for evaluation, report, study and demo. Every interval is a 95 % interval, cut at the values that
+its number can have:
 
 share of problems solved          scores of 0 and 1: Wilson's interval (`score_interval`)
 mean of other scores in [0, 1]    several samples a problem, partial credit: percentile bootstrap over the problems
@@ -110,7 +111,7 @@ def estimate(
 def running_mean(y: np.ndarray, window: int) -> np.ndarray:
     """Return the centred mean over `window` (odd) neighbours; fewer at the two ends, so nothing is invented there.
 
-    What is not finite stays as it is and spreads nowhere.
+    A value that is not finite stays as it is and changes no neighbour.
     """
     kernel = np.ones(window)
     finite = np.isfinite(y)

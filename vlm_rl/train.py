@@ -45,7 +45,7 @@ class RolloutBatch:
     """What a step trains on."""
 
     groups: Sequence[Group]  # with advantages
-    prompts: PromptCache  # those that this rank has built so far
+    prompts: PromptCache  # the prompts that this rank has built so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
     accuracy: float | None  # over all graded responses, those of dropped groups included; None where none was judged
     metrics: Mapping[str, float]  # HA-DW's weights, and what asking functions and judge gave, where they are on
@@ -79,7 +79,6 @@ def train_step(s: Session) -> None:
     s.sampler.sleep()
     results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):
-        s.sampler.wake()
         s.sync_weights()
     if batch.accuracy is not None:
         hadw = s.config.algorithm.hadw
@@ -248,6 +247,7 @@ def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: n
         budget=s.config.train.micro_batch_tokens,
         num_ranks=world_size(),
         pair_cost=1 / (6 * s.policy.model.config.get_text_config().hidden_size),
+        padded=s.policy.is_padded,
     )[rank()]
     row_of = partial(
         pack_row,

@@ -97,7 +97,8 @@ def nan_before_a_save(folder: Path, *, what: str, name: str) -> str:
 
 def rewritten(run: RunDirectory, change: Callable[[Path], None]) -> Path:
     """Change the newest checkpoint's files and give it a manifest that matches them."""
-    from vlm_rl.run.checkpoint import MANIFEST, commit, read_manifest, saving
+    from vlm_rl.run.checkpoint import commit, saving
+    from vlm_rl.run.manifest import MANIFEST, read_manifest
 
     step, path = run.checkpoints()[-1]
     info = read_manifest(path).info

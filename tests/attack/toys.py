@@ -8,7 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.helpers.toy_runs import Runner, Toys, toy_set
+from tests.helpers.toy_runs import Toys, shared_runner, toy_set
 
 
 @cache
@@ -19,8 +19,6 @@ def toys() -> Toys:
 
     folder = Path(tempfile.mkdtemp(prefix="attack-toys-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    runner = Runner(folder).__enter__()
-    atexit.register(runner.__exit__)
     model = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())
     train, heldout = (toy_set(folder / name, count=4, split=name) for name in ("train", "heldout"))
-    return Toys(folder, train, heldout, model, model, runner)
+    return Toys(folder, train, heldout, model, model, shared_runner())

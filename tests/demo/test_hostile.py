@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
-from tests.helpers.browser import Visit, open_browser, open_page
+from tests.helpers.browser import Visit, open_page
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import attack, hostile_run
@@ -55,12 +55,6 @@ def served(runs) -> Iterator[Served]:
         server = Served(make_server(runs, live=LiveOptions(endpoints)))
         yield server
         server.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with open_browser() as program:
-        yield program
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -341,6 +343,30 @@ def test_the_rollouts_of_each_run_can_be_read(tmp_path):
     ]
     page = Elements(training_panel(library, states.of(UrlState.parse("rollouts=c")).url, {}))
     assert "Rollouts of a, step 2" in page.text
+
+
+def test_a_run_trains_while_its_lease_is_renewed_whatever_the_clocks_say(tmp_path, monkeypatch):
+    directory = build_run(tmp_path / "run", steps=2, num_problems=2)
+    (whole,) = Library([directory.path]).runs.values()
+    run = replace(whole, num_steps=9)
+    lock, metrics = directory.path / ".lock", directory.path / "metrics.jsonl"
+
+    def is_alive(lease: str, watched: float) -> bool:
+        lock.write_text(lease)
+        monkeypatch.setattr("vlm_rl.demo.library.time.monotonic", lambda: watched)
+        return run.is_alive()
+
+    hour_ahead = time.time() + 3600
+    os.utime(metrics, (hour_ahead, hour_ahead))  # written by a machine whose clock is an hour ahead
+    assert [is_alive("1", 0.0), is_alive("2", 10.0), is_alive("2", 60.0), is_alive("2", 80.0)] == [
+        False,  # nothing tells a trainer of today from one that was killed
+        True,
+        True,
+        False,  # killed: no renewal for more than 60 s
+    ]
+    assert is_alive("3", 90.0)
+    lock.unlink()  # the trainer ended and gave its lock back
+    assert not run.is_alive()
 
 
 def test_difficulty_says_where_it_was_measured(tmp_path):

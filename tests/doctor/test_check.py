@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from vlm_rl import cli
 from vlm_rl.doctor import command
 from vlm_rl.doctor.check import Check, exit_code, run_checks
+from vlm_rl.doctor.machine import versions
 from vlm_rl.errors import UserError
 
 
@@ -46,17 +50,31 @@ def test_the_exit_code_names_the_worst(checks: list, code: int) -> None:
     assert exit_code(list(run_checks(checks, "it"))) == code
 
 
+def test_answers_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "MACHINE_CHECKS", (versions,))
+    monkeypatch.setattr(command, "GROUPS", ())
+    assert cli.main(["doctor", "--json", str(tmp_path / "answers.json")]) == 0
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    assert (answer["name"], answer["outcome"]) == ("versions", "ok")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 of 1 checks pass, in ")
+    assert cli.main(["doctor", "--json", str(tmp_path / "missing" / "answers.json")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
 def test_the_page_shows_each_line_and_exits_with_the_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def hidden() -> Check:
+    def hidden(_: object) -> Check:
         return Check("hidden", "off", "a \x1b[2J sign", "look again")
 
-    monkeypatch.setattr(command, "MACHINE_CHECKS", (*command.MACHINE_CHECKS, hidden))
+    monkeypatch.setattr(command, "MACHINE_CHECKS", (versions, hidden))
+    monkeypatch.setattr(command, "GROUPS", ())
     with pytest.raises(SystemExit) as stopped:
         cli.main(["doctor"])
     assert stopped.value.code == 1
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("ok   versions")
     assert "\x1b" not in "".join(rest)
-    assert [" ".join(line.split()) for line in rest[-2:]] == [r"OFF hidden a \x1b[2J sign", "next: look again"]
+    assert [" ".join(line.split()) for line in rest[:2]] == [r"OFF hidden a \x1b[2J sign", "next: look again"]

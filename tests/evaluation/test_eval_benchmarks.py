@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from tests.conftest import SHARED_DATA
 from tests.helpers.benchmark_rows import write_annotations, write_images
+from tests.helpers.toy_runs import ExitResult, Runner
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.options import Options
@@ -121,59 +119,36 @@ def is_tie(a: Rollout, b: Rollout) -> bool:
 # -- the command -----------------------------------------------------------------------------------------
 
 
-def start(model: Path, data: Path, out: Path, *more: str, ranks: int = 1) -> subprocess.Popen[bytes]:
-    words = [
-        "eval",
-        "--model",
-        model,
-        "--data",
-        *(data / name for name in SETS),
-        "--out",
-        out,
-        "--temperature",
-        "1.0",
-    ]
-    words += ["--sampler", "transformers", "--samples", "2", "--max-tokens", "8", "--batch-size", "2", *more]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "vlm_rl", *map(str, words)],
-        env={**kept, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-    )
+def start(runner: Runner, model: Path, data: Path, out: Path, **job: Any) -> ExitResult:
+    words = ["eval", "--model", model, "--data", *(data / name for name in SETS), "--out", out, "--mode", "official"]
+    words += ["--sampler", "transformers", "--samples", "2", "--max-tokens", "8", "--batch-size", "2"]
+    return runner(*words, "--temperature", "1.0", **job)
 
 
 def results(out: Path) -> dict[str, list[dict]]:
     return {result.benchmark: result.rows().to_pylist() for result in RunDirectory(out).evals()}
 
 
-def test_a_kill_in_the_third_set_and_two_ranks_change_nothing(model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_kill_in_the_third_set_and_two_ranks_change_nothing(
+    runner: Runner, model: Path, data: Path, tmp_path: Path
+) -> None:
     out, journal = tmp_path / "killed", tmp_path / "killed" / "eval" / f".{SETS[2]}-000000-0.jsonl"
-    process = start(model, data, out, "--mode", "official")
-    try:
-        until = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < until:
-            if journal.is_file() and journal.read_bytes().count(b"\n") >= 3:
-                break
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
+    fault = {"kill_after_answers": {"number": 2 * ROWS + 2}}
+    killed = start(runner, model, data, out, faults=fault)
+    assert killed.code == -signal.SIGKILL, killed.output[-3000:]
     assert {result.benchmark for result in RunDirectory(out).evals()} == set(SETS[:2])  # finished ones stay
     done = {path: path.stat().st_mtime_ns for name in SETS[:2] for path in (out / "eval" / name).iterdir()}
     lines = journal.read_bytes().split(b"\n")
     lines[1] = lines[1].replace(b'"reason": "', b'"reason": "MARK ', 1)  # would vanish if it were graded again
     journal.write_bytes(b"\n".join(lines))
-    assert start(model, data, out, "--mode", "official").wait(timeout=300) == 0
+    assert start(runner, model, data, out).code == 0
     found = results(out)
     assert not list((out / "eval").glob(".*"))
     assert done == {path: path.stat().st_mtime_ns for path in done}
     marked = [row for row in found[SETS[2]] if row["reason"].startswith("MARK ")]
     assert len(marked) == 1
     marked[0]["reason"] = marked[0]["reason"].removeprefix("MARK ")
-    assert start(model, data, tmp_path / "whole", "--mode", "official", ranks=2).wait(timeout=300) == 0
+    assert start(runner, model, data, tmp_path / "whole", ranks=2).code == 0
     assert results(tmp_path / "whole") == found and set(found) == set(SETS)
     (wemath,) = RunDirectory(out).evals("wemath")
     assert {"score_strict", "score_loose", "rates_strict", "S1"} <= set(wemath.summary["scores"])

@@ -125,13 +125,25 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
     assert "41 categories: --json has them" in printed and "c40" not in printed
 
 
-@pytest.mark.parametrize("arguments", [["a.parquet"], ["a.parquet", "gone.json"], ["a.parquet", "folder"]])
-def test_what_cannot_be_compared_is_said(tmp_path: Path, monkeypatch, capsys, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a.parquet"], ["two results"]),
+        (["a.parquet", "gone"], ["gone: there is no such file or folder", "check the path"]),
+        (["a.parquet", "folder"], ["folder", "no results in it"]),
+        (["a.parquet", "broken.json"], ["broken.json", "neither records", "vlm-rl score --json"]),
+    ],
+)
+def test_what_cannot_be_compared_is_said(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: list[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     records(Path("a.parquet").absolute(), "1", 1)
     Path("folder").mkdir()
+    Path("broken.json").write_text("{}")
     assert main(["eval", "compare", *arguments]) == 2
-    assert arguments[-1] in (message := capsys.readouterr().err) or "two results" in message
+    message = capsys.readouterr().err
+    assert all(word in message for word in words) and "Error(" not in message
 
 
 def test_records_leave_in_the_formats_of_other_tools(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def main() -> int:
     """Print the breaks that no test notices; returns 1 if there are any."""
     torch.set_num_threads(1)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins take longer to load than most of these tests
-    for name in ("advantages", "losses", "run.directory"):  # heavy imports, once for all children
-        import_module(f"vlm_rl.{name}")
+    for name in ("hypothesis", "vlm_rl.advantages", "vlm_rl.losses", "vlm_rl.run.directory"):
+        import_module(name)  # heavy imports, once for all children
     faults = [row for row in BREAKS if run_tests(row) != pytest.ExitCode.TESTS_FAILED]
     for row in faults:
         print(f"{row.name}: {row.tests} does not notice")

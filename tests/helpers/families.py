@@ -39,11 +39,26 @@ WIDE_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32
 # The CPU kernel pads 48 to 64; and 2 * 48 is not the hidden size, so that a shape tells its layout.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+# Whose keys' heads vLLM's kernels want 16 wide at least.
+LINEAR = {
+    "num_hidden_layers": 4,  # of which the last attends in full
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+SHARED_EXPERT = {"shared_expert_intermediate_size": 48}
+WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 OF_TYPE: dict[str, dict[str, Any]] = {
+    "gemma2": {**WIDE_HEADS, **WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {**WIDE_HEADS, **WINDOW},
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"sliding_window": None, "head_dim": 32},
     "qwen3": WIDE_HEADS,
+    "qwen3_5": {**WIDE_HEADS, **LINEAR},
+    "qwen3_5_moe": {**WIDE_HEADS, **LINEAR, **EXPERTS, **SHARED_EXPERT},
     "qwen3_moe": {**WIDE_HEADS, **EXPERTS},
+    "qwen3_next": {**WIDE_HEADS, **LINEAR, **EXPERTS, **SHARED_EXPERT},
     "qwen3_vl": WIDE_HEADS,
     "qwen3_vl_moe": {**WIDE_HEADS, **EXPERTS},
 }
@@ -56,6 +71,7 @@ DEEPSTACK = {
     "num_position_embeddings": 16,  # a square of 4 x 4, which every image stretches
     "deepstack_visual_indexes": [0, 1],
 }
+PLAIN_TOWER = {key: value for key, value in DEEPSTACK.items() if key != "deepstack_visual_indexes"}
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "num_heads": 2},
     "qwen2_5_vl": {
@@ -65,6 +81,8 @@ VISION: dict[str, dict[str, Any]] = {
         "num_heads": 2,
         "fullatt_block_indexes": [1],
     },
+    "qwen3_5": PLAIN_TOWER,
+    "qwen3_5_moe": PLAIN_TOWER,
     "qwen3_vl": DEEPSTACK,
     "qwen3_vl_moe": DEEPSTACK,
 }

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 
-def scores(query: Tensor, key: Tensor, *, causal: bool, scale: float) -> Tensor:
-    """Return the scaled scores [heads, queries, keys] of one run; the last query sees the last key."""
+def scores(query: Tensor, key: Tensor, *, causal: bool, scale: float, left: int = -1, right: int = -1) -> Tensor:
+    """Return the scaled scores [heads, queries, keys] of one run; the last query sees the last key.
+
+    A query sees this many keys to the left and to the right of its own; -1 is no limit.
+    """
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     all_scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    hidden = torch.ones(all_scores.shape[1:], dtype=torch.bool).triu(1 + key.shape[0] - query.shape[0])
-    return all_scores.masked_fill(hidden, -torch.inf) if causal else all_scores
+    before, everything = key.shape[0] - query.shape[0], torch.ones(all_scores.shape[1:], dtype=torch.bool)
+    right = 0 if causal else right
+    hidden = everything.triu(1 + before + right) if right >= 0 else ~everything
+    if left >= 0:
+        hidden = hidden | everything.tril(before - left - 1)
+    return all_scores.masked_fill(hidden, -torch.inf)
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, cuts: tuple[Tensor, Tensor, int, int]) -> None:
@@ -30,21 +37,29 @@ def check(query: Tensor, key: Tensor, value: Tensor, cuts: tuple[Tensor, Tensor,
     assert len(cuts[0]) == len(cuts[1])
 
 
-def forward(query, key, value, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale):
+def sides(left: int | None, right: int | None) -> dict[str, int]:
+    return {"left": -1 if left is None else left, "right": -1 if right is None else right}
+
+
+def forward(
+    query, key, value, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, return_debug_mask,
+    *, scale, window_size_left=None, window_size_right=None, **unused,
+):  # fmt: skip
     check(query, key, value, (cut_q, cut_k, max_q, max_k))
     assert dropout_p == 0 and not return_debug_mask
     out, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1])
     group = query.shape[1] // key.shape[1]
     for run in range(len(cut_q) - 1):
         q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
-        s = scores(query[q], key[k], causal=is_causal, scale=scale)
+        s = scores(query[q], key[k], causal=is_causal, scale=scale, **sides(window_size_left, window_size_right))
         lse[:, q] = s.logsumexp(-1)
         out[q] = torch.einsum("hqk,khd->qhd", s.softmax(-1), value[k].repeat_interleave(group, dim=1))
     return out, lse, query.new_empty(2), query.new_empty(0), query.new_empty(0)
 
 
 def backward(
-    grad, query, key, value, out, lse, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, rng_state, unused, *, scale
+    grad, query, key, value, out, lse, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, rng_state, unused,
+    *, scale, window_size_left=None, window_size_right=None,
 ):  # fmt: skip
     check(query, key, value, (cut_q, cut_k, max_q, max_k))
     assert dropout_p == 0 and grad.shape == out.shape == query.shape
@@ -53,7 +68,8 @@ def backward(
     grad_q, grad_k, grad_v = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for run in range(len(cut_q) - 1):
         q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
-        p = (scores(query[q], key[k], causal=is_causal, scale=scale) - lse[:, q, None]).exp()
+        s = scores(query[q], key[k], causal=is_causal, scale=scale, **sides(window_size_left, window_size_right))
+        p = (s - lse[:, q, None]).exp()
         of_p = torch.einsum("qhd,khd->hqk", grad[q], value[k].repeat_interleave(group, dim=1))
         of_scores = p * (of_p - (grad[q] * out[q]).sum(-1).T[..., None]) * scale
         grad_q[q] = torch.einsum("hqk,khd->qhd", of_scores, key[k].repeat_interleave(group, dim=1))

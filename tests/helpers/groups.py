@@ -133,7 +133,9 @@ def random_group(
 def load_reference(model: Path) -> torch.nn.Module:
     is_vision = (model / "processor_config.json").exists()
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
-    return auto.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    config = (model / "config.json").read_text(encoding="utf-8")
+    capped = "attn_logit_softcapping" in config or "gpt_oss" in config  # sdpa drops a cap without a word, and sinks
+    return auto.from_pretrained(model, dtype=torch.float32, attn_implementation="eager" if capped else "sdpa")
 
 
 def padded_logps(

@@ -1,18 +1,14 @@
 """One rank of test_learner.py: runs the cases in one process and writes what it saw to a file.
 
-    torchrun --nproc_per_node 2 tests/helpers/learner_worker.py MODEL STAGE OUT CASE...
-
-Starting ranks costs more than training the tiny model, so one start serves all cases. A case returns
-plain numbers and tensors; what they must be is the test's business.
+train_worker.py forks the ranks and calls main. Starting ranks costs more than training the tiny model, so one start
+serves all cases. A case returns plain numbers and tensors; what they must be is the test's business.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -676,14 +672,9 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 }
 
 
-def main(model: Path, stage: int, out: Path, names: Sequence[str]) -> None:
-    torch.set_num_threads(1)
+def main(model: str, stage: str, out: str, *names: str) -> int:
     init_ranks()
-    gc.freeze()  # every engine of ZeRO 3 collects garbage: not from what was imported
-    results = {name: CASES[name](model, stage) for name in names}
+    results = {name: CASES[name](Path(model), int(stage)) for name in names}
     if rank() == 0:
         torch.save(results, out)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    return 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -101,6 +105,16 @@ class Runner:
     def _reply(self) -> Any:
         assert self.server.stdout is not None
         return json.loads(self.server.stdout.readline())
+
+
+@cache
+def shared_runner() -> Runner:
+    """Return the runner of this process, started on first use, whose jobs may be killed at a point."""
+    folder = Path(tempfile.mkdtemp(prefix="commands-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    runner = Runner(folder, crash=True).__enter__()
+    atexit.register(runner.__exit__)
+    return runner
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Starts training runs that tests kill, stop or make fail, each in its own process.
 
 Importing everything takes longer than training the tiny model, so this program imports once and forks for each job.
-A job is a JSON object on a line of standard input. The answer is a line with the exit code, or minus the number of
-the signal that ended it. toy_runs.Runner is the client.
+A job is a JSON object on a line of standard input: a command line, or the arguments of the `main` of a `module`. The
+answer is a line with the exit code, or minus the number of the signal that ended it. toy_runs.Runner is the client.
 
     torchrun --nproc_per_node 2 tests/helpers/train_worker.py '{"arguments": [...], "faults": {...}}'
 
@@ -11,6 +11,8 @@ runs a single job on several ranks.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import math
 import os
@@ -29,6 +31,7 @@ import torch
 from tests.helpers import crash_points
 from tests.helpers.processes import children_of
 from tests.helpers.served import free_port
+from tests.helpers.warm_grader import use_own_grader, use_warm_grader
 from vlm_rl import periodic_evaluation, session
 from vlm_rl import train as loop
 from vlm_rl.cli import main
@@ -50,18 +53,19 @@ Job = dict[str, Any]
 
 def die_at_point(folder: str, number: int) -> None:
     """Kill the process (SIGKILL) at its number-th operation on a file below `folder`, or fork; see crash_points.c."""
-    _without_renewals()
+    _with_points_of_a_user()
     crash_points.arm(folder, number=number)
 
 
 def list_points(folder: str, log: str) -> None:
     """Write a line for each such operation to `log`."""
-    _without_renewals()
+    _with_points_of_a_user()
     crash_points.arm(folder, log=log)
 
 
-def _without_renewals() -> None:
-    """Let the run's lock never be renewed: how often it is depends on the machine's speed."""
+def _with_points_of_a_user() -> None:
+    """Start the grader's server with a fork, and never renew the run's lock: how often depends on the machine."""
+    use_own_grader()
     lock.RENEWAL_SECONDS = 1e6
 
 
@@ -186,6 +190,8 @@ def kill_after_answers(number: int, sent: str = "SIGKILL", children: str = "") -
 
     The process ids of its children are written to the file `children` before.
     """
+    if children:
+        use_own_grader()
     periodic_evaluation.evaluate_into = partial(periodic_evaluation.evaluate_into, batch_size=1)
     add, kept = Journal.add, {"count": 0}
 
@@ -303,6 +309,8 @@ def run(job: Job) -> int:
     for name, arguments in faults.items():
         FAULTS[name](**arguments)
     try:
+        if "module" in job:
+            return importlib.import_module(job["module"]).main(*job["arguments"])
         if "warm_start" in job:
             return _warm_start(**job["warm_start"])
         return main(job["arguments"])
@@ -380,11 +388,20 @@ def _fork_rank(job: Job, variables: dict[str, str]) -> int:
     return child
 
 
-def serve() -> None:
-    import scipy.stats  # noqa: F401 (two seconds that an evaluation would spend in every child)
+def load_everything() -> None:
+    """Import what nearly every job needs; each would spend seconds on it."""
+    import scipy.stats  # noqa: F401
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
     import_deepspeed()
+    VIDEO_PROCESSOR_MAPPING.values()  # opening any processor imports them all
+
+
+def serve() -> None:
+    use_warm_grader()
+    load_everything()
     torch.set_num_threads(1)
+    gc.freeze()  # no collection of a job looks through what was imported
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
@@ -19,7 +21,7 @@ from vlm_rl.config import Config, RolloutConfig, load_config, parse_config
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.learner.dry_run import SHIPPED, DryRun, dry_run, print_dry_run, stack_bytes_per_token
+from vlm_rl.learner.dry_run import SHIPPED, DryRun, cache_bytes, dry_run, print_dry_run, stack_bytes_per_token
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 
@@ -193,11 +195,28 @@ def test_every_family_has_a_dry_run(model_type: str, family_model: Callable[[str
     plan = dry_run(config.model_copy(update={"rollout": RolloutConfig(max_tokens=512)}), num_ranks=2)
     assert plan.num_parameters == sum(p.numel() for p in model.parameters())
     assert {*plan.num_parameters_of} == {*SUPPORTED[model_type].parts} and all(plan.num_parameters_of.values())
-    cache = DynamicCache()
     model.set_attn_implementation("sdpa")
-    model(input_ids=torch.ones(1, 1, dtype=torch.int64), past_key_values=cache)
-    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert plan.kv_bytes_per_token == kept
+    for tokens in (1, 30):
+        cache = DynamicCache(config=model.config)
+        model(input_ids=torch.ones(1, tokens, dtype=torch.int64), past_key_values=cache)
+        kept = sum(tensor.nbytes for layer in cache.layers for tensor in _tensors_of(layer))
+        assert cache_bytes(model.config, tokens, torch.float32) == kept
+    constant = cache_bytes(model.config, 0, torch.float32)
+    assert plan.kv_bytes_per_token == cache_bytes(model.config, 1, torch.float32) - constant
+    copies = config.rollout.responses_per_prompt if SUPPORTED[model_type].padded else 1
+    assert plan.max_prompt_tokens_per_step == config.rollout.prompts_per_step * 512 * copies
+
+
+def _tensors_of(layer: Any) -> list[Any]:
+    """Return what a layer of a cache keeps; transformers keeps one token less of a window than it attends to."""
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        return [
+            torch.nn.functional.pad(layer.keys, (0, 0, 0, layer.get_seq_length() >= layer.sliding_window))
+            for _ in range(2)
+        ]
+    if isinstance(layer, LinearAttentionLayer):
+        return [*layer.conv_states.values(), *layer.recurrent_states.values()]
+    return [layer.keys, layer.values]
 
 
 # -- activations -------------------------------------------------------------------------------------

@@ -7,69 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.helpers.families import VISION_FAMILIES
-from tests.helpers.groups import WeighedGroup, load_reference, make_prompt, noise_image, pack, random_group
-from vlm_rl.config import ModelPart
-from vlm_rl.data.prompts import rope_positions
+from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
+from tests.helpers.groups import WeighedGroup, load_reference
+from vlm_rl.config import ModelPart, Rows
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
-from vlm_rl.learner.packing import Chunk, PackedRow
-from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
+from vlm_rl.learner.policy import Head, Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
-from vlm_rl.types import Prompt
 
 TOLERANCE = 1e-5  # of log-probs, and of a gradient's distance over its norm
-BANNED, TEMPERATURE = [3], 0.7
 FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
-def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGroup]:
-    """Return two groups of text or, for a vision model, one of text, one with an image and one with two images."""
-    if model_type in VISION_FAMILIES:
-        images = [[], [noise_image(84, 112, 1)], [noise_image(200, 64, 2), noise_image(96, 96, 3)]]
-        prompts = [make_prompt(folder, f"How many, {n}?", pictures) for n, pictures in enumerate(images)]
-    else:
-        prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
-    return [
-        random_group(prompt, [5, 9 - seed], vocabulary=vocabulary, seed=seed, banned=BANNED)
-        for seed, prompt in enumerate(prompts)
-    ]
-
-
-def text_prompt(length: int, seed: int) -> Prompt:
-    ids = np.random.default_rng(seed).integers(10, 90, length).astype(np.int32)
-    return Prompt(f"p{seed}", text="", prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
-
-
-def packed_row(policy: Policy, groups: Sequence[WeighedGroup]) -> PackedRow:
-    chunks = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(groups)]
-    return pack(chunks, groups, lambda prompt: rope_positions(policy.model, prompt))
-
-
-def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
-    """Return the log-probs [K] of all response tokens, each response alone behind its prompt."""
-    return torch.cat([_alone(model, g.prompt, rollout.ids) for g in groups for rollout in g.rollouts])
-
-
-def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
-    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
-    extra: dict[str, Any] = dict(prompt.vision)
-    if hasattr(model.config, "vision_config"):
-        model.model.rope_deltas = None  # state that an earlier call left on the model
-        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
-    logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
-    logits[:, BANNED] = float("-inf")
-    return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
-
-
-def load_policy(folder: Path) -> Policy:
-    return Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
+def load_policy(folder: Path, rows: Rows = "auto") -> Policy:
+    return Policy(
+        load_model(folder, dtype=torch.float32, rows=rows), banned_ids=BANNED, temperature=TEMPERATURE, rows=rows
+    )
 
 
 def check_gradients(policy: Policy, reference: Any, *, only: str = "") -> None:
@@ -82,12 +39,8 @@ def check_gradients(policy: Policy, reference: Any, *, only: str = "") -> None:
     assert norm > 0 and square**0.5 < TOLERANCE * norm
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
-def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: FamilyModel) -> None:
-    """One row of several prompts: log-probs, and gradients of every weight."""
-    folder = family_model(model_type)
-    policy, reference = load_policy(folder), load_reference(folder)
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+def check_equal(policy: Policy, reference: Any, groups: Sequence[WeighedGroup]) -> None:
+    """Compare log-probs and gradients of one row with those of the unmodified model."""
     logp_K, _ = policy(packed_row(policy, groups))
     expected_K = unmodified_logp(reference, groups)
     torch.testing.assert_close(logp_K, expected_K, atol=TOLERANCE, rtol=0)
@@ -96,13 +49,22 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     check_gradients(policy, reference)
 
 
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: FamilyModel) -> None:
+    """One row of several prompts: log-probs, and gradients of every weight."""
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
+    check_equal(policy, reference, groups)
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
 def test_features_of_a_frozen_tower_give_the_same(model_type: str, family_model: FamilyModel) -> None:
     """For a row of images and for one of text alone, which has no features."""
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
     policy.freeze(["tower", "merger"])
-    groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
     expected_K = unmodified_logp(reference, groups)
     ours = []
     for part in (groups[:1], groups[1:]):
@@ -146,6 +108,13 @@ def test_checkpointing_changes_no_gradient_where_parts_are_frozen(
         assert gradients[-1].keys() == {name for name, p in policy.model.named_parameters() if p.requires_grad}
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next"])
+def test_checkpointing_keeps_windows_and_padded_rows(model_type: str, family_model: FamilyModel) -> None:
+    policy, reference = load_policy(family_model(model_type)), load_reference(family_model(model_type))
+    policy.enable_checkpointing()
+    check_equal(policy, reference, groups_of(model_type, Path(), policy.model.config.vocab_size))
 
 
 # -- mixtures of experts -------------------------------------------------------------------------------
@@ -211,54 +180,58 @@ def save_tiny(folder: Path, model_type: str, **changes: Any) -> Path:
     return folder
 
 
-# (model type, its configuration) -> what the message names. The learner's rows are wrong for all of them.
-REFUSED = {
-    "mistral": ("mistral", WINDOW, "sliding_window 8 below the 30 tokens"),
-    "qwen2": ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 0}, "sliding_window 8"),
-    "gemma2": ("gemma2", WINDOW, "type 'gemma2'"),
-    "gemma3": ("gemma3_text", WINDOW, "type 'gemma3_text'"),
-    "qwen3_next": (
-        "qwen3_next",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-        "type 'qwen3_next'",
-    ),
+# Were these computed in packed rows, the numbers would be wrong; the message names this.
+WRONG_WHEN_PACKED = {
+    "gemma2": "attn_logit_softcapping 2.0",
+    "qwen3_next": "layer_types 'linear_attention'",
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_packed_rows_compute_wrongly_is_refused_twice(case: str, tmp_path: Path) -> None:
-    """By name, and if it were not, by the numbers."""
-    model_type, changes, words = REFUSED[case]
-    save_tiny(tmp_path, model_type, **changes)
-    with pytest.raises(UserError, match=words):
-        check_architecture(AutoConfig.from_pretrained(tmp_path), path=tmp_path, longest=30)
-    model = load_model(tmp_path, dtype=torch.float32)
+def self_check(folder: Path, *, dtype: torch.dtype = torch.float32, rows: Rows = "auto") -> tuple[SelfCheck, Policy]:
+    """Return the self-check of a model, and its policy."""
+    model = load_model(folder, dtype=dtype, rows=rows)
     prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
     check = SelfCheck(model, prompts, banned_ids=BANNED, temperature=TEMPERATURE)
+    return check, Policy(model, banned_ids=BANNED, temperature=TEMPERATURE, rows=rows)
+
+
+@pytest.mark.parametrize("model_type", WRONG_WHEN_PACKED)
+def test_what_packed_rows_compute_wrongly_is_refused_twice(
+    model_type: str, family_model: FamilyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and if it were not, by the numbers."""
+    monkeypatch.setitem(SUPPORTED, model_type, Family())
+    folder = family_model(model_type)
+    with pytest.raises(UserError, match=f"{WRONG_WHEN_PACKED[model_type]}.*or set model.rows=padded"):
+        check_architecture(AutoConfig.from_pretrained(folder), path=folder)
+    check, policy = self_check(folder)
     with pytest.raises(UserError, match="log-probs differ from the unmodified model's by"):
-        check.compare(Policy(model, banned_ids=BANNED, temperature=TEMPERATURE), path=tmp_path)
+        check.compare(policy, path=folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_right_passes_the_self_check(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = load_model(save_tiny(tmp_path, "qwen3"), dtype=dtype)
-    prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
-    check = SelfCheck(model, prompts, banned_ids=BANNED, temperature=TEMPERATURE)
-    check.compare(Policy(model, banned_ids=BANNED, temperature=TEMPERATURE), path=tmp_path)
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "qwen3", "qwen3_next"])
+def test_what_is_right_passes_the_self_check(dtype: torch.dtype, model_type: str, family_model: FamilyModel) -> None:
+    check, policy = self_check(family_model(model_type), dtype=dtype)
+    check.compare(policy, path="")
 
 
-def test_bfloat16_does_not_hide_a_wrong_model(tmp_path: Path) -> None:
-    model = load_model(save_tiny(tmp_path, "mistral", **WINDOW), dtype=torch.bfloat16)
-    check = SelfCheck(model, [text_prompt(17, seed=1)], banned_ids=BANNED, temperature=TEMPERATURE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_self_check_sees_a_forgotten_window(dtype: torch.dtype, tmp_path: Path) -> None:
+    check, policy = self_check(save_tiny(tmp_path, "mistral", **WINDOW), dtype=dtype)
+    policy.window = None
     with pytest.raises(UserError, match="log-probs differ"):
-        check.compare(Policy(model, banned_ids=BANNED, temperature=TEMPERATURE), path=tmp_path)
+        check.compare(policy, path=tmp_path)
 
 
-def test_a_window_that_no_row_fills_changes_nothing() -> None:
-    config = AutoConfig.for_model("mistral", **{**TINY, "sliding_window": 30})
-    check_architecture(config, path="m", longest=30)
-    with pytest.raises(UserError, match="sliding_window 30 below the 31"):
-        check_architecture(config, path="m", longest=31)
+def test_a_type_that_is_not_listed_trains_in_padded_rows(tmp_path: Path) -> None:
+    """It is refused where nothing else is asked for, and the message names the way out."""
+    config = AutoConfig.from_pretrained(save_tiny(tmp_path, "olmo2", eos_token_id=1))
+    with pytest.raises(UserError, match=r"type 'olmo2'.*model\.rows=padded"):
+        check_architecture(config, path=tmp_path)
+    check_architecture(config, path=tmp_path, rows="padded")
+    check, policy = self_check(tmp_path, rows="padded")
+    check.compare(policy, path=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +241,55 @@ def test_a_window_that_no_row_fills_changes_nothing() -> None:
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
     ],
 )
-def test_features_that_a_row_would_lose_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        check_architecture(AutoConfig.for_model("llama", **{**TINY, **changes}), path="m", longest=30)
+@pytest.mark.parametrize("rows", ["auto", "padded"])
+def test_what_no_row_computes_exactly_is_refused(changes: dict[str, Any], words: str, rows: Rows) -> None:
+    with pytest.raises(UserError, match=f"{words}.*; use a model without it$"):
+        check_architecture(AutoConfig.for_model("llama", **{**TINY, **changes}), path="m", rows=rows)
+
+
+def test_a_head_with_a_bias_is_refused() -> None:
+    with pytest.raises(UserError, match="without a bias"):
+        Head(torch.nn.Linear(4, 8), banned_ids=(), temperature=1.0)
+
+
+# -- windows and padded rows ---------------------------------------------------------------------------
+
+
+# (model type, its configuration, model.rows). Prompts are 11 and 17 tokens, responses 5, 9 and 8.
+ROWS: dict[str, tuple[str, dict[str, Any], Rows]] = {
+    "a window in every layer": ("mistral", WINDOW, "auto"),
+    "a window longer than a prompt": ("mistral", {"sliding_window": 14}, "auto"),
+    "a window of one token": ("mistral", {"sliding_window": 1}, "auto"),
+    "a window in some layers": ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}, "auto"),
+    "a window, padded": ("mistral", WINDOW, "padded"),
+    "sinks": (
+        "gpt_oss",
+        {**WINDOW, "num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        "padded",
+    ),
+    "a type that is not listed": ("olmo2", {"eos_token_id": 1}, "padded"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_windows_and_padded_rows_equal_the_unmodified_model(case: str, tmp_path: Path) -> None:
+    model_type, changes, rows = ROWS[case]
+    save_tiny(tmp_path, model_type, **changes)
+    check_equal(load_policy(tmp_path, rows), load_reference(tmp_path), groups_of(model_type, tmp_path, VOCABULARY))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_moe"])
+def test_padded_rows_of_a_packed_family_equal_the_unmodified_model(
+    model_type: str, family_model: FamilyModel
+) -> None:
+    """With positions of images in three dimensions, and with routers that count no token of the padding."""
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder, "padded"), load_reference(folder)
+    groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
+    check_equal(policy, reference, groups)
+    if sums := policy.routers.take():
+        tokens = sum(len(group.prompt.ids) + length for group in groups for length in group.lengths)
+        assert sums["router_tokens"] == 3 * tokens
 
 
 @pytest.mark.parametrize(
@@ -285,9 +304,10 @@ def test_features_that_a_row_would_lose_are_refused(changes: dict[str, Any], wor
 def test_parts_that_cannot_be_trained_so_are_refused(
     model_type: str, freeze: Any, lr_by_part: Any, words: str
 ) -> None:
-    check_parts(model_type, freeze=["tower", "merger"], lr_by_part=["language_model"])
+    config = AutoConfig.for_model(model_type)
+    check_parts(config, freeze=["tower", "merger"], lr_by_part=["language_model"])
     with pytest.raises(UserError, match=words):
-        check_parts(model_type, freeze=freeze, lr_by_part=lr_by_part)
+        check_parts(config, freeze=freeze, lr_by_part=lr_by_part)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,7 +29,7 @@ from tests.helpers.learner_worker import (
     weigh,
 )
 from tests.helpers.paper_sums import paper_sum
-from tests.helpers.toy_runs import clean_environment
+from tests.helpers.toy_runs import Runner
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import from_main
@@ -44,31 +42,23 @@ TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
 GRADIENTS = ("some_algorithms", "every_variant")
 PARTS = ("frozen_parts", "rates_by_part")
 ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
-# What takes too long for every start -> the starts, (ranks, ZeRO stage), that have it.
-SLOW_CASES = {
-    "adapters": {(1, 0), (2, 2), (2, 3)},
-    "offloaded": {(1, 3), (2, 1), (2, 2), (2, 3)},
-    "started_recipes": {(2, 2)},
-}
-LATER = ("offloaded", "started_recipes")  # and what the fast start leaves to the slow ones
-FEW = ("three_steps", "text_here_images_there", "guarded", "saved")
+LATER = ("offloaded", "started_recipes")  # what the fast start leaves to the slow ones
+MOST = tuple(name for name in ALL if name not in (*LATER, "adapters"))
+# What is left of ZeRO 1, which shares its code with 2, and of ZeRO 3 on one rank.
+FEW = ("three_steps", "text_here_images_there", "guarded", "saved", "offloaded", "some_algorithms")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
-FAST: list[Start] = [(1, 0, (*(name for name in ALL if name not in LATER), *PARTS, "some_algorithms"))]
-# All 64 variants where nothing is split and where gradients and optimizer are; what ZeRO does to a gradient does not
-# depend on the algorithm. perf/gradients.py computes all of them everywhere.
+FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
+# All 64 variants where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the
+# algorithm. perf/gradients.py computes all of them everywhere.
 SLOW: list[Start] = [
-    (
-        ranks,
-        stage,
-        (
-            *(name for name in ALL if (ranks, stage) in SLOW_CASES.get(name, {(ranks, stage)})),
-            *(PARTS if (ranks, stage) in ((1, 0), (2, 3)) else ()),
-            "every_variant" if (ranks, stage) in ((1, 0), (2, 2)) else "some_algorithms",
-        ),
-    )
-    for ranks, stage in ((1, 0), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
-] + [(4, 2, ("one_wide_row",))]  # more ranks than the planner can fill with whole groups
+    (1, 3, FEW),
+    (2, 0, (*MOST, "some_algorithms")),
+    (2, 1, FEW),
+    (2, 2, (*ALL, "every_variant")),
+    (2, 3, (*MOST, "adapters", "offloaded", *PARTS, "some_algorithms")),
+    (4, 2, ("one_wide_row",)),  # more ranks than the planner can fill with whole groups
+]
 
 _results_of: dict[Start, dict[str, dict[str, Any]]] = {}
 
@@ -82,20 +72,13 @@ def over(*cases: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("results", [*fast, *slow], indirect=True, scope="module")
 
 
-def start_ranks(model: Path, start: Start, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what the cases return, from one torchrun for all of them."""
+def start_ranks(runner: Runner, model: Path, start: Start, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what the cases return, from one start of the ranks for all of them."""
     if start not in _results_of:
         ranks, stage, cases = start
         out = folder / f"found-{ranks}-{stage}-{len(cases)}.pt"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        done = subprocess.run(
-            [*command, "-m", WORKER, str(model), str(stage), str(out), *cases],
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        done = runner(model, stage, out, *cases, module=WORKER, ranks=ranks, deadline=500)
+        assert done.code == 0, done.output[-4000:]
         _results_of[start] = torch.load(out, weights_only=False)
     return _results_of[start]
 
@@ -106,15 +89,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def results(
+    request: pytest.FixtureRequest, runner: Runner, tiny_model: Path, folder: Path
+) -> dict[str, dict[str, Any]]:
     """Return what rank 0 of a start wrote down."""
-    return start_ranks(tiny_model, request.param, folder)
+    return start_ranks(runner, tiny_model, request.param, folder)
 
 
 @pytest.fixture(scope="module")
-def single(tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def single(runner: Runner, tiny_model: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the results of one rank without ZeRO, which all others must equal."""
-    return _results_of.get(SLOW[0]) or start_ranks(tiny_model, FAST[0], folder)
+    return start_ranks(runner, tiny_model, FAST[0], folder)
 
 
 @pytest.fixture(scope="module")
@@ -367,10 +352,10 @@ def test_a_nan_on_any_rank_is_known_to_all(results) -> None:
 
 
 @pytest.fixture(scope="module")
-def every_family(family_model: Callable[[str], Path], folder: Path) -> dict[str, dict[str, Any]]:
+def every_family(runner: Runner, family_model: Callable[[str], Path], folder: Path) -> dict[str, dict[str, Any]]:
     """Return what two ranks with ZeRO 3 made of a tiny model of each type."""
     models = [family_model(model_type) for model_type in SUPPORTED]
-    return start_ranks(models[0].parent, (2, 3, ("families",)), folder)["families"]
+    return start_ranks(runner, models[0].parent, (2, 3, ("families",)), folder)["families"]
 
 
 @pytest.mark.slow
@@ -380,12 +365,14 @@ def test_every_family_trains_on_two_ranks(every_family, family_model, model_type
     case, reference = every_family[model_type], load_reference(family_model(model_type))
     gradient = gradient_of(reference, make_groups(family_model(model_type), reference.config))
     wanted = {name: -GRADIENT_LR * grad for name, grad in gradient.items()}
-    assert distance(case["delta"], wanted) <= 1e-5
+    layers = getattr(reference.config.get_text_config(), "layer_types", None) or ()
+    tolerance = 3e-5 if "linear_attention" in layers else 1e-5  # float32 rounds a state along the whole sequence
+    assert distance(case["delta"], wanted) <= tolerance
     assert case["is_saved"]
     if frozen := case.get("frozen_delta"):
         assert not any(change.any() for name, change in frozen.items() if is_vision(name))
         text = {name: change for name, change in wanted.items() if not is_vision(name)}
-        assert distance({name: frozen[name] for name in text}, text) <= 1e-5
+        assert distance({name: frozen[name] for name in text}, text) <= tolerance
 
 
 def test_what_only_rank_0_can_see_is_known_to_all() -> None:

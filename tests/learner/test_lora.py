@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
 from tests.helpers.groups import (
     WeighedGroup,
     load_reference,
@@ -22,14 +23,20 @@ from tests.helpers.groups import (
     padded_logps,
     random_group,
 )
-from tests.learner.test_families import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
 from vlm_rl.config import LoraConfig, parse_config
 from vlm_rl.data.adapters import BASE_MODEL, BaseModel, load_merged, merge
 from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.learner.lora import num_adapter_parameters, save_adapters, target_layers, weight_sources, without_adapters
+from vlm_rl.learner.lora import (
+    add_adapters,
+    num_adapter_parameters,
+    save_adapters,
+    target_layers,
+    weight_sources,
+    without_adapters,
+)
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 
@@ -138,7 +145,14 @@ def test_checkpointing_gives_the_same_gradients(
     assert all(gradient.any() for gradient in gradients[0].values())
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_adapters_on_experts_are_refused(family_model: Callable[[str], Path]) -> None:
+    """PEFT takes the shared expert's layers of this type for those of all experts."""
+    model = load_model(family_model("qwen3_next"), dtype=torch.float32)
+    with pytest.raises(UserError, match="name layers outside of its MLPs"):
+        add_adapters(model, LoraConfig(targets=["language_model"]), seed=5)
+
+
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED if name != "qwen3_next"])
 def test_every_family_trains_adapters(model_type: str, family_model: Callable[[str], Path]) -> None:
     """On every part: the log-probs of the merged, unmodified model, and a gradient for every adapter."""
     folder = family_model(model_type)
@@ -150,7 +164,13 @@ def test_every_family_trains_adapters(model_type: str, family_model: Callable[[s
     reference.load_state_dict(merged(policy), strict=False)
     groups = groups_of(model_type, folder, reference.config.get_text_config().vocab_size)
     logp_K, _ = policy(packed_row(policy, groups))
-    torch.testing.assert_close(logp_K, unmodified_logp(reference, groups), atol=1e-5, rtol=0)
+    # Float32 rounds the state of linear attention by 7e-5 in the unmodified model itself, against float64.
+    tolerance = (
+        1e-4
+        if "linear_attention" in (getattr(reference.config.get_text_config(), "layer_types", None) or ())
+        else 1e-5
+    )
+    torch.testing.assert_close(logp_K, unmodified_logp(reference, groups), atol=tolerance, rtol=0)
     logp_K.sum().backward()
     trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     assert {policy.family.part_of(name) for name in trained} == {*policy.family.parts}

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.helpers.groups import WeighedGroup, pack
 from vlm_rl.learner import planning
-from vlm_rl.learner.packing import Chunk, row_layout
+from vlm_rl.learner.packing import Chunk, padded_rows, row_layout
 from vlm_rl.learner.planning import plan_rows
 from vlm_rl.types import Prompt, Rollout
 
@@ -26,8 +26,9 @@ GROUPS = st.lists(
 )
 
 
-def plan_of(groups: list[tuple[int, list[int]]], budget: int, num_ranks: int) -> list[list[list[Chunk]]]:
-    return plan_rows([p for p, _ in groups], [list(r) for _, r in groups], budget=budget, num_ranks=num_ranks)
+def plan_of(groups: list[tuple[int, list[int]]], budget: int, num_ranks: int, **options) -> list[list[list[Chunk]]]:
+    prompts, responses = [p for p, _ in groups], [list(r) for _, r in groups]
+    return plan_rows(prompts, responses, budget=budget, num_ranks=num_ranks, **options)
 
 
 def size(groups: list[tuple[int, list[int]]], chunk: Chunk) -> int:
@@ -74,6 +75,26 @@ def test_a_group_splits_and_repeats_its_prompt() -> None:
     plan = plan_of([(10, [4, 6, 7, 4, 3, 1])], 20, 1)
     assert sorted(chunk.responses for row in plan[0] for chunk in row) == [(0, 1), (2,), (3, 4, 5)]
     assert len(plan[0]) == 3
+
+
+@given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(1, 3))
+def test_padded_rows_fit_the_budget(groups, budget, num_ranks) -> None:
+    """Each response takes as much room as the longest of its row with its prompt."""
+    plan = plan_of(groups, budget, num_ranks, padded=True)
+    chunks = [chunk for rows in plan for row in rows for chunk in row if not chunk.is_padding]
+    planned = Counter((chunk.group, i) for chunk in chunks for i in chunk.responses)
+    assert planned == {(g, i): 1 for g, (_, responses) in enumerate(groups) for i in range(len(responses))}
+    for row in (row for rows in plan for row in rows):
+        lengths = [groups[chunk.group][0] + groups[chunk.group][1][i] for chunk in row for i in chunk.responses]
+        assert len(lengths) * max(lengths) <= budget or len(lengths) == 1
+
+
+def test_padded_rows_by_hand() -> None:
+    """A prompt of 3 with responses of 2 and 1, then a prompt of 2 with one of 3: rows of 5 tokens."""
+    padded = padded_rows([((0, 3), [(3, 2), (5, 1)]), ((6, 2), [(8, 3)])])
+    assert padded.tokens_NL.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 5, 0], [6, 7, 8, 9, 10]]
+    assert padded.is_padding_NL.nonzero().tolist() == [[1, 4]]
+    assert padded.predictor_K.tolist() == [2, 3, 5 + 2, 10 + 1, 10 + 2, 10 + 3]
 
 
 def test_small_groups_share_a_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.flash_reference import flash_attention_on_cpu
 from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.packing import Layout, row_layout
+from vlm_rl.learner.packing import Layout, row_layout, windowed_runs
 from vlm_rl.learner.shared_prefix_attention import may_attend, shared_prefix_attention
 
 HEADS, KV_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
@@ -42,15 +43,16 @@ def size_of(groups: Groups) -> int:
     return sum(prompt + sum(responses) for prompt, responses in groups)
 
 
-def padded_rows(q: Tensor, k: Tensor, v: Tensor, groups: Groups) -> Tensor:
+def padded_rows(q: Tensor, k: Tensor, v: Tensor, groups: Groups, window: int = 10**6) -> Tensor:
     """Return [1, T, heads, width] by torch's attention over one row per response, filled up behind it."""
     out = torch.zeros(q.shape[2], HEADS, WIDTH, dtype=q.dtype)
     for (start, prompt), responses in spans_of(groups):
         for index, (at, length) in enumerate(responses):
             own = torch.cat([torch.arange(start, start + prompt), torch.arange(at, at + length)])
             filled = torch.cat([own, torch.zeros(3, dtype=torch.int64)])  # causal: nobody sees what is behind
+            sees = torch.ones(len(filled), len(filled), dtype=torch.bool).tril().triu(1 - window)
             row = scaled_dot_product_attention(
-                q[:, :, filled], k[:, :, filled], v[:, :, filled], is_causal=True, scale=SCALE, enable_gqa=True
+                q[:, :, filled], k[:, :, filled], v[:, :, filled], attn_mask=sees, scale=SCALE, enable_gqa=True
             )[0].transpose(0, 1)
             first = prompt if index else 0  # the prompt's own outputs count once
             out = out.index_copy(0, own[first:], row[first : len(own)])
@@ -69,8 +71,8 @@ def run(function: Callable[..., Tensor], num_tokens: int) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, inputs, weights)]
 
 
-def ours(layout: Layout) -> Callable[..., Tensor]:
-    return lambda q, k, v: shared_prefix_attention(torch.nn.Identity(), q, k, v, None, SCALE, layout)[0]
+def ours(layout: Layout, window: int | None = None) -> Callable[..., Tensor]:
+    return lambda q, k, v: shared_prefix_attention(torch.nn.Identity(), q, k, v, None, SCALE, layout, window)[0]
 
 
 @pytest.fixture(params=["cpu", "flash", "dense"])
@@ -95,6 +97,25 @@ def test_output_and_gradients_equal_padded_rows() -> None:
         expected = run(lambda q, k, v: padded_rows(q, k, v, groups), size_of(groups))
         got = run(ours(row_layout(spans_of(groups))), size_of(groups))
         for value, wanted in zip(got, expected, strict=True):
+            torch.testing.assert_close(value, wanted, atol=1e-12, rtol=1e-12)
+
+    check()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_window_equals_padded_rows_with_a_band() -> None:
+    @settings(max_examples=25)
+    @given(groups=rows, window=st.integers(1, 12))
+    @example(groups=[(3, [2, 4, 1])], window=3)
+    @example(groups=[(3, [0]), (2, [1, 0, 9]), (1, [0, 0])], window=2)
+    @example(groups=[(9, [9])], window=1)
+    def check(groups: Groups, window: int) -> None:
+        spans = spans_of(groups)
+        layout = replace(row_layout(spans), windowed=windowed_runs(spans, window))
+        longest = max(prompt + max(responses, default=0) for prompt, responses in groups)
+        assert (layout.windowed is None) == (longest <= window), "a window that no sequence fills costs nothing"
+        expected = run(lambda q, k, v: padded_rows(q, k, v, groups, window), size_of(groups))
+        for value, wanted in zip(run(ours(layout, window), size_of(groups)), expected, strict=True):
             torch.testing.assert_close(value, wanted, atol=1e-12, rtol=1e-12)
 
     check()

@@ -18,10 +18,10 @@ from vlm_rl.study.run import run_study
 from vlm_rl.types import Problem
 
 
-def shown_text(page_file: Path, num_charts: int) -> str:
+def shown_text(browser: Any, page_file: Path, num_charts: int) -> str:
     """Open a page, see that nothing of it attacks, and return everything it shows, charts and tooltips included."""
     dialogs: list[str] = []
-    with open_page(page_file.as_uri()) as visit:
+    with open_page(page_file.as_uri(), browser=browser) as visit:
         visit.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
         visit.page.set_default_timeout(20_000)
         visit.page.reload()
@@ -44,17 +44,17 @@ def shown_text(page_file: Path, num_charts: int) -> str:
         return text
 
 
-def test_a_report_of_hostile_runs(tmp_path: Path) -> None:
+def test_a_report_of_hostile_runs(tmp_path: Path, browser: Any) -> None:
     runs = [hostile_run(tmp_path / attack(f"run{i}"), steps=(0, 4), seed=i) for i in range(2)]
-    single = shown_text(write_report(runs[:1], tmp_path / "one.html"), 5)
+    single = shown_text(browser, write_report(runs[:1], tmp_path / "one.html"), 5)
     fields = "model benchmark contaminated problem question gold response reasoning extracted reason category"
     missing = [field for field in fields.split() if attack(field) not in single]
     assert missing == []
-    both = shown_text(write_report(runs, tmp_path / "two.html"), 5)
+    both = shown_text(browser, write_report(runs, tmp_path / "two.html"), 5)
     assert all(attack(f"run{i}") in both for i in range(2))
 
 
-def test_a_study_of_hostile_runs(tmp_path: Path) -> None:
+def test_a_study_of_hostile_runs(tmp_path: Path, browser: Any) -> None:
     tree = study_tree(starts={"a": attack("start")}, seeds=[0, 1])
     tree["base"]["data"]["train"] = [attack("train-set")]
     path, out = write_study(tmp_path / "study.yaml", tree), tmp_path / attack("study")
@@ -64,11 +64,11 @@ def test_a_study_of_hostile_runs(tmp_path: Path) -> None:
         run.stamp_contaminated([attack("contaminated")])
     tree["base"]["eval"]["every"] = 0  # the set's own name is no longer looked for
     assert run_study(write_study(path, tree), out, report_only=True) == 0
-    text = shown_text(out / "comparison.html", 5)
+    text = shown_text(browser, out / "comparison.html", 5)
     assert [name for name in ("start", "train-set", "benchmark", "contaminated") if attack(name) not in text] == []
 
 
-def test_a_hostile_prepared_set(tmp_path: Path) -> None:
+def test_a_hostile_prepared_set(tmp_path: Path, browser: Any) -> None:
     fields: dict[str, Any] = {name: attack(name) for name in ("id", "question", "answer", "source", "category")}
     problem = Problem(**fields, images=(noise_png(40, 40),), answer_type="text", choices=(attack("choice"),))
     facts = {
@@ -84,7 +84,7 @@ def test_a_hostile_prepared_set(tmp_path: Path) -> None:
     folder = write_problems([problem], tmp_path / "set", facts)
     dropped = {"reason": attack("drop-reason"), "where": attack("where"), "detail": attack("detail")}
     (folder / "dropped.jsonl").write_text(json.dumps(dropped) + "\n")
-    text = shown_text(write_set_report(folder), 0)
+    text = shown_text(browser, write_set_report(folder), 0)
     names = "id question answer source set drop-reason note tokenizer option file sha hub where detail"
     assert [name for name in names.split() if attack(name) not in text] == []
     assert json.dumps(attack("value")) in text

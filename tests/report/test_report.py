@@ -13,7 +13,7 @@ from tests.helpers.example_run import build_run
 from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.errors import UserError
-from vlm_rl.report.charts import Series, lines
+from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, environment, split_response
 from vlm_rl.report.readme_figure import write_readme_figure
@@ -55,11 +55,11 @@ def test_the_headline_tells_the_evaluations_numbers(run, page):
     assert "CONTAMINATED" not in page.text and "Controls" not in page.text
 
 
-def test_the_page_opens_in_both_themes_without_a_request(run, page):
+def test_the_page_opens_in_both_themes_without_a_request(run, page, browser):
     address = (run.path / "report.html").as_uri()
     colors = {}
     for scheme in ("light", "dark"):
-        with open_page(address, scheme=scheme) as visit:
+        with open_page(address, scheme=scheme, browser=browser) as visit:
             assert visit.requests == [address] and visit.failures == []
             assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert visit.page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
@@ -89,12 +89,12 @@ _RAGGED_ROWS = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 3])
-def test_no_row_of_charts_is_half_empty(run, tmp_path, runs):
+def test_no_row_of_charts_is_half_empty(run, tmp_path, browser, runs):
     """`run` has no truncated response, so the length section has one chart and a sentence beside its wide one."""
     others = [build_run(tmp_path / f"run-{i}", steps=6, seed=i) for i in range(1, runs)]
     out = write_report([run, *others], tmp_path / "report.html")
     for width in (1280, 1920, 700):
-        with open_page(out.as_uri(), width=width) as visit:
+        with open_page(out.as_uri(), width=width, browser=browser) as visit:
             assert visit.page.locator(".grid").count() >= 3
             assert visit.page.evaluate(_RAGGED_ROWS) == []
 
@@ -112,14 +112,14 @@ def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
     ]
 
 
-def test_hostile_text_is_shown_and_does_nothing(tmp_path):
+def test_hostile_text_is_shown_and_does_nothing(tmp_path, browser):
     run = build_run(tmp_path / "<b>run", steps=2, num_problems=2, response=HOSTILE, question=HOSTILE)
     run.write_rollouts(1, 1, [rollout_row(1, text=HOSTILE)])
     out = write_report([run], tmp_path / "report.html")
     page = Page(out)
     assert not set(page.tags) & {"form", "input"} and page.tags.count("script") == len(page.charts) + 2
     assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
-    with open_page(out.as_uri()) as visit:
+    with open_page(out.as_uri(), browser=browser) as visit:
         assert visit.requests == [out.as_uri()] and visit.failures == []
         assert visit.page.evaluate("window.pwned") is None
         assert "<script>window.pwned=1</script>" in visit.page.inner_text(".answer >> nth=0")

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.reward_parts.test_functions import PROBLEM, RIGHT
 from vlm_rl.config import Config, parse_config
 from vlm_rl.reward_parts.function_worker import FunctionCaller, load_reward_function
 from vlm_rl.reward_parts.grounding import COORDINATES
 from vlm_rl.reward_parts.judge import Judge
-from vlm_rl.types import Problem
+from vlm_rl.types import Grade, Problem
 
+RIGHT = Grade("correct", "5", "number", "")
+PROBLEM = Problem("p", "How much?", (), "5", "integer", source="set", meta={"unit": "cm"})
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -26,18 +27,24 @@ from tests.helpers import disks
 from vlm_rl.data import finite_weights
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import UserError
-from vlm_rl.run import checkpoint
+from vlm_rl.run import manifest
 from vlm_rl.run.checkpoint import (
-    CheckpointError,
     begin,
     commit,
     newest_verified,
     prune,
-    read_manifest,
     recover,
     saving,
     verify,
     verify_model,
+)
+from vlm_rl.run.manifest import (
+    BUFFER_BYTES,
+    CheckpointError,
+    FileEntry,
+    HashedFile,
+    file_entries,
+    read_manifest,
 )
 
 WEIGHTS = "model.safetensors"
@@ -90,11 +97,11 @@ def test_a_save_comes_back_as_it_was_given(tmp_path: Path) -> None:
 
 def test_the_code_version_covers_the_whole_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(checkpoint, "__file__", str(tmp_path / "run" / "checkpoint.py"))
+    monkeypatch.setattr(manifest, "__file__", str(tmp_path / "run" / "manifest.py"))
     (tmp_path / "losses.py").write_text("sign = 1")
-    before = checkpoint.code_version()
+    before = manifest.code_version()
     (tmp_path / "losses.py").write_text("sign = -1")
-    assert checkpoint.code_version() != before
+    assert manifest.code_version() != before
 
 
 def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Path) -> None:
@@ -117,11 +124,11 @@ def test_the_processor_hash_follows_the_tokenizer_and_nothing_else(tmp_path: Pat
 @settings(max_examples=40)
 def test_any_json_in_info_survives_exactly(value: object) -> None:
     info: dict[Any, Any] = {"value": value, 3: (1, 2), 20: 0}
-    text = checkpoint._manifest_text(1, {}, info)
+    text = manifest.manifest_text(1, {}, info)
     tree = json.loads(text)
     assert tree["info"] == {"value": value, "3": [1, 2], "20": 0}
     seal = tree.pop("sha256")
-    assert checkpoint._sealed(tree) == text and seal in text.decode()
+    assert manifest._sealed(tree) == text and seal in text.decode()
 
 
 def test_not_a_number_in_info_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -297,7 +304,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(small_disk: Path,
         elif written_by == "safetensors":
             save_file({"w": big}, work / "model.safetensors")
         else:
-            torch.save(big, work / "rank_0.pt")
+            with HashedFile(work / "rank_0.pt") as raw, io.BufferedWriter(raw, BUFFER_BYTES) as file:
+                torch.save(big, file)
         commit(work, small_disk, step=2, info=INFO)
     assert sorted(p.name for p in small_disk.iterdir()) == ["latest", "step-000001"]
     assert (small_disk / "latest").read_text() == "step-000001\n"
@@ -353,9 +361,9 @@ for turn in range(1, int(sys.argv[4]) + 1):
     (work / "learner").mkdir()
     for name in ("tokenizer.json", "learner/shard.pt"):
         (work / name).write_bytes(os.urandom(20_000))
-    commit(work, root, step=step, info={"turn": turn})
+    newest = commit(work, root, step=step, info={"turn": turn})
     print(step, turn, flush=True)
-    prune(root, keep_last=1, keep_every=0, best=None)
+    prune(root, newest=newest, keep_last=1, keep_every=0, best=None)
 print("calls", calls)
 """
 
@@ -423,37 +431,56 @@ def kept_steps(root: Path) -> list[int]:
 
 def test_prune_keeps_the_last_the_best_and_every_mth(tmp_path: Path) -> None:
     for step in range(1, 11):
-        save(tmp_path, step)
-    gone = prune(tmp_path, keep_last=2, keep_every=4, best=3)
+        newest = save(tmp_path, step)
+    gone = prune(tmp_path, newest=newest, keep_last=2, keep_every=4, best=3)
     assert kept_steps(tmp_path) == [3, 4, 8, 9, 10]  # last two: 9, 10; multiples of 4: 4, 8; best: 3
     assert sorted(int(p.name[5:]) for p in gone) == [1, 2, 5, 6, 7]
-    assert prune(tmp_path, keep_last=2, keep_every=4, best=3) == []
+    assert prune(tmp_path, newest=newest, keep_last=2, keep_every=4, best=3) == []
 
 
-def test_prune_deletes_nothing_before_a_checkpoint_verifies(tmp_path: Path, capsys) -> None:
-    for step in (1, 2, 3):
-        (save(tmp_path, step) / "config.json").write_text("damaged")
-    assert prune(tmp_path, keep_last=1, keep_every=0, best=None) == []
-    assert kept_steps(tmp_path) == [1, 2, 3]
-
-
-def test_prune_counts_from_the_newest_that_verifies(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
+def test_prune_counts_only_what_has_a_manifest_and_nothing_later(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
         save(tmp_path, step)
-    (tmp_path / "step-000003" / "config.json").write_text("damaged")
-    prune(tmp_path, keep_last=1, keep_every=0, best=None)
-    assert kept_steps(tmp_path) == [2, 3]
-    assert newest_step(tmp_path) == 2
+    (tmp_path / "step-000002" / "MANIFEST.json").write_text("damaged")
+    prune(tmp_path, newest=tmp_path / "step-000003", keep_last=2, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [1, 3, 4]
 
 
-def test_prune_never_deletes_the_last_finite_one(tmp_path: Path, capsys) -> None:
-    for step in (1, 2):
-        save(tmp_path, step)
-    for step in (3, 4):
-        save_weights(tmp_path, step, torch.tensor([1.0, math.nan]))
-    prune(tmp_path, keep_last=1, keep_every=0, best=None)
-    assert kept_steps(tmp_path) == [2, 3, 4]
-    assert "step-000004: damaged: w in model.safetensors holds NaN or infinity" in capsys.readouterr().err
+# -- files that are hashed while they are written ----------------------------------------------------
+
+
+@given(pieces=st.lists(st.binary(max_size=40), max_size=20), buffer=st.integers(1, 50))
+def test_a_file_is_hashed_while_it_is_written(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], buffer: int
+) -> None:
+    path = tmp_path_factory.mktemp("hashed") / "shard.pt"
+    with HashedFile(path) as raw, io.BufferedWriter(raw, buffer) as file:
+        for piece in pieces:
+            file.write(piece)
+    whole = b"".join(pieces)
+    assert path.read_bytes() == whole
+    assert raw.entry() == FileEntry(len(whole), hashlib.sha256(whole).hexdigest())
+
+
+def test_what_was_hashed_while_it_was_written_is_not_read_again(tmp_path: Path) -> None:
+    """Its bytes change before the commit: that is noticed by the next who verifies, not by the commit."""
+    shard = "learner/state/rank_0.pt"
+    with saving(tmp_path, step=1) as work:
+        fill(work, 1)
+        written = {shard: file_entries(work, [work / shard])[shard]}
+        (work / shard).write_bytes(bytes(300))
+        path = commit(work, tmp_path, step=1, info=INFO, written=written)
+    with pytest.raises(CheckpointError, match=f"the content of {shard} changed"):
+        verify(path)
+
+
+def test_a_shard_of_a_different_size_than_was_written_stops_the_commit(tmp_path: Path) -> None:
+    shard = "learner/state/rank_0.pt"
+    refused = pytest.raises(CheckpointError, match="holds 300 bytes, and 301 were written")
+    with refused, saving(tmp_path, step=1) as work:
+        fill(work, 1)
+        commit(work, tmp_path, step=1, info=INFO, written={shard: FileEntry(301, "")})
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- weights that are not finite -------------------------------------------------------------------
@@ -548,7 +575,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     folder, read = save(tmp_path, 1), []
     file_digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file.name) or file_digest(file, kind))
-    checkpoint._digest_of.clear()
+    manifest._digest_of.clear()
     verify_model(folder)
     assert read and not any("learner" in name for name in read)
     whole = len(read)

@@ -26,7 +26,7 @@ from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.cli import main
 from vlm_rl.config import AlgorithmConfig, load_config
 from vlm_rl.errors import EXIT_STOPPED, UserError
-from vlm_rl.report.charts import PALETTE
+from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import findings
@@ -544,21 +544,15 @@ def test_a_run_goes_on_under_the_spelling_that_it_began_with(tmp_path, monkeypat
 # -- whole -----------------------------------------------------------------------------------------
 
 
-def toy_study(toys: Toys, folder: Path, **changes) -> Path:
-    """Two rules and two seeds of two steps, from two starts."""
+def toy_study(toys: Toys, path: Path, **rules: dict) -> Path:
+    """Rules with one seed of two steps. The first is the baseline, whose run is the first to start."""
     base = yaml.safe_load(toys.config("study-base").read_text())
     del base["seed"], base["out"]
     base["train"]["steps"] = 2
     base["checkpoint"]["every"] = 1
     base["data"]["eval"], base["eval"] = [str(toys.heldout)], {"every": 2}
-    tree = {
-        "base": base,
-        "starts": {"warm": str(toys.model), "random": str(toys.random_model)},
-        "seeds": [0, 1],
-        "rules": {"ba": {"algorithm.name": "ba"}, "grpo": {}},
-        "baseline": "grpo",
-    }
-    return write_study(folder / "study.yaml", tree | changes)
+    tree = {"base": base, "starts": {"warm": str(toys.model)}, "seeds": [0], "rules": rules}
+    return write_study(path, tree | {"baseline": next(iter(rules))})
 
 
 def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
@@ -586,52 +580,43 @@ def processes_in(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_a_study_stopped_in_the_middle_and_started_again(toys: Toys, tmp_path):
-    path, out = toy_study(toys, tmp_path), tmp_path / "out"
+    """A run that fails stops no other; a finished one is not touched again."""
+    huge = {"rollout.max_tokens": 10**6, "train.micro_batch_tokens": 10**6}
+    path, out = toy_study(toys, tmp_path / "study.yaml", huge=huge, grpo={}), tmp_path / "out"
     process = start(path, out, "--jobs", "2")
+    metrics = out / "grpo" / "seed-0" / "metrics.jsonl"
     deadline = time.monotonic() + 300
-    while not any(len(RunDirectory(p.parent).metrics()) for p in out.glob("*/*/metrics.jsonl")):
+    while not (metrics.exists() and RunDirectory(metrics.parent).metrics()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == EXIT_STOPPED, said
     assert "stopping" in said and processes_in(out) == []
-    study = load_study(path)
-    finished = [one for one in study.runs(out) if command.is_finished(one)]
-    assert len(finished) < 4
-    stamps = {one.out: (one.out / "metrics.jsonl").stat().st_mtime_ns for one in finished}
+    broken, planned = load_study(path).runs(out)
+    assert not command.is_finished(planned)
 
-    process = start(path, out, "--jobs", "2")
+    process = start(path, out)
     said, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, said
-    assert f"{4 - len(finished)} to do" in said and said.count(": done in") == 4 - len(finished)
-    assert all((folder / "metrics.jsonl").stat().st_mtime_ns == stamp for folder, stamp in stamps.items())
-    planned = study.runs(out)
-    assert all(command.is_finished(one) for one in planned)
-    for one in planned:
-        assert_sound(RunDirectory(one.out))
-    comparison = collect(study, planned)
-    assert not comparison.missing and comparison.benchmarks == [toys.heldout.name]
-    assert "not logged" not in Page(out / "comparison.html").text
+    assert process.returncode == 1, said
+    assert "2 runs, 2 to do" in said and "huge seed 0: FAILED" in said and "exit code 2" in said
+    assert "above the model's context" in said  # the end of its log
+    assert "grpo seed 0: done" in said and "missing: huge seed 0" in said
+    assert "1 run is missing" in Page(out / "comparison.html").text
+    assert command.is_finished(planned) and not command.is_finished(broken)
+    assert_sound(RunDirectory(planned.out))
     # what was interrupted equals what was not
-    whole = toys.train_run("whole-of-study", **_sections(planned[0]))
-    assert_equal_runs(RunDirectory(planned[0].out), whole)
+    whole = toys.train_run("whole-of-study", **_sections(planned))
+    assert_equal_runs(RunDirectory(planned.out), whole)
+
+    path, before = toy_study(toys, tmp_path / "rest.yaml", grpo={}), metrics.stat().st_mtime_ns
+    assert command.run_study(path, out) == 0
+    assert metrics.stat().st_mtime_ns == before
+    results = collect(load_study(path), load_study(path).runs(out))
+    assert not results.missing and results.benchmarks == [toys.heldout.name]
+    assert "not logged" not in Page(out / "comparison.html").text
 
 
 def _sections(planned) -> dict:
     tree = planned.config.model_dump(mode="json")
     return {key: value for key, value in tree.items() if key != "out"}
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_does_not_stop_the_others(toys: Toys, tmp_path):
-    huge = {"rollout.max_tokens": 10**6, "train.micro_batch_tokens": 10**6}
-    changes = {"seeds": [0], "rules": {"grpo": {}, "huge": huge}, "baseline": "huge"}  # which is the first to run
-    path, out = toy_study(toys, tmp_path, **changes), tmp_path / "out"
-    process = start(path, out)
-    said, _ = process.communicate(timeout=500)
-    assert process.returncode == 1, said
-    assert "huge seed 0: FAILED" in said and "exit code 2" in said
-    assert "above the model's context" in said  # the end of its log
-    assert "grpo seed 0: done" in said and "missing: huge seed 0" in said
-    assert "1 run is missing" in Page(out / "comparison.html").text

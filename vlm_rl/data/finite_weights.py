@@ -20,7 +20,7 @@ _BLOCK = 1 << 20  # elements looked at together: they stay in the processor's ca
 def non_finite_tensor(file: Path) -> str | None:
     """Return the name of a tensor with a NaN or an infinity in this safetensors file, or None.
 
-    Raises ValueError for a file of another format.
+    Raises ValueError for a file of a different format.
     """
     with file.open("rb") as opened:
         header_bytes = int.from_bytes(opened.read(8), "little")

@@ -178,7 +178,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
-    """Return in what these tensors, by name and on the meta device, differ from those of the folder's model."""
+    """Return how these tensors, by name and on the meta device, differ from those of the folder's model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     from transformers.utils import logging
 
@@ -246,6 +246,14 @@ def open_config(model_path: str) -> Any:
             "images are placed on the pixel grid of Qwen's vision towers; use a model with one, such as Qwen2.5-VL"
         )
     return config
+
+
+def own_attention(config: Any) -> str:
+    """Return which of transformers' attentions computes a configuration's text layers as they were trained."""
+    text = config.get_text_config()
+    # sdpa drops a soft cap without a word, and knows nothing of the sinks of gpt-oss.
+    has_more = getattr(text, "attn_logit_softcapping", None) or text.model_type == "gpt_oss"
+    return "eager" if has_more else "sdpa"
 
 
 def open_tokenizer(model_path: str, *, is_vision: bool) -> tuple[Any, Any]:

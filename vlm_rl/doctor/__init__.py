@@ -1,10 +1,12 @@
-"""`vlm-rl doctor`: does this machine, and does a model folder, compute the right thing?
+"""`vlm-rl doctor`: does this machine, a model folder or a recipe compute the right thing?
 
     command     the page of checks, and the exit code
+    attention   the kernels of attention that a computation calls
 
-Private to this room: check (what a check answers, and how checks are run), machine (checks of the machine) and model
-(checks of a model folder). A check is a function that returns a Check; a new one is a line in MACHINE_CHECKS or
-MODEL_CHECKS.
+Private to this room: check (what a check answers, and how checks are run), machine (what this machine has), apart
+(groups of checks in processes of their own: attention, ranks and engine), model (checks of a model folder) and recipe
+(checks of a configuration). A check is a function that returns a Check; a new one is a line in one of the tuples
+*_CHECKS, and where it runs apart also its name in apart.GROUPS.
 """
 
-__all__ = ["command"]
+__all__ = ["attention", "command"]

@@ -21,8 +21,12 @@ class Check:
     next_step: str = ""  # what to do, unless the outcome is ok
 
 
-def run_checks(checks: Sequence[Callable[..., Check]], *subject: Any) -> Iterator[Check]:
+def run_checks(
+    checks: Sequence[Callable[..., Check]], subject: Any, *, waiting: Callable[[str], Any] = lambda name: None
+) -> Iterator[Check]:
     """Call each check on the subject and yield its answer; one that fails does not keep the others from running.
+
+    `waiting` is called with the name of a check before it begins.
 
     A UserError is an answer: something is off, and the message names the next step. A later check with the same
     message needs what is off, so it could not look. Neither could a check that ends in any other exception.
@@ -30,8 +34,9 @@ def run_checks(checks: Sequence[Callable[..., Check]], *subject: Any) -> Iterato
     known: dict[str, str] = {}  # a message -> the check that it came from first
     for check in checks:
         name = check.__name__.replace("_", " ")
+        waiting(name)
         try:
-            yield check(*subject)
+            yield check(subject)
         except UserError as error:
             cause = known.setdefault(str(error), name)
             if cause == name:

@@ -3,42 +3,114 @@
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
 import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
 
 from vlm_rl.data.adapters import base_of
+from vlm_rl.doctor.apart import GROUPS, run_apart
 from vlm_rl.doctor.check import Check, exit_code, run_checks
 from vlm_rl.doctor.machine import MACHINE_CHECKS
-from vlm_rl.doctor.model import MODEL_CHECKS, ModelUnderTest
 from vlm_rl.errors import UserError
+from vlm_rl.run.terminal import make_console
+from vlm_rl.run.writing import writing
 from vlm_rl.visible_text import replace_invisible
 
-_OUTCOMES = {"ok": "ok", "off": "OFF", "unknown": "?"}
+_OUTCOMES = {"ok": ("ok", "green"), "off": ("OFF", "bold red"), "unknown": ("?", "yellow")}
 _INDENT, _WIDTH = 21, 110  # columns before a detail, and of the page
 
 
 def doctor(options: argparse.Namespace) -> int:
     """Print a line for each check as soon as it is known. Returns the exit code.
 
-    With a model folder the model is checked, otherwise the machine. Raises UserError for a folder with an adapter.
+    A model folder and a recipe are checked where they are given, otherwise the machine is. Raises UserError for a
+    folder with an adapter, and where the file of --json cannot be written.
     """
-    if options.model is not None:
-        if (base := base_of(options.model)) is not None:
-            raise UserError(f"--model {options.model} holds an adapter: give its base model, {base.path}, instead")
-        answers = run_checks(MODEL_CHECKS, ModelUnderTest(options.model))
-    else:
-        answers = run_checks(MACHINE_CHECKS)
-    known = []
-    for answer in answers:
-        known.append(answer)
-        _print(answer)
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
+    begun = time.monotonic()
+    known: list[Check] = []
+    console = make_console()
+    with console.status("") as status:
+
+        def waiting(name: str) -> None:
+            status.update(Text(f"{name} … {time.monotonic() - begun:.0f} s", style="dim"))
+
+        for answer in _answers(options, waiting):
+            known.append(answer)
+            for line in _lines(answer):
+                console.print(line, soft_wrap=True)
+    console.print(Text(f"\n{_summary(known)}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
+    if options.json is not None:
+        with writing(options.json):
+            options.json.write_text(json.dumps([asdict(answer) for answer in known], indent=2) + "\n")
     return exit_code(known)
 
 
-def _print(answer: Check) -> None:
-    label = f"{_OUTCOMES[answer.outcome]:5}{answer.name}"
-    lines = [f"{label:{_INDENT}}{answer.detail}"]
+def _answers(options: argparse.Namespace, waiting: Callable[[str], Any]) -> Iterator[Check]:
+    if options.model is not None:
+        if (base := base_of(options.model)) is not None:
+            raise UserError(f"--model {options.model} holds an adapter: give its base model, {base.path}, instead")
+        from vlm_rl.doctor.model import MODEL_CHECKS, ModelUnderTest
+
+        yield from run_checks(MODEL_CHECKS, ModelUnderTest(options.model), waiting=waiting)
+    if options.config is not None:
+        from vlm_rl.doctor.recipe import RECIPE_CHECKS, RecipeUnderTest
+
+        subject = RecipeUnderTest(options.config, num_ranks=options.ranks or num_gpus() or 1)
+        yield from run_checks(RECIPE_CHECKS, subject, waiting=waiting)
+    if options.model is None and options.config is None:
+        yield from _of_the_machine(options.runs, waiting)
+
+
+def _of_the_machine(runs: Path, waiting: Callable[[str], Any]) -> Iterator[Check]:
+    from vlm_rl.doctor.recipe import existing
+
+    yield from run_checks(MACHINE_CHECKS, existing(runs), waiting=waiting)
+    if not GROUPS:
+        return
+    waiting("building a tiny model")
+    from vlm_rl.toy.tiny_model import build_tiny_model
+
+    with tempfile.TemporaryDirectory(prefix="vlm-rl-doctor-") as folder:
+        build_tiny_model(Path(folder) / "model", weight_std=0.1)  # predictions that depend on the prompt
+        for group in GROUPS:
+            yield from run_apart(group, Path(folder), num_gpus=num_gpus(), waiting=waiting)
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs of this machine that torch can use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _lines(answer: Check) -> Iterator[Text]:
+    word, style = _OUTCOMES[answer.outcome]
+    lines = [f"{f'{word:5}{answer.name}':{_INDENT}}{answer.detail}"]
     if answer.next_step:
         lines.append(f"{'next:':>{_INDENT - 1}} {answer.next_step}")
-    for line in lines:
+    for index, line in enumerate(lines):
         visible = replace_invisible(line, lambda character: f"\\x{ord(character):02x}")
-        print(textwrap.fill(visible, width=_WIDTH, subsequent_indent=" " * _INDENT), flush=True)
+        text = Text(textwrap.fill(visible, width=_WIDTH, subsequent_indent=" " * _INDENT))
+        if index == 0:
+            text.stylize(style, 0, len(word))
+        yield text
+
+
+def _summary(answers: list[Check]) -> str:
+    count = Counter(answer.outcome for answer in answers)
+    parts = [f"{count['ok']} of {len(answers)} checks pass"]
+    if count["off"]:
+        parts.append(f"{count['off']} off")
+    if count["unknown"]:
+        parts.append(f"{count['unknown']} could not be looked at")
+    return ", ".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from contextlib import closing, redirect_stdout
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,20 +17,20 @@ from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
 
-from vlm_rl.config import DataConfig, RolloutConfig
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.model_folder import check_model_folder, check_weights, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.doctor.check import Check
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.architectures import PADDED_COST, check_architecture, is_padded
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
-from vlm_rl.run.checkpoint import Manifest, verify_model
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.manifest import Manifest
+from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.templates import TEMPLATES
@@ -106,11 +107,10 @@ def folder(model: ModelUnderTest) -> Check:
 
 
 def model_type(model: ModelUnderTest) -> Check:
-    """Ask whether the learner computes this type of model exactly, at the default lengths."""
-    longest = DataConfig.model_fields["max_prompt_tokens"].default + RolloutConfig().max_tokens
-    check_architecture(model.config, path=model.path, longest=longest)
-    kind = model.config.model_type
-    return Check("model type", "ok", f"{kind} is supported, here up to {longest:,} tokens of prompt and response")
+    """Ask whether the learner computes this type of model exactly."""
+    check_architecture(model.config, path=model.path)
+    cost = f", in padded rows, {PADDED_COST}" if is_padded(model.config, "auto") else ""
+    return Check("model type", "ok", f"{model.config.model_type} is supported{cost}")
 
 
 def tokenizer(model: ModelUnderTest) -> Check:
@@ -157,34 +157,48 @@ def sampler(model: ModelUnderTest) -> Check:
     if why := model.too_large(copies=2):
         return Check("sampler", "unknown", why, _ELSEWHERE)
     policy, _, limit = model.policy
+    engine = start_sampler(model, policy)
+    with closing(engine):
+        try:
+            gap = sync_and_compare(engine, policy, model.prompts, version=1)
+        except StaleWeightsError as error:
+            return Check("sampler", "off", str(error), _OTHER_ENGINE)
+    detail = f"{engine.name} holds the synced weights, log-probs within {gap:.2g} of the learner's"
+    outcome = "ok" if gap <= limit else "off"
+    return Check("sampler", outcome, f"{detail} (limit {limit:.2g})", "" if outcome == "ok" else _OTHER_ENGINE)
+
+
+def start_sampler(model: ModelUnderTest, policy: Policy, *, batch_size: int = RESPONSES) -> Sampler:
+    """Start the engine that a run would take, for so many responses side by side."""
     with redirect_stdout(io.StringIO()):  # it names the engine, and so does the answer
-        engine = make_sampler(
+        return make_sampler(
             "auto",
             model_path=str(model.path),
             builder=model.builder,
             max_model_len=max(len(prompt.ids) for prompt in model.prompts) + TOKENS,
-            batch_size=RESPONSES,
+            batch_size=batch_size,
             dtype=next(policy.parameters()).dtype,
         )
-    with closing(engine):
-        builder = FingerprintBuilder(dtype=engine.dtype)
-        gaps = []
-        try:
-            engine.load_weights(builder.watch(policy.model.named_parameters()), version=1)
-            check_fresh(engine, builder.result())
-            params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)
-            for prompt, rollouts in zip(
-                model.prompts, engine.generate(model.prompts, params, seed=0, step=0), strict=True
-            ):
-                gaps.append(probe_gap(partial(_log_probs, policy), policy.model, prompt, rollouts))
-        except StaleWeightsError as error:
-            return Check("sampler", "off", str(error), _OTHER_ENGINE)
-    detail = f"{engine.name} holds the synced weights, log-probs within {max(gaps):.2g} of the learner's"
-    outcome = "ok" if max(gaps) <= limit else "off"
-    return Check("sampler", outcome, f"{detail} (limit {limit:.2g})", "" if outcome == "ok" else _OTHER_ENGINE)
 
 
-def _log_probs(policy: Policy, row: PackedRow) -> Tensor:
+def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt], *, version: int) -> float:
+    """Bring the policy's weights into the engine, and return the gap of the log-probs of what it then draws, in nats.
+
+    Raises StaleWeightsError where other weights arrive.
+    """
+    builder = FingerprintBuilder(dtype=engine.dtype)
+    engine.load_weights(builder.watch(policy.model.named_parameters()), version=version)
+    check_fresh(engine, builder.result())
+    params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)
+    groups = engine.generate(prompts, params, seed=0, step=version)
+    return max(
+        probe_gap(partial(log_probs, policy), policy.model, prompt, rollouts)
+        for prompt, rollouts in zip(prompts, groups, strict=True)
+    )
+
+
+def log_probs(policy: Policy, row: PackedRow) -> Tensor:
+    """Return the policy's log-probs [K] of the row's response tokens."""
     with torch.no_grad():
         return policy(row.to(next(policy.parameters()).device))[0]
 

@@ -40,9 +40,10 @@ from vlm_rl.evaluation.resume import (
     journal_path,
 )
 from vlm_rl.grading.grader import Grader
-from vlm_rl.run.checkpoint import MANIFEST, read_manifest, verify_model
+from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
+from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler

@@ -91,7 +91,7 @@ def _compared(a: SetResult, b: SetResult, *, names: tuple[str, str, str]) -> dic
 
 
 def _headline_parts(result: SetResult) -> Scores:
-    """Return what the benchmark's own number is the mean of, where that is not the questions (We-Math's problems)."""
+    """Return the scores that the benchmark's own number averages where they are not the questions' (We-Math)."""
     parts = result.summary.get("headline_parts", {})
     return {name: ProblemScore(score, None, "") for name, score in parts.items()}
 
@@ -103,6 +103,8 @@ def read_results(path: Path) -> dict[str, SetResult]:
         if not newest:
             raise UserError(f"{path}: no results in it; a results folder holds eval/SET/step-*.parquet")
         return {name: _of_records(result.rows(_COLUMNS), result.summary) for name, result in newest.items()}
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file or folder; check the path")
     try:
         if path.suffix == ".parquet":
             beside = path.with_suffix(".json")
@@ -112,7 +114,9 @@ def read_results(path: Path) -> dict[str, SetResult]:
         return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(
-            f"{path}: is neither records of vlm-rl eval nor a JSON of vlm-rl score: {error!r:.160}"
+            f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score "
+            f"({type(error).__name__}: {' '.join(str(error).split()):.120}): "
+            "give the folder or the Parquet file of vlm-rl eval, or the file of vlm-rl score --json"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Show problems with other images: what a policy scores that does not look at them."""
+"""Show problems with other images, to measure what a policy scores without looking at its own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def with_images(problems: Sequence[Problem], mode: ImageMode, *, seed: int) -> l
 
     blank: each image becomes a grey one of its size. shuffled: every problem gets the images of a different problem
     that has as many, by a random derangement of the set; equal images are kept apart where the set allows it.
-    Problems that cannot be shown so are left out: those without images, and for shuffled those whose number of images
-    no other problem has.
+    Problems without images are left out, and for shuffled also those whose number of images no other problem has.
     """
     if mode == "real":
         return list(problems)

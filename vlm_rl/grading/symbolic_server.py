@@ -50,7 +50,7 @@ def serve(options: dict[str, Any], replies: BinaryIO) -> None:
     """Answer a batch per line of stdin until stdin closes or the parent process is gone."""
     from pebble import ProcessPool
 
-    _load_grammar()
+    load_grammar()
     parent = os.getppid()
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPool(
@@ -141,7 +141,7 @@ def answer_query(query: list[str], cpu_seconds: float) -> bool | str | None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _load_grammar() -> None:
+def load_grammar() -> None:
     """Import everything heavy before the fork, so that a killed worker is replaced in milliseconds.
 
     The grammar's parser caches what it learns from the texts it reads, and the workers inherit that cache.
@@ -267,7 +267,7 @@ def _differ_at_a_point(gold: Any, answer: Any) -> bool | None:
     point = {symbol: sympy.Rational(prime, 13) for symbol, prime in zip(symbols, _PRIMES, strict=False)}
     try:
         if any(_has_integrals_over_intervals(side) for side in (gold, answer)):
-            # A number comes much cheaper than an antiderivative, but with fewer digits.
+            # Numeric integration is much cheaper than an antiderivative, but gives fewer digits.
             rough = [complex_parts(side.subs(point).evalf(15)) for side in (gold, answer)]
             if rough[0] is not None and rough[1] is not None and _are_apart(rough[0], rough[1], 1e-3):
                 return True

@@ -9,12 +9,12 @@
     sync_probe      after each sync: its log-probs of what the sampler draws
     reference       the frozen policy of the KL term
     layer_patches   the switch for layers of transformers that ours may replace
+    shared_prefix_attention   attention over a packed row
     sft             a supervised start on reasoning traces
     dry_run         what a run needs in memory, before anything is loaded
 
-Private to this room: shared_prefix_attention (attention over a packed row), lean_layers and vision_attention (the
-layers that layer_patches puts in), routing (what the routers of experts do), guard (the gradient guard), and
-deepspeed, the only file that imports DeepSpeed.
+Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
+routers of experts do), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
 
 Two changes to transformers are outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation, and policy replaces a vision model's `get_placeholder_mask`.
@@ -31,5 +31,6 @@ __all__ = [
     "reference",
     "self_check",
     "sft",
+    "shared_prefix_attention",
     "sync_probe",
 ]

@@ -1,8 +1,9 @@
 """The families of models: which ones the learner computes exactly, and which parts they are made of.
 
-Packed rows give every response its own prompt and itself to attend to, in full. A layer that attends to a window
-only, caps its scores or carries a state along the row computes something else there, and nothing would fail: the run
-would train on wrong log-probs. So a model trains only if its type is in SUPPORTED, and only without the features in
+Packed rows give every response its own prompt and itself to attend to, in full or within a window. A layer that caps
+its scores or carries a state along the row computes something else there, and nothing would fail: the run would train
+on wrong log-probs. Such a model is computed in padded rows, each response alone behind a copy of its prompt. A model
+trains only if its type is in SUPPORTED or padded rows are asked for, and only without the features in
 `_unsupported_features`. `self_check` compares the numbers of each model at start-up. docs/models.md lists what is
 tested for each family.
 """
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_rl.config import ModelPart
+from vlm_rl.config import ModelPart, Rows
 from vlm_rl.errors import UserError
 
 
@@ -23,6 +24,7 @@ class Family:
 
     tower: str = ""  # what the names of the vision tower's parameters hold, mergers included; "" for a text model
     mergers: tuple[str, ...] = ()  # the same of the layers that map the tower's outputs to the language model
+    padded: bool = False  # whether its rows are padded whatever model.rows says
 
     @property
     def parts(self) -> tuple[ModelPart, ...]:
@@ -37,45 +39,75 @@ class Family:
 
 
 _TEXT = Family()
+_PADDED_TEXT = Family(padded=True)
+_QWEN3_5 = Family("model.visual.", ("model.visual.merger.",), padded=True)  # linear attention
 _QWEN_VL = Family("model.visual.", ("model.visual.merger.",))
 _QWEN3_VL = Family("model.visual.", ("model.visual.merger.", "model.visual.deepstack_merger_list."))
 
+PADDED_COST = "which computes the prompt again for each of its responses"
+
 SUPPORTED = {
+    "gemma2": _PADDED_TEXT,  # soft caps
+    "gemma3_text": _TEXT,
     "llama": _TEXT,
     "mistral": _TEXT,
     "qwen2": _TEXT,
     "qwen2_5_vl": _QWEN_VL,
     "qwen2_vl": _QWEN_VL,
     "qwen3": _TEXT,
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5,
     "qwen3_moe": _TEXT,
+    "qwen3_next": _PADDED_TEXT,  # linear attention
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": _QWEN3_VL,
 }
 
 
-def check_architecture(config: Any, *, path: object, longest: int) -> None:
+def family_of(config: Any) -> Family:
+    """Return the family of a transformers configuration; a type not in SUPPORTED counts as text."""
+    return SUPPORTED.get(config.model_type, _TEXT)
+
+
+def is_padded(config: Any, rows: Rows) -> bool:
+    """Return whether each response of this model is computed behind a copy of its prompt, as model.rows says."""
+    return rows == "padded" or family_of(config).padded
+
+
+def active_window(config: Any) -> int | None:
+    """Return how many tokens a layer with a window attends to, itself included; None for a model without one."""
+    text = config.get_text_config()
+    return getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+
+
+def check_architecture(config: Any, *, path: object, rows: Rows = "auto") -> None:
     """Raise UserError unless the learner computes this model exactly.
 
     Args:
         config: the transformers configuration of the model.
         path: the model's folder, for the message.
-        longest: tokens of the longest prompt and response together.
+        rows: model.rows.
     """
-    if config.model_type not in SUPPORTED:
+    is_vision = hasattr(config, "vision_config")
+    remedy = "" if is_vision else f"; or set model.rows=padded, {PADDED_COST}"
+    if config.model_type not in SUPPORTED and (is_vision or rows != "padded"):
         raise UserError(
             f"model.path {path}: the learner does not support models of type {config.model_type!r}, whose layers may "
-            f"read a packed row differently: use one of {', '.join(SUPPORTED)}"
+            f"read a packed row differently: use one of {', '.join(SUPPORTED)}{remedy}"
         )
-    for feature in _unsupported_features(config.get_text_config(), longest):
-        raise UserError(
-            f"model.path {path}: the learner does not support {feature}: "
-            "its log-probs would be wrong on packed rows; use a model without it"
-        )
+    padded = is_padded(config, rows)
+    for feature, is_exact_alone in _unsupported_features(config.get_text_config()):
+        if not (padded and is_exact_alone):
+            raise UserError(
+                f"model.path {path}: the learner does not support {feature}: its log-probs would be wrong on "
+                f"{'padded' if padded else 'packed'} rows; use a model without it"
+                f"{remedy if is_exact_alone else ''}"
+            )
 
 
-def check_parts(model_type: str, *, freeze: Collection[ModelPart], lr_by_part: Collection[ModelPart]) -> None:
+def check_parts(config: Any, *, freeze: Collection[ModelPart], lr_by_part: Collection[ModelPart]) -> None:
     """Raise UserError where nothing would be trained, or where a part has a learning rate and is not trained."""
-    parts = SUPPORTED[model_type].parts
+    parts, model_type = family_of(config).parts, config.model_type
     if {*parts} <= {*freeze}:
         raise UserError(
             f"model.freeze names {', '.join(parts)}, and a {model_type} model has no other part: "
@@ -87,19 +119,20 @@ def check_parts(model_type: str, *, freeze: Collection[ModelPart], lr_by_part: C
             raise UserError(f"train.lr_by_part names {part}, which {reason}: remove it from there")
 
 
-def _unsupported_features(text: Any, longest: int) -> Iterator[str]:
-    """Yield the features of a text configuration that packed rows would compute differently, as `key value`."""
-    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    if window is not None and window < longest:  # a window that no row fills changes nothing
-        yield f"sliding_window {window} below the {longest} tokens of the longest prompt and response"
+def _unsupported_features(text: Any) -> Iterator[tuple[str, bool]]:
+    """Yield what packed rows would compute differently, as `key value`, and whether padded rows are exact for it."""
     kinds = {"full_attention", "sliding_attention"}
-    yield from (f"layer_types {kind!r}" for kind in sorted(set(getattr(text, "layer_types", None) or ()) - kinds))
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"):
+    layer_types = sorted(set(getattr(text, "layer_types", None) or ()) - kinds)
+    yield from ((f"layer_types {kind!r}", True) for kind in layer_types)
+    for key in ("attn_logit_softcapping", "attention_chunk_size"):
         if getattr(text, key, None):
-            yield f"{key} {getattr(text, key)}"
+            yield f"{key} {getattr(text, key)}", True
+    if getattr(text, "use_bidirectional_attention", False):
+        yield "use_bidirectional_attention True", False
     for key in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if getattr(text, key, 0):
-            yield f"{key} {getattr(text, key)}"  # noise that the sampler does not have
+            yield f"{key} {getattr(text, key)}", False  # noise that the sampler does not have
     rope = getattr(text, "rope_parameters", None) or {}
-    if (kind := rope.get("rope_type", "default")) in ("dynamic", "longrope"):
-        yield f"rope_type {kind!r}, which depends on the length of the row"
+    ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]  # of all layers, or by their type
+    for kind in sorted({each.get("rope_type", "default") for each in ropes} & {"dynamic", "longrope"}):
+        yield f"rope_type {kind!r}, which depends on the length of the row", False

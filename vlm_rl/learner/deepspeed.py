@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from torch import nn
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.errors import UserError
+from vlm_rl.run.manifest import BUFFER_BYTES, FileEntry, HashedFile
 
 
 def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -33,6 +35,29 @@ def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.opti
     return initialize(
         model=model, optimizer=optimizer, model_parameters=trainable, config=deepspeed_block(config, dtype)
     )[0]
+
+
+def save_checkpoint(engine: Any, folder: Path, *, tag: str, whole: bool = True) -> dict[Path, FileEntry]:
+    """Write the engine's state, and return size and SHA-256 of each file that this rank wrote.
+
+    A file is hashed while it is written: reading 100 GB again would keep every rank waiting.
+
+    Args:
+        engine: a DeepSpeed engine.
+        folder: where to write; shared by all ranks.
+        tag: the name of the folder in it.
+        whole: write the frozen parameters too.
+    """
+    written: dict[Path, FileEntry] = {}
+
+    def write(state_dict: Any, path: str) -> None:
+        with HashedFile(Path(path)) as raw, io.BufferedWriter(raw, BUFFER_BYTES) as file:
+            torch.save(state_dict, file)
+        written[Path(path)] = raw.entry()
+
+    engine.checkpoint_engine.save = write
+    engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=not whole)
+    return written
 
 
 def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:

@@ -30,7 +30,14 @@ from vlm_rl.config import Config, ModelPart, TrainConfig
 from vlm_rl.data.model_folder import check_context
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import SUPPORTED, check_architecture, check_parts
+from vlm_rl.learner.architectures import (
+    PADDED_COST,
+    active_window,
+    check_architecture,
+    check_parts,
+    family_of,
+    is_padded,
+)
 from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
@@ -78,6 +85,7 @@ class DryRun:
     num_parameters: int
     num_trainable: int
     num_parameters_of: Mapping[ModelPart, int]
+    is_padded: bool  # each response behind a copy of its prompt
     num_adapted: int  # linear layers with an adapter
     memory: Memory
     memory_by_ranks: Mapping[int, Memory]
@@ -105,14 +113,14 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
     source, raw = _model_configuration(config.model.path)
     model = _build(raw, source)
-    longest = check_context(
+    check_context(
         model.config,
         prompt_tokens=config.data.max_prompt_tokens,
         response_tokens=config.rollout.max_tokens,
         settings="data.max_prompt_tokens + rollout.max_tokens",
     )
-    check_architecture(model.config, path=source, longest=longest)
-    check_parts(model.config.model_type, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
+    check_architecture(model.config, path=source, rows=config.model.rows)
+    check_parts(model.config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
     on_gpu = source.startswith(str(SHIPPED)) or torch.cuda.is_available()
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
@@ -121,6 +129,8 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     updates = -(-r.prompts_per_step // t.mini_batch_prompts)
     total, trainable = _parameters(config, model)
     lora = config.model.lora
+    padded = is_padded(model.config, config.model.rows)
+    copies = r.responses_per_prompt if padded else 1  # of a prompt
     return DryRun(
         config=config,
         num_ranks=ranks,
@@ -130,15 +140,16 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         num_parameters=total,
         num_trainable=trainable,
         num_parameters_of=_parameters_by_part(model),
+        is_padded=padded,
         num_adapted=len(target_layers(model, lora.targets)) if lora else 0,
         memory=_memory(config, model, dtype, ranks, patched=patched),
         memory_by_ranks={
             n: _memory(config, model, dtype, n, patched=patched) for n in sorted({*_RANKS_SHOWN, ranks})
         },
         responses_side_by_side=_side_by_side(config, ranks),
-        kv_bytes_per_token=_kv_bytes_per_token(model, dtype),
+        kv_bytes_per_token=cache_bytes(model.config, 1, dtype) - cache_bytes(model.config, 0, dtype),
         responses_per_step=r.prompts_per_step * r.responses_per_prompt,
-        max_prompt_tokens_per_step=r.prompts_per_step * config.data.max_prompt_tokens,
+        max_prompt_tokens_per_step=r.prompts_per_step * config.data.max_prompt_tokens * copies,
         max_response_tokens_per_step=r.prompts_per_step * r.responses_per_prompt * r.max_tokens,
         updates_per_step=updates,
         optimizer_steps=updates * t.steps,
@@ -185,7 +196,7 @@ def _is_vision(model: PreTrainedModel) -> bool:
 
 def _parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
     """Return the number of parameters of each part that the model has."""
-    family = SUPPORTED[model.config.model_type]
+    family = family_of(model.config)
     counts = dict.fromkeys(family.parts, 0)
     for name, parameter in model.named_parameters():
         counts[family.part_of(name)] += parameter.numel()
@@ -230,7 +241,7 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),
         engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
-        kv_cache=_side_by_side(config, ranks) * longest * _kv_bytes_per_token(model, dtype),
+        kv_cache=_side_by_side(config, ranks) * cache_bytes(model.config, longest, dtype),
     )
 
 
@@ -247,9 +258,28 @@ def _side_by_side(config: Config, ranks: int) -> int:
     return min(r.batch_size, -(-r.prompts_per_step // ranks) * r.responses_per_prompt)
 
 
-def _kv_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> int:
-    text = model.config.get_text_config()
-    return 2 * text.num_hidden_layers * text.num_key_value_heads * _head_width(text) * dtype.itemsize
+def cache_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the cache of one sequence of so many tokens.
+
+    A layer keeps keys and values of all tokens, or of those in its window. Linear attention keeps a state in
+    float32, and the last inputs of its convolution.
+    """
+    text = config.get_text_config()
+    window = active_window(config) or tokens
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    kept = {"full_attention": tokens, "sliding_attention": min(window, tokens), "linear_attention": 0}
+    size = 2 * _kv_heads(text) * _head_width(text) * dtype.itemsize * sum(kept.get(kind, tokens) for kind in kinds)
+    if (num_linear := kinds.count("linear_attention")) and hasattr(text, "linear_num_key_heads"):
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        convolution = (2 * keys + values) * text.linear_conv_kernel_dim * dtype.itemsize
+        size += num_linear * (values * text.linear_key_head_dim * torch.float32.itemsize + convolution)
+    return size
+
+
+def _kv_heads(text: Any) -> int:
+    """Return the heads of keys and values, which an older type does not share."""
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
 def _head_width(text: Any) -> int:
@@ -260,12 +290,16 @@ def _head_width(text: Any) -> int:
 def _mlp_width(text: Any) -> int:
     """Return the width of a layer's MLP, or of the experts that a token is given to, all together."""
     if not (experts := getattr(text, "num_experts_per_tok", None)):
-        return text.intermediate_size
-    return experts * text.moe_intermediate_size
+        return getattr(text, "intermediate_size", 4 * text.hidden_size)
+    width = getattr(text, "moe_intermediate_size", text.intermediate_size)
+    return experts * width + (getattr(text, "shared_expert_intermediate_size", None) or 0)
 
 
 def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
-    """Return the bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head."""
+    """Return the bytes that the forward pass of one full row keeps: text, one image of max_pixels, output head.
+
+    A layer of linear attention is counted as one that attends.
+    """
     text = model.config.get_text_config()
     tokens = max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.rollout.max_tokens)
     stack_bytes = partial(
@@ -280,7 +314,7 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
         query=head * text.num_attention_heads,
-        kv=head * text.num_key_value_heads,
+        kv=head * _kv_heads(text),
         mlp=_mlp_width(text),
         layers=text.num_hidden_layers,
         has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
@@ -372,6 +406,8 @@ def print_dry_run(plan: DryRun) -> None:
         console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
+    if plan.is_padded:
+        console.print(f"rows       padded, {PADDED_COST}")
     console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
     console.print(_memory_table(plan))
     totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
@@ -408,7 +444,7 @@ def _memory_table(plan: DryRun) -> Table:
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
     table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
-    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own copy, asleep in host memory")
+    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own, dropped in the update")
     table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")
     table.add_row(
         "key-value cache",
@@ -426,7 +462,8 @@ def _tokens_table(plan: DryRun) -> Table:
     table.add_column("what it is")
     c, r = plan.config, plan.config.rollout
     prompts, responses = plan.max_prompt_tokens_per_step, plan.max_response_tokens_per_step
-    table.add_row("prompts", f"{prompts:,}", f"{r.prompts_per_step} x {c.data.max_prompt_tokens:,}, once per group")
+    times = f"{r.responses_per_prompt} times, with padded rows" if plan.is_padded else "once per group"
+    table.add_row("prompts", f"{prompts:,}", f"{r.prompts_per_step} x {c.data.max_prompt_tokens:,}, {times}")
     table.add_row("responses", f"{responses:,}", f"{plan.responses_per_step:,} x {r.max_tokens:,}")
     table.add_row("per rank", f"{(prompts + responses) // plan.num_ranks:,}", f"of {plan.num_ranks}")
     return table

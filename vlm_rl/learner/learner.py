@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, start_engine
+from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, save_checkpoint, start_engine
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
 from vlm_rl.learner.lora import save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
+from vlm_rl.run.manifest import FileEntry
 from vlm_rl.types import LossInputs
 
 # Log-probs [K], entropies [K] and the row's other inputs -> the loss, and sums for the metrics.
@@ -222,12 +223,16 @@ class Learner:
                     copies[name] = parameter.data.cpu().clone()
         return copies
 
-    def save(self, folder: Path) -> None:
-        """Write the policy as `save_model` does, and the engine's shards under its learner/."""
+    def save(self, folder: Path) -> dict[str, FileEntry]:
+        """Write the policy as `save_model` does, and the engine's shards under its learner/.
+
+        Return size and SHA-256 of the shards that this rank wrote, by their names in the folder.
+        """
         self.save_model(folder)
-        has_adapters = self.policy.base is not None
-        self.engine.save_checkpoint(str(folder / "learner"), tag=STATE_TAG, exclude_frozen_parameters=has_adapters)
+        is_whole = self.policy.base is None
+        written = save_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, whole=is_whole)
         barrier()
+        return {path.relative_to(folder).as_posix(): entry for path, entry in written.items()}
 
     def load(self, folder: Path) -> None:
         """Restore the weights and the optimizer that ``save`` wrote, on the same number of ranks.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
 from vlm_rl.errors import UserError
-from vlm_rl.learner.architectures import SUPPORTED, Family
+from vlm_rl.learner.architectures import family_of
 
 _ADAPTER = "default"  # PEFT's name for the only adapter
 
@@ -51,7 +51,7 @@ def target_layers(model: Any, targets: Sequence[str]) -> list[str]:
 
     Raises UserError for a target that the model does not have.
     """
-    family = SUPPORTED.get(model.config.model_type, Family())
+    family = family_of(model.config)
     head = model.get_output_embeddings()
     part_of = {
         name: family.part_of(f"{name}.")
@@ -84,6 +84,8 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
         model: a transformers model.
         config: rank, scaling and targets.
         seed: of A.
+
+    Raises UserError where PEFT would adapt something else as well.
     """
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
@@ -95,6 +97,11 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    if any(".experts.base_layer." in name for name, _ in model.named_parameters()):
+        raise UserError(
+            "model.lora.targets: PEFT would also adapt the experts of this model, which are no linear layers: name "
+            "layers outside of its MLPs, such as q_proj, k_proj, v_proj and o_proj"
+        )
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

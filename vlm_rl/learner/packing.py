@@ -24,6 +24,10 @@ from vlm_rl.types import Group, LossInputs, Prompt
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
 
 
+Span = tuple[int, int]  # where a prompt or a response starts in the row, and its length
+Spans = Sequence[tuple[Span, Sequence[Span]]]  # of each prompt of a row and its responses
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
     """Pairs of runs of tokens, end to end: the i-th run of queries attends to the i-th run of keys. None is empty."""
@@ -42,6 +46,24 @@ class Layout:
     shared: Runs  # all responses of a prompt, to all of the prompt
     responses: Tensor | slice  # where the queries of `shared` are in the row; a slice takes a view, not a copy
     prompts: Tensor | slice  # where its keys are
+    windowed: WindowedRuns | None = None  # the same for layers with a window; None where no sequence is longer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowedRuns:
+    """What the tokens of a row attend to in layers with a window.
+
+    A run of queries is a prompt or a response. A response's keys are the end of its prompt that its first token sees,
+    and itself. The last query and the last key of a run are the same token, which aligns them.
+    """
+
+    runs: Runs
+    keys: Tensor  # int64: the row's token that each key is; an end of a prompt is there once for each response
+    window: int  # tokens that a query attends to, itself included
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the layout with every tensor of it on the device."""
+        return _move(self, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +73,7 @@ class PackedRow:
     ids_T: Tensor
     positions_3T: Tensor  # M-RoPE: temporal, height, width
     layout: Layout
+    spans: Spans  # from which other layouts follow: windows, and padded rows
     vision: Mapping[str, Tensor]  # of all images of the row: opaque model inputs, or image_features; {} for text
     predictor_K: Tensor  # int64, the row position whose hidden state predicts response token k
     target_K: Tensor  # int64, the response tokens themselves
@@ -82,9 +105,6 @@ class Chunk:
     group: int
     responses: tuple[int, ...]
     is_padding: bool = False  # computed with weight zero, so that every rank does the same number of rows
-
-
-Span = tuple[int, int]  # where a prompt or a response starts in the row, and its length
 
 
 def pack_row(
@@ -132,6 +152,7 @@ def pack_row(
         ids_T=_int64(ids),
         positions_3T=torch.cat(position_parts, dim=1),
         layout=row_layout(spans),
+        spans=spans,
         vision=_join_vision([prompts[chunk.group].vision for chunk in chunks]),
         predictor_K=_int64(predictors),
         target_K=_int64([groups[chunk.group].rollouts[i].ids for chunk in chunks for i in chunk.responses]),
@@ -140,7 +161,7 @@ def pack_row(
     )
 
 
-def row_layout(spans: Sequence[tuple[Span, Sequence[Span]]]) -> Layout:
+def row_layout(spans: Spans) -> Layout:
     """Return the layout of a row from the spans of each prompt and its responses, in the row's order."""
     pieces = [span for prompt, responses in spans for span in (prompt, *responses) if span[1]]
     shared = []  # a prompt's span, and that of its responses together
@@ -155,6 +176,51 @@ def row_layout(spans: Sequence[tuple[Span, Sequence[Span]]]) -> Layout:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows:
+    """A row's responses, each behind a copy of its prompt and filled up to the longest."""
+
+    tokens_NL: Tensor  # int64, which token of the packed row each one is; what fills up repeats the row's first
+    is_padding_NL: Tensor
+    predictor_K: Tensor  # int64, like PackedRow's, into the flattened rows
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the rows with every tensor on the device."""
+        return _move(self, device)
+
+
+def padded_rows(spans: Spans) -> PaddedRows:
+    """Return the rows of the responses, in the order of the packed row."""
+    parts = [(prompt, response) for prompt, responses in spans for response in responses]
+    longest = max(prompt[1] + response[1] for prompt, response in parts)
+    tokens_NL = np.zeros((len(parts), longest), dtype=np.int64)
+    is_padding_NL = np.ones(tokens_NL.shape, dtype=bool)
+    predictors = []
+    for row, ((prompt, length), (response, size)) in enumerate(parts):
+        tokens_NL[row, :length] = np.arange(prompt, prompt + length)
+        tokens_NL[row, length : length + size] = np.arange(response, response + size)
+        is_padding_NL[row, : length + size] = False
+        first = row * longest + length - 1
+        predictors.append(np.arange(first, first + size))
+    return PaddedRows(torch.from_numpy(tokens_NL), torch.from_numpy(is_padding_NL), _int64(predictors))
+
+
+def windowed_runs(spans: Spans, window: int) -> WindowedRuns | None:
+    """Return the runs of layers with this window, or None where it holds the longest sequence of the row."""
+    if all(prompt[1] + size <= window for prompt, responses in spans for _, size in (*responses, (0, 0))):
+        return None
+    queries: list[Span] = []
+    keys: list[list[Span]] = []
+    for (start, length), responses in spans:
+        seen = min(length, window - 1)
+        tail = (start + length - seen, seen)
+        some = [response for response in responses if response[1]]
+        queries += [(start, length), *some]
+        keys += [[(start, length)], *([tail, response] for response in some)]
+    lengths = [(0, sum(size for _, size in parts)) for parts in keys]
+    return WindowedRuns(_runs(queries, lengths), _tokens([span for parts in keys for span in parts]), window)
+
+
 def _runs(queries: Sequence[Span], keys: Sequence[Span]) -> Runs:
     lengths = [[size for _, size in spans] for spans in (queries, keys)]
     cuts = [torch.from_numpy(np.cumsum([0, *sizes], dtype=np.int32)) for sizes in lengths]
@@ -166,6 +232,10 @@ def _where(spans: Sequence[Span]) -> Tensor | slice:
     """Return the index of all tokens of the spans."""
     if len(spans) == 1:
         return slice(spans[0][0], sum(spans[0]))
+    return _tokens(spans)
+
+
+def _tokens(spans: Sequence[Span]) -> Tensor:
     return torch.cat([torch.arange(start, start + size) for start, size in spans] or [torch.arange(0)])
 
 

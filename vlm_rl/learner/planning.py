@@ -20,6 +20,7 @@ from vlm_rl.learner.packing import Chunk
 PARTS = (0.5, 1, 1.5, 2, 3)  # how finely groups are cut to begin with: so many parts make an even share of the cost
 
 Row = list[Chunk]
+_EMPTY = (0, 0)  # the size of a row without chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +30,40 @@ class _MiniBatch:
     prompts: Sequence[int]  # tokens of each group's prompt
     responses: Sequence[Sequence[int]]  # tokens of each response of each group
     pair_cost: float
+    padded: bool
 
-    def tokens(self, chunk: Chunk) -> int:
-        return self.prompts[chunk.group] + sum(self.responses[chunk.group][i] for i in chunk.responses)
+    def lengths(self, chunk: Chunk) -> list[int]:
+        """Return the tokens of the parts of a row that the chunk becomes: prompt and responses, or both together."""
+        prompt, responses = self.prompts[chunk.group], [self.responses[chunk.group][i] for i in chunk.responses]
+        return [prompt + size for size in responses] if self.padded else [prompt, *responses]
+
+    def grow(self, size: tuple[int, int], chunk: Chunk) -> tuple[int, int]:
+        """Return the size of a row (parts, tokens of each) with one more chunk; without padding it is one part."""
+        parts, tokens = size
+        lengths = self.lengths(chunk)
+        return (parts + len(lengths), max(tokens, *lengths)) if self.padded else (1, tokens + sum(lengths))
 
     def cost(self, chunk: Chunk) -> float:
         """Return the cost, rounded once: equal groups tie, whatever the order of their responses."""
-        prompt, responses = self.prompts[chunk.group], [self.responses[chunk.group][i] for i in chunk.responses]
+        if self.padded:
+            return math.fsum(self.response_cost(chunk.group, index) for index in chunk.responses)
+        prompt, *responses = self.lengths(chunk)
         pairs = prompt**2 / 2 + sum(prompt * size + size**2 / 2 for size in responses)
-        return self.tokens(chunk) + self.pair_cost * pairs
+        return prompt + sum(responses) + self.pair_cost * pairs
 
     def total(self, chunks: Sequence[Chunk]) -> float:
         return sum(map(self.cost, chunks))
 
     def prompt_cost(self, group: int) -> float:
         """Return what the prompt costs where there is a response to it."""
-        return self.prompts[group] + self.pair_cost * self.prompts[group] ** 2 / 2
+        return 0.0 if self.padded else self.prompts[group] + self.pair_cost * self.prompts[group] ** 2 / 2
 
     def response_cost(self, group: int, index: int) -> float:
-        """Return what the response costs behind a prompt that is there."""
+        """Return what the response costs behind a prompt that is there; padded, its own copy of the prompt too."""
         size = self.responses[group][index]
+        if self.padded:
+            size += self.prompts[group]
+            return size + self.pair_cost * size**2 / 2
         return size + self.pair_cost * (self.prompts[group] * size + size**2 / 2)
 
 
@@ -59,6 +74,7 @@ def plan_rows(
     budget: int,
     num_ranks: int = 1,
     pair_cost: float = 0.0,
+    padded: bool = False,
 ) -> list[list[Row]]:
     """Deal the responses of a mini-batch out to ranks and rows: ``plan[rank][row]`` is a list of chunks.
 
@@ -73,14 +89,15 @@ def plan_rows(
         num_ranks: ranks to balance the cost over.
         pair_cost: cost of a pair of tokens of which one attends to the other, where a token costs 1;
             1 / (6 hidden size) is about right for a transformer.
+        padded: whether each response is computed behind a copy of its prompt, and filled up to the longest.
     """
     assert prompt_lengths, "a mini-batch needs at least one group"
-    batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost)
+    batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost, padded)
     groups = [Chunk(group, tuple(range(len(responses)))) for group, responses in enumerate(response_lengths)]
     fitting = [part for group in groups for part in _split(batch, group, budget)]
     plans = [_plan(batch, [_fill_rows(batch, chunks, budget) for chunks in _deal(batch, fitting, num_ranks)])]
     if num_ranks > 1:
-        num_rows = -(-sum(map(batch.tokens, groups)) // (num_ranks * budget))
+        num_rows = -(-sum(sum(batch.lengths(group)) for group in groups) // (num_ranks * budget))
         for rows_a_rank in (num_rows, num_rows + 1):
             num_bins = min(num_ranks * rows_a_rank, sum(map(len, response_lengths)))
             plans += [_cut_plan(batch, groups, budget, num_ranks, num_bins, parts) for parts in PARTS]
@@ -187,28 +204,23 @@ def _cut(batch: _MiniBatch, group: Chunk, num_parts: float) -> list[Chunk]:
 def _split(batch: _MiniBatch, chunk: Chunk, budget: int) -> list[Chunk]:
     """Return the chunk's responses, in order, as chunks that each fit the budget with the prompt."""
     parts: list[list[int]] = [[]]
-    used = prompt = batch.prompts[chunk.group]
     for index in chunk.responses:
-        length = batch.responses[chunk.group][index]
-        if parts[-1] and used + length > budget:
+        grown = Chunk(chunk.group, (*parts[-1], index))
+        if parts[-1] and math.prod(batch.grow(_EMPTY, grown)) > budget:
             parts.append([])
-            used = prompt
         parts[-1].append(index)
-        used += length
     return [Chunk(chunk.group, tuple(part)) for part in parts]
 
 
 def _fill_rows(batch: _MiniBatch, chunks: Sequence[Chunk], budget: int) -> list[Row]:
     """Return rows of chunks, each chunk in the first row that has room for it."""
     rows: list[Row] = []
-    room: list[int] = []
+    sizes: list[tuple[int, int]] = []
     for chunk in chunks:
-        size = batch.tokens(chunk)
-        slot = next((i for i, free in enumerate(room) if size <= free), None)
-        if slot is None:
-            rows.append([chunk])
-            room.append(budget - size)
-        else:
-            rows[slot].append(chunk)
-            room[slot] -= size
+        slot = next((i for i, size in enumerate(sizes) if math.prod(batch.grow(size, chunk)) <= budget), len(rows))
+        if slot == len(rows):
+            rows.append([])
+            sizes.append(_EMPTY)
+        rows[slot].append(chunk)
+        sizes[slot] = batch.grow(sizes[slot], chunk)
     return [sorted(row, key=lambda chunk: (chunk.group, chunk.responses)) for row in rows]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,28 +23,37 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches, LoraConfig, ModelPart
+from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.checkpoint_layout import use_published_layout
+from vlm_rl.data.model_folder import own_attention
+from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.architectures import SUPPORTED, Family
-from vlm_rl.learner.packing import PackedRow
+from vlm_rl.learner.architectures import active_window, family_of, is_padded
+from vlm_rl.learner.packing import Layout, PackedRow, PaddedRows, padded_rows, windowed_runs
 from vlm_rl.learner.routing import RouterWatch
 
 _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model of a Hugging Face folder, vision-language or text-only, with attention over packed rows."""
+def load_model(path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto") -> PreTrainedModel:
+    """Return the model of a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
+
+    Args:
+        path: the folder.
+        dtype: of the weights.
+        rows: model.rows; Policy is given the same.
+    """
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
     auto = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
-    implementation = {"text_config": attention.NAME, "vision_config": vision} if is_vision else attention.NAME
+    text = own_attention(config) if is_padded(config, rows) else attention.NAME
+    implementation = {"text_config": text, "vision_config": vision} if is_vision else text
     model = auto.from_pretrained(
         path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
     )
@@ -61,20 +71,34 @@ class Policy(nn.Module):
         banned_ids: Sequence[int],
         temperature: float,
         layer_patches: LayerPatches = "auto",
+        rows: Rows = "auto",
     ) -> None:
         """Take the model over, and change it in place.
 
         Args:
-            model: a transformers model whose text attention is shared_prefix_attention.
+            model: what load_model returned.
             banned_ids: ids that no response contains, at log-prob -inf.
             temperature: the sampler's.
             layer_patches: whether layers of the model are replaced by ours, as in the configuration.
+            rows: model.rows.
+
+        Raises UserError for an output head that is more than a matrix.
         """
         super().__init__()
         self.model = model.train()  # transformers loads in eval mode, in which it would not checkpoint
-        self.head = Head(model.get_output_embeddings(), banned_ids=banned_ids, temperature=temperature)
+        text = model.config.get_text_config()
+        self.head = Head(
+            model.get_output_embeddings(),
+            banned_ids=banned_ids,
+            temperature=temperature,
+            soft_cap=getattr(text, "final_logit_softcapping", None),
+        )
         self.is_vision = hasattr(model.config, "vision_config")
-        self.family = SUPPORTED.get(model.config.model_type, Family())
+        self.family = family_of(model.config)
+        self.window = active_window(model.config)
+        self.is_padded = is_padded(model.config, rows)
+        if self.is_padded:
+            model.get_decoder().register_forward_pre_hook(_pad, with_kwargs=True)
         self.offloads = False
         self.base: BaseModel | None = None  # of the adapters, where there are any
         self.routers = RouterWatch(model)
@@ -135,14 +159,28 @@ class Policy(nn.Module):
         """
         if only_features:
             return self._image_features(row)
-        hidden_TH = self.hidden_states(row)
-        return self.head(hidden_TH.index_select(0, row.predictor_K), row.target_K)
+        padded = padded_rows(row.spans).to(row.ids_T.device) if self.is_padded else None
+        predictor_K = row.predictor_K if padded is None else padded.predictor_K
+        return self.head(self.hidden_states(row, padded).index_select(0, predictor_K), row.target_K)
 
-    def hidden_states(self, row: PackedRow) -> Tensor:
-        """Return the last layer's outputs [T, H]."""
+    def _layout(self, row: PackedRow) -> Layout:
+        """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""
+        if self.window is None:
+            return row.layout
+        windowed = windowed_runs(row.spans, self.window)
+        return replace(row.layout, windowed=windowed and windowed.to(row.ids_T.device))
+
+    def hidden_states(self, row: PackedRow, padded: PaddedRows | None = None) -> Tensor:
+        """Return the last layer's outputs [T, H], of the row's tokens or of all tokens of its padded rows."""
+        if padded is None:
+            text_arguments: dict[str, Any] = {"layout": self._layout(row)}
+        else:
+            text_arguments = {"padded_tokens": padded.tokens_NL}
+            self.routers.is_padding = padded.is_padding_NL.flatten()
         positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
         # Known here: asking the ids would wait for the device.
-        self.model.model.row_has_images = any(tensor.numel() for tensor in row.vision.values())
+        inner: Any = self.model.base_model
+        inner.row_has_images = any(tensor.numel() for tensor in row.vision.values())
         vision: Mapping[str, Any] = row.vision
         if "image_features" in vision:
             merged_FH, *deepstack = vision["image_features"].unbind(1)
@@ -153,14 +191,14 @@ class Policy(nn.Module):
         elif self.is_vision and not vision:
             vision = self._unused_image(row.ids_T.device)
         with save_on_cpu(pin_memory=row.ids_T.is_cuda) if self.offloads else nullcontext():
-            output = self.model.model(
+            output = inner(
                 input_ids=row.ids_T[None],
                 position_ids=positions,
                 use_cache=False,
-                layout=row.layout,
+                **text_arguments,
                 **vision,
             )
-        return output.last_hidden_state[0]
+        return output.last_hidden_state.flatten(0, 1)
 
     def _image_features(self, row: PackedRow) -> Tensor:
         vision = row.vision or self._unused_image(row.ids_T.device)
@@ -192,18 +230,38 @@ class Head(nn.Module):
     have different numbers of chunks, so the chunks are inside the call.
     """
 
-    def __init__(self, head: nn.Module | None, *, banned_ids: Sequence[int], temperature: float) -> None:
+    def __init__(
+        self,
+        head: nn.Module | None,
+        *,
+        banned_ids: Sequence[int],
+        temperature: float,
+        soft_cap: float | None = None,
+    ) -> None:
+        """Share the weight of the model's own head.
+
+        Args:
+            head: the model's.
+            banned_ids: ids at log-prob -inf.
+            temperature: divides the logits.
+            soft_cap: logits are soft_cap tanh(logits / soft_cap), as in Gemma 2; None leaves them alone.
+        """
         super().__init__()
-        assert isinstance(head, nn.Linear) and head.bias is None, "a causal model has a linear output head"
-        self.weight = head.weight  # shared with the model's own head
-        self.temperature = temperature
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise UserError(
+                "the learner supports only output heads that are a matrix without a bias: use another model"
+            )
+        self.weight = head.weight
+        self.temperature, self.soft_cap = temperature, soft_cap
         self.banned: Tensor
         self.register_buffer("banned", torch.tensor(sorted(banned_ids), dtype=torch.int64), persistent=False)
 
     def forward(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [K] and entropies [K] of the targets, float32."""
         chunk = max(1, MAX_LOGITS // len(self.weight))
-        return _ChunkedScore.apply(hidden_KH, self.weight, target_K, self.banned, self.temperature, chunk)
+        return _ChunkedScore.apply(
+            hidden_KH, self.weight, target_K, self.banned, self.temperature, self.soft_cap, chunk
+        )
 
 
 class _ChunkedScore(torch.autograd.Function):
@@ -223,14 +281,15 @@ class _ChunkedScore(torch.autograd.Function):
         target_K: Tensor,
         banned: Tensor,
         temperature: float,
+        soft_cap: float | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden_KH, weight_VH, target_K, banned)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.soft_cap, ctx.chunk = temperature, soft_cap, chunk
         ctx.set_materialize_grads(False)  # entropies without a gradient get None, which costs nothing
         logps, entropies = [], []
         for hidden_CH, target_C in zip(hidden_KH.split(chunk), target_K.split(chunk), strict=True):
-            logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature)
+            logp_CV = _log_probs(hidden_CH, weight_VH, banned, temperature, soft_cap)
             logps.append(logp_CV.gather(1, target_C[:, None])[:, 0])
             entropies.append(_entropy(logp_CV))
         return torch.cat(logps), torch.cat(entropies)
@@ -244,7 +303,7 @@ class _ChunkedScore(torch.autograd.Function):
         for start in range(0, len(target_K), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_KH[part]
-            logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature)
+            logp_CV = _log_probs(hidden_CH, weight_VH, banned, ctx.temperature, ctx.soft_cap)
             grad_CV = logp_CV.exp()  # p, then the gradient, in place: each pass over [chunk, V] counts
             of_entropy_CV = None
             if gradients[1] is not None:
@@ -256,12 +315,16 @@ class _ChunkedScore(torch.autograd.Function):
                 grad_CV.scatter_add_(1, target_K[part, None], gradients[0][part, None])
             if of_entropy_CV is not None:
                 grad_CV.sub_(of_entropy_CV)
+            if ctx.soft_cap is not None:  # the slope of c tanh(x / c) is 1 - tanh^2
+                grad_CV.mul_(
+                    1 - nn.functional.linear(hidden_CH, weight_VH).float().div_(ctx.soft_cap).tanh_().square_()
+                )
             grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_KH[part] = grad_CV @ weight_VH
             if grad_weight_VH is not None:
                 grad_weight_VH += grad_CV.T @ hidden_CH
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        return grad_hidden_KH, grad_weight, None, None, None, None
+        return grad_hidden_KH, grad_weight, None, None, None, None, None
 
 
 def _entropy(logp_CV: Tensor) -> Tensor:
@@ -269,11 +332,31 @@ def _entropy(logp_CV: Tensor) -> Tensor:
     return -(logp_CV.exp() * logp_CV.clamp(min=_LOWEST)).sum(-1)
 
 
-def _log_probs(hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float) -> Tensor:
-    logits_CV = (
-        nn.functional.linear(hidden_CH, weight_VH).float().div_(temperature)
-    )  # in place: nothing else reads them
+def _log_probs(
+    hidden_CH: Tensor, weight_VH: Tensor, banned: Tensor, temperature: float, soft_cap: float | None
+) -> Tensor:
+    logits_CV = nn.functional.linear(hidden_CH, weight_VH)  # what follows is in place: nothing else reads them
+    if soft_cap is not None:
+        logits_CV.div_(soft_cap).tanh_().mul_(soft_cap)  # before the cast, as transformers and vLLM do
+    logits_CV = logits_CV.float().div_(temperature)
     return torch.log_softmax(logits_CV.index_fill_(1, banned, float("-inf")), dim=-1)
+
+
+def _pad(_: nn.Module, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Give the decoder, in place of a packed row, a row for each response behind a copy of its prompt.
+
+    Images have their place in the packed row by then, so that their features are computed once. What fills up is
+    behind each row's end, where no causal layer sees it: no mask is needed. A text model numbers its own positions.
+    """
+    if "padded_tokens" not in arguments:  # a call that is not the policy's
+        return None
+    tokens_NL = arguments.pop("padded_tokens")
+    for name in ("input_ids", "inputs_embeds"):
+        if arguments.get(name) is not None:
+            arguments[name] = arguments[name][0][tokens_NL]
+    positions = arguments["position_ids"]
+    arguments["position_ids"] = positions[:, 0][:, tokens_NL] if positions.ndim == 3 else None
+    return args, arguments
 
 
 def _keep_trained(policy: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -21,6 +21,7 @@ class RouterWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self._sums: dict[str, Tensor] = {}
+        self.is_padding: Tensor | None = None  # bool [T], of the pass in progress: tokens that do not count
         for module in model.modules():
             if type(module).__name__.endswith("TopKRouter"):
                 module.register_forward_hook(self._add)
@@ -39,6 +40,8 @@ class RouterWatch:
         if not torch.is_grad_enabled():
             return
         logits_TE, _, chosen_TK = output
+        if self.is_padding is not None:
+            logits_TE, chosen_TK = logits_TE[~self.is_padding], chosen_TK[~self.is_padding]
         logp_TE = logits_TE.detach().float().log_softmax(-1)
         load_E = logp_TE.new_zeros(logp_TE.shape[1])
         load_E.scatter_add_(0, chosen_TK.flatten(), torch.ones_like(chosen_TK.flatten(), dtype=load_E.dtype))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
-from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.policy import Policy
 from vlm_rl.types import Group, Problem, Prompt, Rollout
@@ -42,12 +42,15 @@ class SelfCheck:
         allowed = np.setdiff1d(np.arange(model.config.get_text_config().vocab_size), np.array(banned_ids, dtype=int))
         self.prompts = prompts
         self.responses = [[rng.choice(allowed, size=n).astype(np.int32) for n in LENGTHS] for _ in prompts]
+        reference = own_attention(model.config)
         score = partial(_unpacked, model, banned_ids=banned_ids, temperature=temperature)
         with torch.no_grad(), _evaluating(model):
-            with _attention_of(model, "sdpa"):
+            with _attention_of(model, reference):
                 self.expected = self._each(score)
             self.noise = 0.0
-            if model.dtype != torch.float32:  # two kernels of transformers itself, whose difference is rounding
+            if model.dtype != torch.float32:  # two ways of transformers itself, whose difference is rounding
+                if reference == "eager":
+                    score = partial(score, behind=1)
                 with _attention_of(model, "eager"):
                     self.noise = float((self.expected - self._each(score)).abs().mean())
 
@@ -87,18 +90,27 @@ class SelfCheck:
 
 
 def _unpacked(
-    model: PreTrainedModel, prompt: Prompt, ids: np.ndarray, *, banned_ids: Sequence[int], temperature: float
+    model: PreTrainedModel,
+    prompt: Prompt,
+    ids: np.ndarray,
+    *,
+    banned_ids: Sequence[int],
+    temperature: float,
+    behind: int = 0,
 ) -> Tensor:
-    """Return the log-probs [R] of a response's tokens, the response alone behind its prompt."""
-    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64)).to(model.device)
+    """Return the log-probs [R] of a response's tokens, the response alone behind its prompt.
+
+    Tokens `behind` it, which it does not see, change nothing but how the kernels round.
+    """
+    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids, ids[:behind]]).astype(np.int64)).to(model.device)
     extra: dict[str, Any] = {key: tensor.to(model.device) for key, tensor in prompt.vision.items()}
     if hasattr(model.config, "vision_config"):
         model.model.rope_deltas = None  # what an earlier call left behind
         extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
-    output = model(input_ids=tokens[None], use_cache=False, logits_to_keep=len(ids) + 1, **extra)
-    logits_RV = output.logits[0, :-1].float() / temperature
+    output = model(input_ids=tokens[None], use_cache=False, logits_to_keep=len(ids) + 1 + behind, **extra)
+    logits_RV = output.logits[0, : len(ids)].float() / temperature
     logits_RV[:, list(banned_ids)] = float("-inf")
-    return logits_RV.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
+    return logits_RV.log_softmax(-1).gather(1, tokens[len(prompt.ids) :][: len(ids), None])[:, 0]
 
 
 def group_of(prompt: Prompt, rollouts: Sequence[Rollout]) -> Group:
@@ -119,11 +131,12 @@ def _group(prompt: Prompt, responses: Sequence[np.ndarray]) -> Group:
 def _attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Let the text layers attend by one of transformers' own implementations."""
     is_vision = hasattr(model.config, "vision_config")
+    before: Any = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation({"text_config": name} if is_vision else name)
     try:
         yield
     finally:
-        model.set_attn_implementation({"text_config": attention.NAME} if is_vision else attention.NAME)
+        model.set_attn_implementation({"text_config": before} if is_vision else before)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def warm_start(
 
     Raises UserError for a model that the learner would compute wrongly.
     """
-    check_architecture(builder.config, path=model_path, longest=config.micro_batch_tokens)
+    check_architecture(builder.config, path=model_path)
     dtype = model_dtype(init_ranks())
     policy = Policy(load_model(model_path, dtype=dtype), banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
@@ -91,7 +91,13 @@ def _group(example: Example, builder: PromptBuilder) -> Group:
 def _pack(groups: Sequence[Group], prompts: Sequence[Prompt], policy: Policy, *, budget: int) -> list[PackedRow]:
     """Return this rank's rows of one batch; each token weighs 1 / (response tokens of the batch)."""
     lengths = [group.lengths_G.tolist() for group in groups]
-    plan = plan_rows([len(prompt.ids) for prompt in prompts], lengths, budget=budget, num_ranks=world_size())
+    plan = plan_rows(
+        [len(prompt.ids) for prompt in prompts],
+        lengths,
+        budget=budget,
+        num_ranks=world_size(),
+        padded=policy.is_padded,
+    )
     return [
         pack_row(
             chunks,

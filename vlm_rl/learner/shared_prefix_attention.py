@@ -12,6 +12,8 @@ private names, because only those give and take the log-sum-exp that joins the p
 of the prompt's keys for each response, and nothing to compile. On a GPU the kernel is flash attention for sequences
 of different lengths, which takes bfloat16 and float16. What it does not take, float32 above all, gets a dense mask
 there, in torch's own scaled_dot_product_attention.
+
+A layer with a window attends in one part: a response sees only the end of its prompt, of which it gets a copy.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from vlm_rl.learner.packing import Layout, Runs
+from vlm_rl.learner.packing import Layout, Runs, WindowedRuns
 
 NAME = "shared_prefix"
 
@@ -40,13 +43,17 @@ def shared_prefix_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return [1, T, heads, head_dim], as transformers expects it."""
+    """Return [1, T, heads, head_dim], as transformers expects it; sliding_window is that of a layer with a window."""
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernel = _CPU if query.device.type == "cpu" else _FLASH if takes_flash(query, key, value) else None
+    if sliding_window is not None and layout.windowed is not None:
+        assert layout.windowed.window == sliding_window, (layout.windowed.window, sliding_window)
+        return _windowed(query, key, value, layout.windowed, scale, flash=kernel is _FLASH), None
     if kernel is None:
         return _dense(query, key, value, layout, scale).transpose(1, 2), None
     inputs = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # not x[0], whose gradient is a copy
@@ -230,6 +237,40 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: flo
     # torch's kernels that do not hold all scores of all heads at once take no mask together with shared heads.
     k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     return scaled_dot_product_attention(query, k, v, attn_mask=may_attend(layout, query.shape[2]), scale=scale)
+
+
+# --- layers with a window -----------------------------------------------------------------------------
+
+
+def _windowed(
+    query: Tensor, key: Tensor, value: Tensor, windowed: WindowedRuns, scale: float, *, flash: bool
+) -> Tensor:
+    """Return [1, T, heads, head_dim], each response in one softmax over its prompt's end and itself.
+
+    The ends of the prompts are copied for each response. Where flash attention takes the tensors, the cost is that of
+    the window; elsewhere a run's scores are computed in full, and a mask keeps the window.
+    """
+    runs, keys = windowed.runs, windowed.keys
+    k, v = key[:, :, keys], value[:, :, keys]
+    if flash:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, k, v))
+        cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
+        out: Any = varlen_attn(q, k, v, *cuts, scale=scale, window_size=(windowed.window - 1, 0), enable_gqa=True)
+        return out[None]
+    # torch's kernels that do not hold all scores of all heads at once take no mask together with shared heads.
+    k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    outputs = []
+    for q_run, k_run in _slices(runs):
+        num_queries, num_keys = q_run.stop - q_run.start, k_run.stop - k_run.start
+        before = num_keys - num_queries  # the keys in front of the first query
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+        mask = mask.tril(before).triu(before - windowed.window + 1)
+        outputs.append(
+            scaled_dot_product_attention(
+                query[:, :, q_run], k[:, :, k_run], v[:, :, k_run], attn_mask=mask, scale=scale
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
 def may_attend(layout: Layout, num_tokens: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.report.charts import Series, lines
+from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.html import macros
 from vlm_rl.report.vega import embed
 
@@ -22,9 +22,9 @@ class CurveFigure:
 
     title: str
     series: Sequence[Series]
-    needs: Sequence[str] | str = "no rollouts"  # the metrics it is drawn from, or what there is not
-    runs: str = "this run"  # who did not log them
-    options: Mapping[str, Any] = field(default_factory=dict)  # of charts.lines
+    needs: Sequence[str] | str = "no rollouts"  # the metrics that it is drawn from, or what is missing
+    runs: str = "this run"  # the runs that did not log them
+    options: Mapping[str, Any] = field(default_factory=dict)  # of charts.lines.lines
 
     @property
     def sentence(self) -> Markup | None:

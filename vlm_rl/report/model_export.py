@@ -20,8 +20,9 @@ from vlm_rl.config import Config
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, base_of, load_merged
 from vlm_rl.data.model_folder import check_model_folder, check_weights
 from vlm_rl.errors import UserError
-from vlm_rl.run.checkpoint import MANIFEST, Manifest, read_manifest, verify_model
+from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
 
 _NOT_EXPORTED = {MANIFEST, "config.json", "generation_config.json"}  # written anew, or of no use outside the run

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
-from vlm_rl.report.charts import BAD, GOOD, PALETTE, Series, lines
+from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
+from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, environment
 from vlm_rl.report.run_curves import RunCurves

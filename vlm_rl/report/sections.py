@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.report.charts import BAD, GOOD, PALETTE, Series, mass_bars
+from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
+from vlm_rl.report.charts.lines import Series
+from vlm_rl.report.charts.shares import mass_bars
 from vlm_rl.report.figures import CurveFigure, card, figure_grid
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves, Score
@@ -156,7 +158,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
     note = _REPORT.skipped_steps(skipped) if skipped else _PARTS.not_logged(refused, ["steps/skipped"], "this run")
     return PageSection(
         "Updates",
-        "Whether the policy changes steadily, still explores, and is the one that the sampler runs.",
+        "These curves show whether the policy changes steadily, still explores, and agrees with the sampler.",
         figure_grid(figures) + note,
     )
 
@@ -166,8 +168,8 @@ def time_section(runs: Sequence[RunCurves]) -> PageSection:
     tables = [table for run in runs if (table := _time_table(run, heading=run.name if len(runs) > 1 else ""))]
     absent = [] if tables else [_PARTS.not_logged("Time", ["timing/…"], "this run")]
     caption = (
-        "Where a step's seconds go: the mean over all steps, so that work of some steps only, such as a save, counts "
-        "with what it costs in the long run."
+        "Where a step's seconds go. Means are over all steps, so work that only some steps do, such as a save, "
+        "counts with its average cost."
     )
     return PageSection("Time", caption, _PARTS.grid(tables, absent, ""))
 

@@ -1,7 +1,7 @@
 """Put a Vega-Lite specification on a page, or draw it into a picture without a browser.
 
-    html = vega.embed(charts.lines([...]), "Mean reward of a response")   # one chart; a page holds many
-    page = template.render(chart=html, scripts=vega.scripts())            # the scripts once, at the end of the page
+    html = vega.embed(lines([...]), "Mean reward of a response")     # one chart; a page holds many
+    page = template.render(chart=html, scripts=vega.scripts())       # the scripts once, at the end of the page
 
 On a page the pointer shows values, dragging moves, Ctrl with the wheel zooms, a double click resets, and a click on a
 legend entry hides its curve. A click on a mark whose row has a `click` value dispatches a CustomEvent "chart-click"

@@ -4,10 +4,21 @@ directory    read and write a run directory: the contract between training, repo
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
 checkpoint   checkpoints that are complete or absent
+manifest     what a checkpoint says of its files, and of the run that it resumes
 lock         one writer at a time in a run directory
 writing      what the file system refuses, as a message
 trackers     TensorBoard, trackio and wandb behind one interface
 terminal     lines, progress bars and tables
 """
 
-__all__ = ["checkpoint", "directory", "eval_record", "lock", "rollout_row", "terminal", "trackers", "writing"]
+__all__ = [
+    "checkpoint",
+    "directory",
+    "eval_record",
+    "lock",
+    "manifest",
+    "rollout_row",
+    "terminal",
+    "trackers",
+    "writing",
+]

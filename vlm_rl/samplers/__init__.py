@@ -4,7 +4,8 @@
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
 
-Private to this room: the engines (transformers, vllm) and distribution, from which the transformers engine draws.
+Private to this room: the engines (transformers, vllm), vllm_worker (what runs inside vLLM's worker) and distribution,
+from which the transformers engine draws.
 """
 
 __all__ = ["base", "factory", "fingerprint"]

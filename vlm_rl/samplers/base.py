@@ -77,7 +77,10 @@ class Sampler(Protocol):
         ...
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
-        """Replace every weight. Names are those of the transformers model's `named_parameters()`."""
+        """Replace every weight, and wake an engine that sleeps.
+
+        Names are those of the transformers model's `named_parameters()`.
+        """
         ...
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
@@ -89,11 +92,7 @@ class Sampler(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back until `wake`; do nothing on a CPU."""
-        ...
-
-    def wake(self) -> None:
-        """Take the memory again."""
+        """Give the accelerator's memory back until the next `load_weights`; there is none to give back on a CPU."""
         ...
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 An engine that silently kept the old weights, or one old tensor, would train on the responses of a different
 policy, and so would one that put a tensor in another's place. So the learner's weights are hashed on their way into
-the sampler, the sampler's are read back under the same names, and `check_fresh` compares. What no sync brings, the
-model's buffers, must stay what it was when the engine had started.
+the sampler, the sampler's are read back under the same names, and `check_fresh` compares. No sync brings the
+model's buffers: they must stay what they were when the engine had started.
 """
 
 from __future__ import annotations

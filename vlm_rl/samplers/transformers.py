@@ -7,6 +7,7 @@ group. Positions are explicit in all three M-RoPE rows. Nothing is kept between 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 
+from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.distributed import default_device
 from vlm_rl.errors import UserError
@@ -31,6 +33,7 @@ from vlm_rl.samplers.fingerprint import (
 )
 from vlm_rl.types import Prompt, Rollout
 
+_KEYS_AND_VALUES = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers that keep no state
 _PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
 
 
@@ -50,10 +53,10 @@ class TransformersSampler:
     ) -> None:
         """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
-        Raises UserError for layers that keep something else than keys and values.
+        Raises UserError for layers that keep something else than keys and values, or the state of linear attention.
         """
-        kinds = {"full_attention", "sliding_attention", "chunked_attention"}
-        if others := set(getattr(builder.config.get_text_config(), "layer_types", None) or kinds) - kinds:
+        self._layer_types: Sequence[str] = getattr(builder.config.get_text_config(), "layer_types", None) or ()
+        if others := {*self._layer_types} - {*_KEYS_AND_VALUES, "linear_attention"}:
             raise UserError(
                 f"{model_path}: the transformers sampler does not support layers of type {min(others)!r}; "
                 "use rollout.sampler=vllm (vlm-rl eval: --sampler vllm), or a model without such layers"
@@ -66,7 +69,11 @@ class TransformersSampler:
         self._device = default_device()
         auto = AutoModelForImageTextToText if builder.is_vision else AutoModelForCausalLM
         model: Any = auto.from_pretrained(
-            model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+            model_path,
+            dtype=dtype,
+            attn_implementation=own_attention(builder.config),
+            trust_remote_code=False,
+            use_safetensors=True,
         )
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._buffers = buffer_digests(self._model)
@@ -124,6 +131,7 @@ class TransformersSampler:
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. Tensors that are not given keep their old values, which check_fresh detects."""
+        self._model.to(self._device)
         own = dict(self._model.named_parameters())
         for name, tensor in tensors:
             if name not in own:
@@ -138,15 +146,10 @@ class TransformersSampler:
         return fingerprint(self._model.named_parameters())
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back: the weights move to the host."""
+        """See Sampler.sleep. The weights move to the host."""
         if self._device.type != "cpu":
             self._model.to("cpu")
             torch.accelerator.empty_cache()
-
-    def wake(self) -> None:
-        if self._device.type != "cpu":
-            self._model.to(self._device)
-            check_buffers(self.name, buffer_digests(self._model), self._buffers)
 
     def close(self) -> None:
         del self._model
@@ -174,7 +177,7 @@ class TransformersSampler:
             mask[row, start:] = 1
             positions[:, row, start:] = rope_positions(self._model, prompt)
         vision = _concatenate([prompt.vision for prompt in prompts if prompt.vision], self._device, self.dtype)
-        cache = RoomyCache()
+        cache = RoomyCache(self._layer_types)
         padded = bool((mask == 0).any())
         logits = self._forward(ids, mask if padded else None, positions, cache, vision)
         return _Encoded(cache, logits, mask.to(self._device) if padded else None, positions.amax((0, 2)) + 1)
@@ -296,17 +299,33 @@ class RoomyLayer(DynamicLayer):
         return chosen
 
 
-class RoomyCache(Cache):
-    """A cache of RoomyLayers."""
+class StateLayer(LinearAttentionLayer):
+    """The states of one layer of linear attention, whose size does not grow."""
 
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=RoomyLayer)
+    def select(self, rows: Tensor) -> StateLayer:
+        """Return a new layer of the given rows."""
+        chosen: Any = copy(self)
+        for name in ("conv_states", "recurrent_states"):
+            setattr(chosen, name, {index: state[rows] for index, state in getattr(self, name).items()})
+        return chosen
+
+
+class RoomyCache(Cache):
+    """A cache of RoomyLayers, with StateLayers where a model has linear attention."""
+
+    def __init__(self, layer_types: Sequence[str] = ()) -> None:
+        if "linear_attention" in layer_types:
+            states: list[Any] = [StateLayer() if kind == "linear_attention" else RoomyLayer() for kind in layer_types]
+            super().__init__(layers=states)
+        else:
+            super().__init__(layer_class_to_replicate=RoomyLayer)
 
     def select(self, rows: Tensor) -> RoomyCache:
         """Return a new cache of the given rows; a row may be given several times."""
-        chosen = RoomyCache()
+        chosen = copy(self)
+        chosen.layers = []
         for layer in self.layers:
-            assert isinstance(layer, RoomyLayer)
+            assert isinstance(layer, RoomyLayer | StateLayer)
             chosen.layers.append(layer.select(rows))
         return chosen
 

@@ -8,6 +8,7 @@ response never depends on what was generated earlier.
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import os
 import random
@@ -18,18 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
-from vlm_rl.samplers.engine_weights import (
+from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
+from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
     worker_buffers,
     worker_fingerprint,
 )
-from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
 from vlm_rl.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -146,15 +148,17 @@ class VllmSampler:
         check_lengths(prompts, params, max_model_len=self._max_model_len)
         self._reset_caches()
         numbers = [(index, g) for index in range(len(prompts)) for g in range(params.responses)]
+        requests = [_request(prompt) for prompt in prompts]
         settings = [
             self._sampling(params, response_seed(seed, step, prompts[index].problem_id, g)) for index, g in numbers
         ]
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
-        for number, output in self._finished([_request(prompts[index]) for index, _ in numbers], settings):
-            index, g = numbers[number]
-            groups[index][g] = self._rollout(prompts[index], g, output)
-            if on_group is not None and len(groups[index]) == params.responses:
-                on_group(index, _in_order(groups[index]))
+        with _global_random_state_kept():
+            for number, output in self._finished([requests[index] for index, _ in numbers], settings):
+                index, g = numbers[number]
+                groups[index][g] = self._rollout(prompts[index], g, output)
+                if on_group is not None and len(groups[index]) == params.responses:
+                    on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
 
     def _finished(
@@ -164,13 +168,12 @@ class VllmSampler:
         engine: Any = self._llm.llm_engine
         names: list[str] = []
         try:
-            with _global_random_state_kept():
-                for number, (request, setting) in enumerate(zip(requests, settings, strict=True)):
-                    names.append(engine.add_request(str(number), request, setting))
+            for number, (request, setting) in enumerate(zip(requests, settings, strict=True)):
+                names.append(engine.add_request(str(number), request, setting))
             while engine.has_unfinished_requests():
-                with _global_random_state_kept():
-                    outputs = engine.step()
-                yield from ((int(output.request_id), output.outputs[0]) for output in outputs if output.finished)
+                for output in engine.step():
+                    if output.finished:
+                        yield int(output.request_id), output.outputs[0]
         finally:
             engine.abort_request(names, internal=True)  # by the names that the engine gave
 
@@ -195,14 +198,18 @@ class VllmSampler:
             engine.abort_request([name], internal=True)
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
-        """See Sampler.load_weights."""
-        self.wake()
+        """See Sampler.load_weights. The key-value cache wakes last: learner and engine weights come first."""
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])  # brings the buffers back too
         if self._on_cpu:
             self._llm.collective_rpc(forget_expert_kernels)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._as_published(tensors)})
         self._llm.collective_rpc(repack_heads)
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
         self._reset_caches()
-        self._check_buffers()
+        check_buffers(self.name, self._llm.collective_rpc(worker_buffers)[0], self._buffers)
         self.policy_version = version
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
@@ -210,16 +217,10 @@ class VllmSampler:
         return self._llm.collective_rpc(worker_fingerprint, kwargs={"layout": layout, "dtype": self.dtype})[0]
 
     def sleep(self) -> None:
-        """Drop the weights, which the next sync brings again, and the key-value cache; do nothing on a CPU."""
-        if not self._on_cpu and not self._asleep:
+        """See Sampler.sleep. Weights and key-value cache are dropped; on a CPU only the engine's states change."""
+        if not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = True
-
-    def wake(self) -> None:
-        if self._asleep:
-            self._llm.wake_up()
-            self._asleep = False
-            self._check_buffers()
 
     def close(self) -> None:
         """Shut the engine down: its parts and subgroups, never the default process group."""
@@ -232,9 +233,6 @@ class VllmSampler:
         del self._llm, core
         gc.unfreeze()  # the engine froze what it allocated at its start
         gc.collect()
-
-    def _check_buffers(self) -> None:
-        check_buffers(self.name, self._llm.collective_rpc(worker_buffers)[0], self._buffers)
 
     def _reset_caches(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -297,11 +295,19 @@ def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:
-    """Return vLLM's request for the prompt. vLLM expands the placeholders: an expanded list would expand twice."""
+    """Return vLLM's request for the prompt. vLLM expands the placeholders: an expanded list would expand twice.
+
+    Each image comes with its hash: vLLM would take its own, which is slower, once for each response of the group.
+    """
     request: dict[str, Any] = {"prompt_token_ids": prompt.sampler_ids.tolist()}
     if prompt.images:
         request["multi_modal_data"] = {"image": list(prompt.images)}
+        request["multi_modal_uuids"] = {"image": [_digest(image) for image in prompt.images]}
     return request
+
+
+def _digest(image: Image.Image) -> str:
+    return hashlib.blake2b(image.tobytes(), digest_size=16, key=repr((image.mode, image.size)).encode()).hexdigest()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from vlm_rl.report import vega
-from vlm_rl.report.charts import Series
+from vlm_rl.report.charts.lines import Series
 from vlm_rl.report.figures import CurveFigure, figure_grid
 from vlm_rl.report.html import PageSection, macros, page, write_page
 from vlm_rl.study.plan import Study
@@ -67,7 +67,7 @@ def _header(results: StudyResults, study: Study) -> Markup:
 def _findings_section(sentences: Sequence[str]) -> PageSection:
     return PageSection(
         "Token or sequence aggregation",
-        "The quantities that, according to the BA paper, decide it, and what came of it here.",
+        "The two quantities that decide this according to the BA paper, and what the runs show.",
         _STUDY.findings(sentences),
     )
 
@@ -133,9 +133,10 @@ def _update_section(results: StudyResults) -> PageSection:
         ),
     ]
     caption = (
-        "Whether the policy changes steadily, still explores, and which responses the update listens to. Gradient "
-        "mass: the share of the summed |token weight × advantage|; if every response counted alike, the two charts "
-        f"would add up to about {10 * NUM_END_DECILES} %. Rules with a sequence ratio clip whole responses."
+        "These curves show whether the policy changes steadily, still explores, and which responses the update "
+        "listens to. Gradient mass: the share of the summed |token weight × advantage|; if every response counted "
+        f"alike, the two charts would add up to about {10 * NUM_END_DECILES} %. Rules with a sequence ratio clip "
+        "whole responses."
     )
     return PageSection("Updates", caption, figure_grid(figures))
 

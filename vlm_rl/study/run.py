@@ -24,8 +24,9 @@ from rich.text import Text
 from vlm_rl.config import MUTABLE_KEYS, changed_keys, save_config
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError
-from vlm_rl.run.checkpoint import CheckpointError, verify
+from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.manifest import CheckpointError
 from vlm_rl.run.terminal import clock, make_console, visible
 from vlm_rl.study.findings import findings
 from vlm_rl.study.page import write_study_page

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from vlm_rl.report.charts import PALETTE, Interval, forest
+from vlm_rl.report.charts.frame import PALETTE
+from vlm_rl.report.charts.points import Interval, forest
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.vega import embed
 from vlm_rl.stats import Estimate

@@ -9,7 +9,7 @@
 
 Private to this folder: the benchmarks (mathvista, mathvision, ..., wemath; each one's BENCHMARK is a row of the
 registry), text_sets and final_answers (shared by readers and by rules), mathvision_values (MathVision's arithmetic),
-metrics (the scores) and saved_responses (files of responses).
+scores (what several benchmarks report) and saved_responses (files of responses).
 
 To add a benchmark, write its file and name it in the registry; tests/evaluation/test_new_benchmark.py does.
 """

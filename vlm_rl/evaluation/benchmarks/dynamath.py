@@ -23,8 +23,8 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     Response,
     authors_gold,
 )
-from vlm_rl.evaluation.benchmarks.metrics import accuracy_by_problem, with_interval
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, gold_text, id_text, problem_of, text, unwrapped
+from vlm_rl.evaluation.benchmarks.scores import accuracy_by_problem, with_interval
 from vlm_rl.types import AnswerType, Problem
 
 _TYPES: dict[str, AnswerType] = {"float": "float", "multiple choice": "choice", "text": "text"}

@@ -18,7 +18,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     Response,
     authors_gold,
 )
-from vlm_rl.evaluation.benchmarks.metrics import accuracy_and_pass, facet_tables, health
+from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, facet_tables, health
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
 from vlm_rl.templates import TEMPLATES, Template, boxes
 from vlm_rl.types import Problem

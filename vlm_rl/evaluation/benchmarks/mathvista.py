@@ -99,7 +99,7 @@ def _decimals(row: RawRow) -> int | None:
 
 
 def facets(problem: Problem) -> dict[str, Any]:
-    """Return the types of question and answer, and what the row's metadata reports by; leave out what it lacks."""
+    """Return the types of question and answer, and the facets in the row's metadata, without those that it lacks."""
     reported = problem.meta.get("reported_by", {})
     values = {
         "question_type": "multi_choice" if problem.choices else "free_form",

@@ -59,7 +59,7 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Fields]]:
 
 
 def _parsed(text: str, *, as_lines: bool) -> Any:
-    """Parse as the file's suffix says, JSON or JSON Lines, else as the other. Raises the first way's ValueError."""
+    """Parse as JSON or JSON Lines: as the suffix says, else as the other. Raises the first attempt's ValueError."""
     first, second = (_parsed_lines, json.loads) if as_lines else (json.loads, _parsed_lines)
     try:
         tree = first(text)

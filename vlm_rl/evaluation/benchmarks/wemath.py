@@ -23,8 +23,8 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     Response,
     one_image,
 )
-from vlm_rl.evaluation.benchmarks.metrics import accuracy_and_pass, by_problem, with_interval
 from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text, unwrapped
+from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, by_problem, with_interval
 from vlm_rl.types import Problem
 
 Case = Literal["CM", "IG", "IK", "RM"]

@@ -1,6 +1,7 @@
-"""What a vLLM model multiplies with, read back under the learner's names.
+"""What runs inside vLLM's worker: read back the weights that it multiplies with, and repair a reload on a CPU.
 
-vLLM fuses, pads and packs the tensors of a checkpoint. These functions run inside its worker, and import no vllm.
+vLLM fuses, pads and packs the tensors of a checkpoint; they are read back under the learner's names, for the
+fingerprint. Nothing here imports vllm.
 """
 
 from __future__ import annotations

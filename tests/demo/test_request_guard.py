@@ -24,7 +24,7 @@ from tests.helpers.demo_events import JOIN, arrival, run_event
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
-from vlm_rl.demo import guard
+from vlm_rl.demo import request_guard
 from vlm_rl.demo.endpoints import Endpoint
 from vlm_rl.demo.live import LiveOptions
 from vlm_rl.demo.server import make_server
@@ -177,9 +177,9 @@ def test_odd_addresses_and_headers_are_answered_without_a_line_in_the_log(client
 
 
 def test_results_that_nobody_collects_are_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "_MAX_UNCOLLECTED", 12)
+    monkeypatch.setattr(request_guard, "_MAX_UNCOLLECTED", 12)
     app = make_server([build_run(tmp_path / "run", steps=1, num_problems=2).path])
-    assert isinstance(app, guard.Guard)
+    assert isinstance(app, request_guard.RequestGuard)
     server = Served(app)
     with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
         body = arrival(client, "")

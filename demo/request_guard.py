@@ -121,7 +121,7 @@ def _sent_by(component: Any) -> Any:
     return str | None if isinstance(component, gr.Textbox) else str
 
 
-class Guard:
+class RequestGuard:
     """Refuse what the page does not send, ask for the token where one is needed, add the security headers."""
 
     def __init__(self, app: ASGIApp, page: gr.Blocks, access: Access) -> None:
@@ -220,7 +220,7 @@ class Guard:
 
         await self._app({**scope, "headers": headers}, receive, keep)
         scripts = _INLINE_SCRIPT.findall(html.decode())
-        if len(scripts) == self._num_scripts:  # a script that a run smuggled in would be one more
+        if len(scripts) == self._num_scripts:  # a script that a run smuggled in would add one
             MutableHeaders(scope=start)["content-security-policy"] = content_policy(scripts)
         await send(start)
         await send({"type": "http.response.body", "body": html})
@@ -235,7 +235,7 @@ def _rewritten(body: bytes, kind: TypeAdapter[Any]) -> bytes:
 
 
 def _without_proxy_headers(scope: Scope) -> Scope:
-    """Return the scope without the headers by which anybody could tell gradio a different address of its own."""
+    """Return the scope without the headers that could make gradio believe it has a different address."""
     return {**scope, "headers": [(name, value) for name, value in scope["headers"] if not name.startswith(b"x-")]}
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_rl.evaluation.benchmarks import dynamath, metrics, wemath
+from vlm_rl.evaluation.benchmarks import dynamath, wemath
 from vlm_rl.evaluation.benchmarks.benchmark import JudgedResponse, Judgement, Response
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, facet_tables, health, pass_at_k, with_interval
 from vlm_rl.stats import score_interval
 from vlm_rl.types import Problem, Verdict
 
@@ -72,25 +73,25 @@ def test_dynamath_worst_case_by_hand() -> None:
 def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
     right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     draws = list(combinations([i < right for i in range(n)], k))
-    assert metrics.pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
 def test_avg_and_pass_at_k_by_hand() -> None:
     """Four samples each; 2 and 0 right: avg@4 = 1/4, pass@2 = (1 - 1/6)/2 = 5/12, pass@4 = 1/2."""
     rows = [judged("a", i < 2, sample=i) for i in range(4)] + [judged("b", False, sample=i) for i in range(4)]
-    scores = metrics.accuracy_and_pass(rows)
+    scores = accuracy_and_pass(rows)
     assert scores["accuracy"]["score"] == 0.25 and scores["accuracy"]["n"] == 2
     assert scores["pass@1"]["score"] == 0.25
     assert scores["pass@2"]["score"] == pytest.approx(5 / 12) and scores["pass@4"]["score"] == 0.5
-    three = metrics.accuracy_and_pass([row for row in rows if row.response.sample < 3])
+    three = accuracy_and_pass([row for row in rows if row.response.sample < 3])
     assert [name for name in three if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]  # k itself, always
 
 
 def test_intervals_are_those_of_the_bootstrap_with_its_seed() -> None:
     scores = np.linspace(0, 1, 41) ** 2  # with so many values another seed has another interval
-    found = metrics.with_interval(scores)
-    assert found == {"score": scores.mean(), "n": 41, "interval": list(score_interval(scores, seed=0))}
-    assert found["interval"] != metrics.with_interval(scores, seed=1)["interval"]
+    interval = with_interval(scores)
+    assert interval == {"score": scores.mean(), "n": 41, "interval": list(score_interval(scores, seed=0))}
+    assert interval["interval"] != with_interval(scores, seed=1)["interval"]
 
 
 def test_health_by_hand() -> None:
@@ -106,7 +107,7 @@ def test_health_by_hand() -> None:
         )
         for i, (verdict, note, stop) in enumerate(zip(verdicts, notes, stops, strict=True))
     ]
-    assert metrics.health(rows) == {
+    assert health(rows) == {
         "n": 2,
         "num_responses": 5,
         "k": 3,
@@ -120,7 +121,7 @@ def test_health_by_hand() -> None:
 
 def test_facets_count_a_problem_in_each_of_its_values() -> None:
     rows = [judged("a", True, skills=["x", "y"], category="t"), judged("b", False, skills=["y"], category="t")]
-    tables = metrics.facet_tables(BENCHMARKS["mathvista"], rows)
+    tables = facet_tables(BENCHMARKS["mathvista"], rows)
     assert {value: (cell["score"], cell["n"]) for value, cell in tables["skills"].items()} == {
         "x": (1.0, 1),
         "y": (0.5, 2),

@@ -1,0 +1,72 @@
+"""Checks in processes of their own: whatever these do, every check has an answer, and no process is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import processes_with
+from vlm_rl.doctor import apart
+from vlm_rl.doctor.apart import Group, run_apart
+from vlm_rl.doctor.check import Check
+
+MODULE = "tests.helpers.doctor_checks"
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run a way of the helper's checks."""
+
+    def run(way: str, group: Group) -> tuple[list[Check], list[str]]:
+        monkeypatch.setenv("DOCTOR_WAY", way)
+        monkeypatch.setenv("RANK", "7")  # as if the doctor itself were a rank
+        waited: list[str] = []
+        known = list(run_apart(group, tmp_path, num_gpus=0, waiting=waited.append))
+        assert not processes_with(str(tmp_path))
+        return known, waited
+
+    return run
+
+
+def test_a_group_that_dies_answers_for_what_it_did_before(answers) -> None:
+    group = Group(MODULE, ("fine", "raises", "dies", "later"), 60)
+    known, waited = answers("dies", group)
+    assert [(answer.name, answer.outcome) for answer in known] == [
+        ("fine", "ok"),
+        ("raises", "unknown"),
+        ("dies", "unknown"),
+        ("later", "unknown"),
+    ]
+    assert known[0].detail == "model on rank alone"
+    assert "ZeroDivisionError: no number" in known[1].detail
+    assert known[2].detail == "its process ended with exit code 3; it said: RuntimeError: out of luck"
+    assert waited[0] == "fine" and waited[-1] in group.checks
+
+
+def test_a_group_that_hangs_is_ended(answers) -> None:
+    known, _ = answers("hangs", Group(MODULE, ("fine", "hangs"), 5))
+    assert [(answer.name, answer.outcome) for answer in known][-1] == ("hangs", "unknown")
+    assert known[-1].detail.startswith("no answer within 5 s")
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_others(answers) -> None:
+    known, _ = answers("ranks", Group(MODULE, ("fine", "one rank fails", "last"), 300, on_every_card=True))
+    assert [(answer.name, answer.outcome) for answer in known] == [
+        ("fine", "ok"),
+        ("one rank fails", "unknown"),
+        ("last", "unknown"),
+    ]
+    assert known[0].detail == "model on rank 0"
+    assert "ZeroDivisionError" in known[1].detail and "exit code" in known[2].detail
+
+
+def test_the_names_are_those_of_the_checks() -> None:
+    from vlm_rl.doctor import engine, ranks
+
+    modules = {module.__name__: module for module in (ranks, engine)}
+    for group in apart.GROUPS:
+        names = [check.__name__.replace("_", " ") for check in modules[group.module].CHECKS]
+        assert tuple(names) == group.checks
+        assert max(map(len, names)) < 16, "the page has 16 columns for a name"

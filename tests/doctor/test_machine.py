@@ -1,0 +1,89 @@
+"""Checks of the machine: each is off where what it looks at is broken on purpose."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from vlm_rl.doctor import machine
+from vlm_rl.doctor.attention import attention_bf16, attention_fp32
+from vlm_rl.grading import grader as grading
+from vlm_rl.grading.decision import Decision
+from vlm_rl.learner import shared_prefix_attention as attention
+
+
+def test_a_sound_machine(tmp_path: Path) -> None:
+    """Of the checks that need neither a free port nor a fast disk."""
+    for check in (machine.versions, machine.GPUs, machine.memory, machine.shared_memory, machine.disk):
+        answer = check(tmp_path)
+        assert answer.outcome == "ok", answer
+        assert answer.name == check.__name__.replace("_", " ")
+
+
+def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_LIBRARIES", ("torch", "no-such-library"))
+    assert machine.versions(tmp_path).detail == "no-such-library is not installed"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_a_driver_that_is_too_old_for_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi shows two cards, and torch none."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 470.1\necho 470.1\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    answer = machine.GPUs(tmp_path)
+    assert answer.outcome == "off" and "the driver (470.1) shows 2" in answer.detail and "580" in answer.next_step
+
+
+def test_too_little_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_MEMORY", "LEAST_SHARED", "LEAST_DISK", "LEAST_SPEED"):
+        monkeypatch.setattr(machine, name, 2**70)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for check in (machine.memory, machine.shared_memory, machine.disk, machine.run_folder):
+        answer = check(tmp_path)
+        assert answer.outcome == "off" and answer.next_step, answer
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        answer = machine.ports(tmp_path)
+    assert answer.outcome == "off" and f"port {port}" in answer.detail
+    assert machine.ports(tmp_path).outcome == "ok"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    answer = machine.run_folder(tmp_path / "missing")
+    assert answer.outcome == "off" and "cannot be written" in answer.detail
+
+
+def test_a_disk_that_gives_back_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LEAST_SPEED", 0)
+    assert machine.run_folder(tmp_path).outcome == "ok"
+    monkeypatch.setattr(os, "fsync", lambda number: os.pwrite(number, b"a different text", 10**6))
+    answer = machine.run_folder(tmp_path)
+    assert answer.outcome == "off" and "is not what was written" in answer.detail
+
+
+def test_a_grader_that_accepts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "_compare", lambda *_: Decision(True, "number"))
+    answer = machine.grader(tmp_path)
+    assert answer.outcome == "off" and r"\boxed{1/3} against 1/2 is correct, not wrong" in answer.detail
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_attention_whose_gradients_are_wrong(factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention._CPU
+    wrong = right._replace(backward=lambda *a, **k: tuple(factor * grad for grad in right.backward(*a, **k)))
+    monkeypatch.setattr(attention, "_CPU", wrong)
+    for check in (attention_fp32, attention_bf16):
+        answer = check(tmp_path)
+        assert answer.outcome == ("ok" if factor == 1 else "off"), answer
+        assert "_scaled_dot_product_flash_attention_for_cpu" in answer.detail

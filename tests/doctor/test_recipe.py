@@ -1,0 +1,80 @@
+"""`vlm-rl doctor --config`: a recipe's plan against what the machine has."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from vlm_rl import cli
+from vlm_rl.learner.dry_run import DryRun
+
+RECIPES = Path(__file__).resolve().parents[2] / "configs"
+GIB = 2**30
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Check a recipe on a machine of so many GiB without a GPU: exit code, outcomes, and the page."""
+
+    def run(*arguments: str, memory: int, disk: int = 4096) -> tuple[int, dict[str, str], str]:
+        state = type("Memory", (), {"available": memory * GIB, "total": memory * GIB})
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: state)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Disk", (), {"free": disk * GIB}))
+        try:
+            code = cli.main(["doctor", "--config", *arguments])
+        except SystemExit as stopped:
+            code = stopped.code
+        page = capsys.readouterr().out
+        lines = [line for line in page.splitlines()[:-2] if not line.startswith(" ")]
+        return code, {line[5:21].strip(): line.split()[0] for line in lines}, " ".join(page.split())
+
+    return run
+
+
+def test_a_recipe_that_fits_and_one_that_does_not(outcomes) -> None:
+    recipe = str(RECIPES / "virl39k_luspo_7b.yaml")
+    names = ["recipe", "update", "rollout", "host memory", "checkpoints"]
+    code, known, page = outcomes(recipe, "--ranks", "8", memory=8 * 200)
+    assert (code, known) == (0, dict.fromkeys(names, "ok")), page
+    code, known, page = outcomes(recipe, "--ranks", "8", memory=8 * 20, disk=100)
+    assert (code, known) == (1, dict.fromkeys(names, "OFF") | {"recipe": "ok", "host memory": "ok"}), page
+    assert "train.zero_stage=3" in page and "checkpoint.keep_last" in page
+    assert outcomes(recipe, "--ranks", "8", memory=50)[1]["host memory"] == "OFF"
+
+
+def test_the_numbers_are_those_of_the_dry_run(outcomes, plan: DryRun) -> None:
+    _, _, page = outcomes(str(RECIPES / "virl39k_luspo_7b.yaml"), "--ranks", "8", memory=800)
+    assert f"{plan.memory.update / GIB:.1f} GiB planned, 100.0 free for each rank" in page
+    size = 2 * 2 * plan.num_parameters + 12 * plan.num_parameters  # two bfloat16 copies, master and moments
+    assert f"3 x {size / GIB:.1f} GiB" in page
+
+
+@pytest.fixture(scope="module")
+def plan() -> DryRun:
+    from vlm_rl.config import load_config
+    from vlm_rl.learner.dry_run import dry_run
+
+    return dry_run(load_config(RECIPES / "virl39k_luspo_7b.yaml"), num_ranks=8)
+
+
+@pytest.mark.parametrize(("card", "update", "rollout"), [(80, "ok", "ok"), (48, "ok", "OFF"), (24, "OFF", "OFF")])
+def test_on_eight_cards(outcomes, monkeypatch: pytest.MonkeyPatch, card: int, update: str, rollout: str) -> None:
+    """With 1 GiB taken on each: the update needs 41 GiB; weights and optimizer 27, and the engine .45 of the card."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (int((card - 1) * GIB), card * GIB))
+    _, known, page = outcomes(str(RECIPES / "virl39k_luspo_7b.yaml"), memory=400)
+    assert "on 8 ranks" in page and f"{card - 1}.0 free on each GPU" in page
+    assert (known["update"], known["rollout"]) == (update, rollout), page
+
+
+def test_a_recipe_that_training_would_refuse(outcomes, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text((RECIPES / "virl39k_luspo_7b.yaml").read_text().replace("zero_stage: 2", "zero_stage: 0"))
+    code, known, page = outcomes(str(file), memory=200)
+    assert (code, known["recipe"], known["update"]) == (1, "OFF", "?"), page
+    assert "train.zero_stage" in page

@@ -1,0 +1,59 @@
+"""Groups of responses for a model of any supported type, packed by us and passed through the unmodified model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.helpers.families import VISION_FAMILIES
+from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.learner.packing import Chunk, PackedRow
+from vlm_rl.learner.policy import Policy
+from vlm_rl.types import Prompt
+
+BANNED, TEMPERATURE = [3], 0.7
+
+
+def groups_of(model_type: str, folder: Path, vocabulary: int) -> list[WeighedGroup]:
+    """Return two groups of text or, for a vision model, one of text, one with an image and one with two images."""
+    if model_type in VISION_FAMILIES:
+        images = [[], [noise_image(84, 112, 1)], [noise_image(200, 64, 2), noise_image(96, 96, 3)]]
+        prompts = [make_prompt(folder, f"How many, {n}?", pictures) for n, pictures in enumerate(images)]
+    else:
+        prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
+    return [
+        random_group(prompt, [5, 9 - seed], vocabulary=vocabulary, seed=seed, banned=BANNED)
+        for seed, prompt in enumerate(prompts)
+    ]
+
+
+def text_prompt(length: int, seed: int) -> Prompt:
+    ids = np.random.default_rng(seed).integers(10, 90, length).astype(np.int32)
+    return Prompt(f"p{seed}", text="", prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
+
+
+def packed_row(policy: Policy, groups: Sequence[WeighedGroup]) -> PackedRow:
+    chunks = [Chunk(g, tuple(range(len(group.rollouts)))) for g, group in enumerate(groups)]
+    return pack(chunks, groups, lambda prompt: rope_positions(policy.model, prompt))
+
+
+def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
+    """Return the log-probs [K] of all response tokens, each response alone behind its prompt."""
+    return torch.cat([_alone(model, g.prompt, rollout.ids) for g in groups for rollout in g.rollouts])
+
+
+def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
+    tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
+    extra: dict[str, Any] = dict(prompt.vision)
+    if hasattr(model.config, "vision_config"):
+        model.model.rope_deltas = None  # state that an earlier call left on the model
+        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
+    logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
+    logits[:, BANNED] = float("-inf")
+    return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]

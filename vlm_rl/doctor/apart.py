@@ -1,0 +1,131 @@
+"""Checks that would disturb each other or this process, each group of them in processes of its own.
+
+    python -m vlm_rl.doctor.apart MODULE FOLDER        # what `run_apart` starts, under torchrun where there are ranks
+
+The module has CHECKS, and Subject, which is made of FOLDER/model, a tiny model. The answers are appended to
+FOLDER/MODULE.jsonl, and what is printed goes to FOLDER/MODULE.log. A group that hangs or dies keeps no other from
+running: what it did not answer could not be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vlm_rl.doctor.check import Check, run_checks
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Checks that share processes, in their order."""
+
+    module: str
+    checks: tuple[str, ...]  # their names in the module's order, for those that are never answered
+    seconds: float  # limit of time for all of them
+    on_every_card: bool = False  # one rank for each GPU, two on a CPU
+
+
+GROUPS = (
+    Group("vlm_rl.doctor.ranks", ("collectives", "ZeRO 2", "ZeRO 3"), 300, on_every_card=True),
+    Group("vlm_rl.doctor.engine", ("attention fp32", "attention bf16", "sync", "draws"), 600),
+)
+
+
+def run_apart(group: Group, folder: Path, *, num_gpus: int, waiting: Callable[[str], Any]) -> Iterator[Check]:
+    """Start a group and yield its answers as they come, then one for each check that it never answered.
+
+    Args:
+        group: the checks.
+        folder: holds the tiny model; the group writes its files there.
+        num_gpus: of this machine.
+        waiting: called with the name of the check that is being waited for.
+    """
+    command = [sys.executable, "-m", "vlm_rl.doctor.apart", group.module, str(folder)]
+    if group.on_every_card:
+        ranks = ["--standalone", f"--nproc-per-node={num_gpus or 2}"]
+        command[1:2] = ["-m", "torch.distributed.run", *ranks, "-m"]
+    left = list(group.checks)
+    log = folder / f"{group.module}.log"
+    ended = ""
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=_environment(), start_new_session=True)
+    begun = time.monotonic()
+    try:
+        while left and not ended:
+            waiting(left[0])
+            if (code := process.poll()) is not None:
+                ended = f"its process ended with exit code {code}"
+            elif time.monotonic() - begun > group.seconds:
+                ended = f"no answer within {group.seconds:g} s"
+            else:
+                time.sleep(_POLL_SECONDS)
+            for answer in _answers(folder / f"{group.module}.jsonl")[len(group.checks) - len(left) :]:
+                left.remove(answer.name)
+                yield answer
+    finally:
+        _end(process)
+    for name in left:
+        yield Check(name, "unknown", f"{ended}{_last_words(log)}", "report this, with the versions above")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without the ranks of a torchrun around this process."""
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {key: value for key, value in os.environ.items() if key not in ranks}
+
+
+def _answers(file: Path) -> list[Check]:
+    """Return the whole lines of the file, which may still be written."""
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [Check(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line] or lines
+    return f"; it said: {errors[-1]:.200}" if errors else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it started; torchrun's ranks are in sessions of their own."""
+    with suppress(psutil.NoSuchProcess):
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+    process.wait()
+
+
+# --- inside the group's processes ---------------------------------------------------------------------
+
+
+def main(name: str, folder: Path) -> int:
+    """Answer the checks of a module, each as soon as it is known."""
+    is_main, alone = os.environ.get("RANK", "0") == "0", os.environ.get("WORLD_SIZE", "1") == "1"
+    module = import_module(name)
+    for answer in run_checks(module.CHECKS, module.Subject(folder / "model")):
+        if is_main or answer.outcome == "unknown":
+            with (folder / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(answer)) + "\n")
+        if answer.outcome == "unknown" and not alone:
+            return 1  # the other ranks may wait for this one: torchrun ends them
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(code)  # what is left of an engine or of a process group need not be taken down

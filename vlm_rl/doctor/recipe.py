@@ -1,0 +1,118 @@
+"""Checks of a recipe: does its plan fit on this machine?"""
+
+from __future__ import annotations
+
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+import psutil
+import torch
+
+from vlm_rl.config import Config, load_config
+from vlm_rl.doctor.check import Check
+from vlm_rl.learner.dry_run import DryRun, dry_run
+
+_GIB = 2**30
+FREE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
+ENGINE_SHARE = 0.45  # of a card, unless rollout.vllm.gpu_memory_utilization says otherwise
+ADAM_BYTES = 12  # a trained parameter in a checkpoint: float32 master and two moments
+
+
+class RecipeUnderTest:
+    """A configuration file, and what this machine has for it."""
+
+    def __init__(self, path: Path, *, num_ranks: int) -> None:
+        """Open nothing yet."""
+        self.path, self.num_ranks = path, num_ranks
+
+    @cached_property
+    def config(self) -> Config:
+        """Return the configuration."""
+        return load_config(self.path)
+
+    @cached_property
+    def plan(self) -> DryRun:
+        """Return the dry run on this machine's ranks."""
+        return dry_run(self.config, num_ranks=self.num_ranks)
+
+    @property
+    def free(self) -> tuple[int, int, str]:
+        """Return the free and the whole memory of a rank's device in bytes, and what it is called."""
+        if torch.cuda.is_available():
+            free, total = min(torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
+            return free, total, "on each GPU"
+        state = psutil.virtual_memory()
+        return state.available // self.num_ranks, state.total // self.num_ranks, "for each rank (no GPU here)"
+
+
+def recipe(subject: RecipeUnderTest) -> Check:
+    """Compute the plan, which refuses what training would refuse."""
+    plan = subject.plan
+    model = f"{Path(plan.config.model.path).name}, {plan.num_parameters / 1e9:.2f} B parameters"
+    detail = f"{subject.path}: {model}, ZeRO {plan.config.train.zero_stage} on {plan.num_ranks} ranks"
+    return Check("recipe", "ok", detail)
+
+
+def update(subject: RecipeUnderTest) -> Check:
+    """Compare the plan of the update phase with the free memory."""
+    advice = (
+        "use more ranks (vlm-rl train --dry-run lists them), train.zero_stage=3, model.gradient_checkpointing=true"
+    )
+    return _fits("update", subject, subject.plan.memory.update, "", f"{advice}, or model.lora")
+
+
+def rollout(subject: RecipeUnderTest) -> Check:
+    """Compare what the learner keeps and what the engine takes with the free memory."""
+    plan, (_, total, _) = subject.plan, subject.free
+    memory, options = plan.memory, plan.config.rollout.vllm
+    share = options.get("gpu_memory_utilization", ENGINE_SHARE)
+    response = (plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens) * plan.kv_bytes_per_token
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and share * total < memory.engine_weights + response:
+        needed = f"{(memory.engine_weights + response) / _GIB:.1f} GiB for weights and one response at full length"
+        detail = f"the engine's share is {share * total / _GIB:.1f} GiB; it needs {needed}"
+        return Check("rollout", "off", detail, "raise rollout.vllm.gpu_memory_utilization, or use a larger card")
+    engine = int(share * total) if on_gpu else memory.engine_weights + memory.kv_cache
+    advice = "lower rollout.vllm.gpu_memory_utilization or rollout.batch_size, or use more ranks"
+    return _fits(
+        "rollout", subject, memory.weights + memory.optimizer + engine, ", the engine's share included", advice
+    )
+
+
+def _fits(name: str, subject: RecipeUnderTest, needed: int, what: str, advice: str) -> Check:
+    free, _, where = subject.free
+    detail = f"{needed / _GIB:.1f} GiB planned{what}, {free / _GIB:.1f} free {where} (limit {FREE_SHARE:.0%} of that)"
+    good = needed <= FREE_SHARE * free
+    return Check(name, "ok" if good else "off", detail, "" if good else advice)
+
+
+def host_memory(subject: RecipeUnderTest) -> Check:
+    """Compare the copy of the model that each rank loads first with the host's free memory."""
+    plan = subject.plan
+    needed, free = plan.num_ranks * plan.num_parameters * plan.dtype.itemsize, psutil.virtual_memory().available
+    detail = f"{needed / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, {free / _GIB:.1f} free"
+    if needed <= free:
+        return Check("host memory", "ok", detail)
+    return Check("host memory", "off", detail, "free some, or use a machine with more memory or fewer ranks")
+
+
+def checkpoints(subject: RecipeUnderTest) -> Check:
+    """Compare the checkpoints that are kept, and the one that is being written, with the free disk."""
+    plan, kept = subject.plan, subject.config.checkpoint.keep_last + 1
+    size = 2 * plan.num_parameters * plan.dtype.itemsize + ADAM_BYTES * plan.num_trainable
+    folder = existing(Path(subject.config.out))
+    free = shutil.disk_usage(folder).free
+    detail = f"{kept} x {size / _GIB:.1f} GiB at most at a time, {free / _GIB:.1f} free in {folder}"
+    if kept * size <= free:
+        return Check("checkpoints", "ok", detail)
+    return Check("checkpoints", "off", detail, "free some, set out to another disk, or lower checkpoint.keep_last")
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+RECIPE_CHECKS = (recipe, update, rollout, host_memory, checkpoints)

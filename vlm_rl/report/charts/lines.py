@@ -1,0 +1,156 @@
+"""Curves over steps or lengths, with their bands, error bars and running means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm_rl.report.charts.frame import (
+    HEIGHT,
+    NUMBER,
+    PALETTE,
+    SHARE,
+    TIP,
+    ZOOM,
+    chart,
+    color_by_series,
+    cursor,
+    value_tip,
+    x_axis,
+)
+from vlm_rl.report.html import visible
+from vlm_rl.report.vega import Spec
+from vlm_rl.stats import smooth
+
+_DASHES: Spec = {"domain": [False, True], "range": [[1, 0], [6, 4]]}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One curve: float64 [n] each, NaN where there is no value."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    color: str = PALETTE[0]
+    dashed: bool = False
+    low: np.ndarray | None = None  # a band, or with `points` the ends of the error bars
+    high: np.ndarray | None = None
+    points: bool = False  # measurements apart from the curve: markers joined by a thin line
+    smooth: bool = False  # thin for each step, bold for the running mean
+    click: Sequence[Any] | None = None  # [n]
+
+    @property
+    def empty(self) -> bool:
+        """Tell whether no value is finite, so that there is nothing to draw."""
+        return not bool(np.isfinite(self.y).any())
+
+
+def lines(
+    series: Sequence[Series],
+    *,
+    x_title: str = "step",
+    y_title: str = "",
+    percent: bool = False,
+    log: bool = False,
+    from_zero: bool = False,
+    stairs: bool = False,
+    height: int = HEIGHT,
+) -> Spec | None:
+    """Return curves with their bands, error bars and running means; None without a finite value.
+
+    Args:
+        percent: the values are shares in [0, 1].
+        log: the axis is logarithmic where the values are positive and span a decade.
+        from_zero: the vertical axis begins at 0.
+        stairs: a value holds until the next one, as in a cumulative distribution.
+    """
+    shown = [curve for curve in series if not curve.empty]
+    if not shown:
+        return None
+    rows = [row for curve in shown for row in _rows(curve)]
+    y = _y_axis(np.array([row["y"] for row in rows]), y_title, percent=percent, log=log, from_zero=from_zero)
+    line: Spec = {"type": "line", "clip": True, "interpolate": "step-after" if stairs else "linear"}
+    color = color_by_series(shown)
+    layers: list[Spec] = []
+
+    def add(mark: Spec, field: str, test: str, **encoding: Any) -> None:
+        """Add a layer of the rows that pass a test, if there are any."""
+        layers.append(
+            {"transform": [{"filter": test}], "mark": mark, "encoding": {"y": {"field": field, **y}, **encoding}}
+        )
+
+    num_bands = sum(curve.low is not None and not curve.points for curve in shown)
+    if num_bands:
+        area = {"type": "area", "clip": True, "opacity": 0.16 if num_bands <= 4 else 0.1}
+        add(area, "low", "isValid(datum.low) && !datum.points", y2={"field": "high"})
+    dashes = {"field": "dashed", "type": "nominal", "legend": None, "scale": _DASHES}
+    if any("mean" in row for row in rows):
+        add(line | {"strokeWidth": 0.9, "opacity": 0.4}, "y", "isValid(datum.mean)")
+        add(line | {"strokeWidth": 2}, "mean", "isValid(datum.mean)", strokeDash=dashes)
+    add(line | {"strokeWidth": 1.9}, "y", "!isValid(datum.mean) && !datum.points", strokeDash=dashes)
+    if any(curve.points or np.isfinite(curve.y).sum() == 1 for curve in shown):
+        bar = {"type": "rule", "clip": True, "strokeWidth": 1.2}
+        add(bar, "low", "isValid(datum.low) && datum.points", y2={"field": "high"}, color=color)
+        add(line | {"strokeWidth": 1, "strokeDash": [3, 3]}, "y", "datum.points")
+        add({"type": "point", "filled": True, "size": 46, "opacity": 1}, "y", "datum.points || datum.alone")
+    layers[0]["params"] = [ZOOM]
+    layers.append(_nearest({"field": "y", **y}, rows))
+    legend = [{"name": s.label, "color": s.color, "dashed": s.dashed, "dot": s.points} for s in shown]
+    tip = value_tip(x_title, y["axis"]["format"])
+    encoding = {"x": x_axis(x_title), "color": color}
+    return chart(rows, layers, encoding, tip=tip, height=height, legend=legend)
+
+
+def _rows(series: Series) -> list[Spec]:
+    """Return a row per finite value, to six significant digits: more than a chart shows."""
+    keep = np.isfinite(series.y)
+    columns = {"x": series.x[keep], "y": series.y[keep]}
+    if series.low is not None and series.high is not None:
+        columns |= {"low": series.low[keep], "high": series.high[keep]}
+    if series.smooth and (mean := smooth(columns["y"])) is not columns["y"]:
+        columns["mean"] = mean
+    fixed: Spec = {"series": visible(series.label), "points": series.points, "dashed": series.dashed}
+    if keep.sum() == 1:
+        fixed["alone"] = True
+    rows = [
+        fixed
+        | {name: float(f"{value:.6g}") for name, value in zip(columns, values, strict=True) if math.isfinite(value)}
+        for values in zip(*columns.values(), strict=True)
+    ]
+    for row, place in zip(rows, np.flatnonzero(keep), strict=True):
+        if series.click is not None:
+            row["click"] = series.click[place]
+    return rows
+
+
+def _y_axis(values: np.ndarray, title: str, *, percent: bool, log: bool, from_zero: bool) -> Spec:
+    """Return the vertical axis of some finite values."""
+    axis: Spec = {"format": SHARE if percent else NUMBER}
+    scale: Spec = {"zero": from_zero, "nice": True}
+    if log and values.min() > 0 and values.max() / values.min() > 10:
+        axis["values"] = _log_ticks(float(values.min()), float(values.max()))
+        scale = {"type": "log", "nice": False, "padding": 8}
+    return {"type": "quantitative", "title": title or None, "axis": axis, "scale": scale}
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 of every decade, or the decades alone where there are more than two."""
+    digits = (1, 2, 5) if high / low < 100 else (1,)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [float(f"{digit}e{decade}") for decade in decades for digit in digits]
+
+
+def _nearest(y: Spec, rows: Sequence[Spec]) -> Spec:
+    """Return the layer that answers the pointer: the nearest point shows itself and its tooltip."""
+    pointer = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+    return {
+        "params": [{"name": "hover", "select": pointer}],
+        "mark": {"type": "point", "filled": True, "size": 60, "clip": True, **cursor(rows)},
+        "encoding": {"y": y, "opacity": shown, "tooltip": TIP},
+    }
