@@ -48,6 +48,10 @@ class Layout:
     prompts: Tensor | slice  # where its keys are
     windowed: WindowedRuns | None = None  # the same for layers with a window; None where no sequence is longer
 
+    def to(self, device: torch.device | str) -> Self:
+        """Return the layout with every tensor of it on the device."""
+        return _move(self, device)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowedRuns:
@@ -62,7 +66,7 @@ class WindowedRuns:
     window: int  # tokens that a query attends to, itself included
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the layout with every tensor of it on the device."""
+        """Return the runs with every tensor on the device."""
         return _move(self, device)
 
 
