@@ -117,7 +117,8 @@ class Handler(BaseHTTPRequestHandler):
         self._json(200, {"choices": [7]})
 
     def do_empty(self, _body: dict[str, Any]) -> None:
-        self._json(200, {"choices": [{"message": {"content": None}}], "usage": {"prompt_tokens": -3}})
+        usage = {"prompt_tokens": -3, "completion_tokens": 4}
+        self._json(200, {"choices": [{"message": {"content": None}}], "usage": usage})
 
     def do_no_score(self, _body: dict[str, Any]) -> None:
         self._json(200, {"choices": [{"message": {"content": "I would say 11/10"}}]})

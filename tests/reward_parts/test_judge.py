@@ -49,9 +49,8 @@ def nothing_asked(server: JudgeServer) -> None:
 
 def config_of(folder: Path, url: str, **changes: Any) -> JudgeConfig:
     (folder / "prompt.txt").write_text("Q: {question} A: {answer} E: {extracted} R: {response} {other}")
-    return JudgeConfig(
-        url=url, model="m", prompt=str(folder / "prompt.txt"), highest=10.0, **{"retries": 0, **changes}
-    )
+    section = {"model": "m", "prompt": str(folder / "prompt.txt"), "highest": 10.0, "retries": 0, **changes}
+    return JudgeConfig(url=url, **section)
 
 
 def judge_of(folder: Path, url: str, **changes: Any) -> Judge:
@@ -197,6 +196,7 @@ def test_each_fault_is_named_and_kept_from_the_cache(
     assert isinstance(verdict.outcome, str) and verdict.outcome.startswith(FAULTS[behaviour])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 2**10  # KiB
     assert len(files_of(tmp_path / "cache")) == (behaviour == "no_score")
+    assert verdict.cost["completion_tokens"] == (4 if behaviour == "empty" else 0)  # paid for, and -3 is no count
 
 
 def test_no_server_at_all_is_given_up_after_as_many_failures_as_requests_run(tmp_path: Path) -> None:
@@ -228,20 +228,27 @@ def test_the_key_is_in_no_file(tmp_path: Path, server: JudgeServer, monkeypatch:
 
 @pytest.mark.slow
 def test_a_model_on_vllms_own_server_is_a_judge(tmp_path: Path, vllm_url: str) -> None:
-    """Its score is that of the text that the server sends to anyone who asks the same."""
-    config = config_of(tmp_path, vllm_url, model="tiny", images=True, max_tokens=14, lowest=-1e9, highest=1e9)
-    problems = [toy_problem(index, "train", 6) for index in range(6)]
-    calls: list[Call] = [(problem, rf"\boxed{{{index}}}", RIGHT, 3) for index, problem in enumerate(problems)]
-    verdicts = Judge(config, cache=tmp_path / "cache").verdicts([*calls, calls[0]])
-    for call, verdict in zip(calls, verdicts, strict=False):
-        body = Judge(config, cache=tmp_path)._body(call)
-        tree = httpx.post(f"{vllm_url}/chat/completions", json=body, timeout=60, trust_env=False).json()
-        score = read_score(tree["choices"][0]["message"]["content"], config)
-        assert verdict.outcome == score or (score is None and "holds no score" in str(verdict.outcome))
-        usage = tree["usage"]
+    """Images and all are taken, tokens are counted as the server counts them, and a score is that of the text."""
+    sampled = {"temperature": 1.0, "max_tokens": 14, "lowest": -1e9, "highest": 1e9}
+    config = config_of(tmp_path, vllm_url, model="tiny", images=True, **sampled)
+    calls: list[Call] = [(toy_problem(index, "train", 6), "so 5", RIGHT, 3) for index in range(6)]
+    judge = Judge(config, cache=tmp_path / "cache")
+    verdicts = judge.verdicts(calls)
+    for call, verdict in zip(calls, verdicts, strict=True):
+        body = judge._body(call)
+        usage = httpx.post(f"{vllm_url}/chat/completions", json=body, timeout=60, trust_env=False).json()["usage"]
         assert verdict.cost["prompt_tokens"] == usage["prompt_tokens"] > 9  # an image of 84 x 84 pixels has 9
-        assert verdict.cost["completion_tokens"] == usage["completion_tokens"] <= 14
-    assert verdicts[-1].cost["cached"] == 1 and verdicts[-1].outcome == verdicts[0].outcome
+        assert 0 < verdict.cost["completion_tokens"] <= 14 and verdict.cost["requests"] == 1
+        text = ReplyCache(tmp_path / "cache").get(key_of(vllm_url, body))
+        if text is None:
+            assert str(verdict.outcome).startswith("the judge's reply holds no text")
+        elif (score := read_score(text, config)) is None:
+            assert str(verdict.outcome).startswith("the judge's reply holds no score")
+        else:
+            assert verdict.outcome == score
+    replies = files_of(tmp_path / "cache")
+    assert replies
+    assert sum(verdict.cost["cached"] for verdict in judge.verdicts(calls)) == len(replies)
 
 
 # -- the cache ----------------------------------------------------------------------------------------

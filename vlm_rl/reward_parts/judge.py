@@ -139,6 +139,10 @@ class Judge:
             else:
                 reply = await self._complete(client, body, cost)
                 cost.update(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
+                if not reply.text.strip():
+                    raise EndpointError(
+                        "the judge's reply holds no text; a reasoning model may need more reward.judge.max_tokens"
+                    )
                 text = self._masked(reply.text)  # a hostile server may send the key back
                 self._cache.put(key, text)
         score = read_score(text, self._config)

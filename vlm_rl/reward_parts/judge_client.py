@@ -31,7 +31,7 @@ class EndpointError(Exception):
 class Completion:
     """A reply."""
 
-    text: str
+    text: str  # may be empty
     prompt_tokens: int = 0  # as the server counts
     completion_tokens: int = 0
 
@@ -95,12 +95,8 @@ def _completion(data: bytes) -> Completion:
         counts = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise EndpointError("the judge's reply is no chat completion") from None
-    if not isinstance(text, str) or not text.strip():
-        raise EndpointError(
-            "the judge's reply holds no text; a reasoning model may need more reward.judge.max_tokens"
-        )
     prompt_tokens, completion_tokens = (n if type(n) is int and 0 <= n < 10**9 else 0 for n in counts)
-    return Completion(text, prompt_tokens, completion_tokens)
+    return Completion(text if isinstance(text, str) else "", prompt_tokens, completion_tokens)
 
 
 def _error_text(data: bytes) -> str:
