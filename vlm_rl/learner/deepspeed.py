@@ -154,6 +154,7 @@ def import_deepspeed() -> ModuleType:
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ.setdefault("LOCAL_SIZE", "1")  # ZeRO 3 would start numactl at each reduction to count devices
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     import deepspeed
