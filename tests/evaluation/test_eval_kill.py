@@ -1,4 +1,4 @@
-"""`vlm-rl eval` killed in the middle: the same command goes on, and the result is that of one never killed."""
+"""`vlm-rl eval` killed in the middle: the same command continues it, and the result is that of one never killed."""
 
 from __future__ import annotations
 

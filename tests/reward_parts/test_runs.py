@@ -1,4 +1,4 @@
-"""Training runs with functions, judges and boxes: a failure is named and counted, and the run goes on."""
+"""Training runs with functions, judges and boxes: a failure is named and counted, and the run continues."""
 
 from __future__ import annotations
 

@@ -475,45 +475,45 @@ def sleeper(planned, shell: str = "echo ready; sleep 60") -> command.RunProcess:
 def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error):
     planned = load(tmp_path).runs(tmp_path / "out")
     with command._exclusive(tmp_path / "out") as lock:
-        crew = command.StudyRunner(planned[1:], num_done=0, jobs=1, lock=lock)
-        crew.working = [sleeper(planned[0])]
-        job = crew.working[0]
+        runner = command.StudyRunner(planned[1:], num_done=0, jobs=1, lock=lock)
+        runner.working = [sleeper(planned[0])]
+        job = runner.working[0]
         before = signal.getsignal(number)
 
         def send():
-            while signal.getsignal(number) is before:  # until the crew listens
+            while signal.getsignal(number) is before:  # until the runner listens
                 time.sleep(0.01)
             os.kill(os.getpid(), number)
 
         threading.Thread(target=send).start()
         with pytest.raises(error):
-            crew.work()
+            runner.work()
     assert job.process.returncode == -signal.SIGTERM
-    assert len(crew.waiting) == len(planned) - 1 and crew.failed == []
+    assert len(runner.waiting) == len(planned) - 1 and runner.failed == []
     assert "grpo seed 0: stopped" in capsys.readouterr().out
     assert signal.getsignal(number) is before
 
 
 def test_the_second_signal_kills(tmp_path):
     planned = load(tmp_path).runs(tmp_path / "out")
-    crew = command.StudyRunner([], num_done=0, jobs=1, lock=-1)
-    crew.working = [sleeper(planned[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
-    process = crew.working[0].process
-    crew.signals = [signal.SIGTERM]
-    crew._pass_on_signals()
+    runner = command.StudyRunner([], num_done=0, jobs=1, lock=-1)
+    runner.working = [sleeper(planned[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
+    process = runner.working[0].process
+    runner.signals = [signal.SIGTERM]
+    runner._pass_on_signals()
     time.sleep(0.3)
     assert process.poll() is None
-    crew.signals = [signal.SIGTERM, signal.SIGTERM]
-    crew._pass_on_signals()
+    runner.signals = [signal.SIGTERM, signal.SIGTERM]
+    runner._pass_on_signals()
     assert process.wait(timeout=30) == -signal.SIGKILL
 
 
 def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
     planned = load(tmp_path).runs(tmp_path / "out")[1]
     with command._exclusive(tmp_path / "out") as lock:
-        crew = command.StudyRunner([planned], num_done=0, jobs=1, lock=lock)
-        crew._start(planned)
-    process = crew.working[0].process
+        runner = command.StudyRunner([planned], num_done=0, jobs=1, lock=lock)
+        runner._start(planned)
+    process = runner.working[0].process
     try:
         with pytest.raises(UserError, match="left behind"), command._exclusive(tmp_path / "out"):
             pass

@@ -136,7 +136,7 @@ This page is made from `vlm_rl/config.py`: `python -m vlm_rl.recipe.reference do
 _NAMES_HEAD = """\
 # Names from other trainers
 
-What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table stands behind the message for an
+What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table is behind the message for an
 unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
 
 This page is made from `vlm_rl/foreign_names.py`: `python -m vlm_rl.recipe.reference docs`.
