@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "recipe": {"data", "learner"},
     "study": {"data", "report", "run"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
-    "demo": {"data", "evaluation", "report", "run", "samplers"},
+    "demo": {"data", "evaluation", "grading", "report", "run", "samplers"},
     "doctor": {"data", "grading", "learner", "run", "samplers", "toy"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }

@@ -522,7 +522,7 @@ def _quickstart(options: argparse.Namespace) -> None:
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
 
-    from vlm_rl.cores import set_threads
+    from vlm_rl.run.cores import set_threads
 
     if note := set_threads():
         print(note, flush=True)

@@ -10,12 +10,14 @@ lock         one writer at a time in a run directory
 writing      what the file system refuses, as a message
 run_log      log.txt: what rank 0 shows, with the time
 trackers     TensorBoard, trackio and wandb behind one interface
+cores        how many cores are allowed and free
 terminal     lines, progress bars and tables
 """
 
 __all__ = [
     "checkpoint",
     "checkpoint_names",
+    "cores",
     "directory",
     "eval_record",
     "lock",

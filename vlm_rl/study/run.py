@@ -22,10 +22,10 @@ from pathlib import Path
 from rich.text import Text
 
 from vlm_rl.config import MUTABLE_KEYS, changed_keys, save_config
-from vlm_rl.cores import allowed_cores
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.run.checkpoint import verify
+from vlm_rl.run.cores import allowed_cores
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.manifest import CheckpointError
 from vlm_rl.run.terminal import clock, make_console, visible

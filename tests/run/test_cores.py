@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vlm_rl.cores import allowed_cores, free_cores, set_threads
+from vlm_rl.run.cores import allowed_cores, free_cores, set_threads
 
 
 @pytest.mark.parametrize(
