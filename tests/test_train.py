@@ -425,13 +425,11 @@ def server_nobody_runs(toys: Toys) -> dict[str, Any]:
 
 
 def test_a_run_that_no_server_serves_saves_and_stops(toys: Toys) -> None:
-    """It waits, says so, and leaves a checkpoint from which --resume goes on."""
-    config = toys.config("unserved", rollout=server_nobody_runs(toys))
-    for words in ([], ["--resume"]):
-        result = toys.runner("train", str(config), *words)
-        assert result.code == EXIT_STOPPED, result.output[-3000:]
-        assert "no rollout server is left: waiting up to 0.2 s for one" in result.output
-        assert "stopped after step 0; resume with: vlm-rl train" in result.output
+    """It waits, says so, and leaves a checkpoint from which --resume continues."""
+    result = toys.runner("train", str(toys.config("unserved", rollout=server_nobody_runs(toys))))
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert "no rollout server is left: waiting up to 0.2 s for one" in result.output
+    assert "stopped after step 0; resume with: vlm-rl train" in result.output
     assert [step for step, _ in toys.run("unserved").checkpoints()] == [0]
 
 

@@ -391,7 +391,7 @@ class RolloutConfig(ConfigSection):
     """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
     null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
     batch_size: PositiveInt = 256
-    """Responses that one rank's engine generates at the same time."""
+    """Responses that one rank's engine, or one server, generates at the same time."""
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that the learner decides are refused, and so is tensor parallelism: each
     rank has an engine with the whole model."""

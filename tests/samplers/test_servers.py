@@ -1,10 +1,12 @@
 """Rollouts on two real vLLM servers of the toy policy, which are stopped, killed and lied to.
 
-The tests run in their order: the second server is late, and dies in the last but one.
+The tests run in their order: the last three kill one server after the other.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +20,8 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from tests.helpers.lying_proxy import Lie, changed, lying_proxy
 from tests.helpers.rollout_servers import RolloutServer
-from tests.helpers.served import free_port
 from tests.helpers.toy_runs import Toys, toy_problem
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
@@ -47,10 +49,10 @@ class Fleet:
     builder: PromptBuilder
     notes: list[str]
 
-    def sampler(self, *, urls: list[str] | None = None, weights: Any = None, **settings: Any) -> ServerSampler:
+    def sampler(self, **settings: Any) -> ServerSampler:
         config = (self.toys.model / "config.json").read_bytes()
         given = ServerSettings(
-            urls or [server.url for server in self.servers],
+            [server.url for server in self.servers],
             token_file=self.token,
             timeout=60.0,
             model_sha256=sha256(config).hexdigest(),
@@ -62,7 +64,7 @@ class Fleet:
             builder=self.builder,
             max_model_len=174,
             dtype=torch.float32,
-            weights=weights or self.model.named_parameters,
+            weights=self.model.named_parameters,
             is_stopped=lambda: False,
             note=self.notes.append,
         )
@@ -88,6 +90,7 @@ def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flee
     prompts = [builder.build(toy_problem(index, "train", 12)) for index in range(8)]
     with RolloutServer(config, folder / "first") as first, RolloutServer(config, folder / "second") as second:
         first.wait()
+        second.wait()
         yield Fleet(toys, [first, second], folder / "token", model, prompts, builder, [])
 
 
@@ -103,20 +106,24 @@ def draw(sampler: ServerSampler, fleet: Fleet, on_group: Callable[[int, Any], No
     return sampler.generate(fleet.prompts, PARAMS, seed=1, step=2, on_group=on_group)
 
 
-def test_a_late_server_gets_the_weights_and_draws_the_same(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the second server alone, then with both: the same responses, from weights sent in several parts."""
+def test_a_late_server_gets_the_weights_and_draws_the_same(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With both servers and with the second alone: the same responses, from weights sent in several parts."""
     monkeypatch.setattr(server_push, "_PART", 1 << 20)
-    sampler = fleet.sampler()
+    first, second = (server.url for server in fleet.servers)
+    addresses = tmp_path / "servers.txt"
+    addresses.write_text(f"{first}\n")
+    sampler = fleet.sampler(servers=str(addresses))
     fleet.sync(sampler, 1)
     alone = draw(sampler, fleet)
-    assert list(sampler._rooms) == [fleet.servers[0].url], "the second answers already: nothing was late"
-    fleet.servers[1].wait()
+    addresses.write_text(f"{first}/\n{second}\n")
     fleet.sync(sampler, 2)
     assert len(sampler._rooms) == 2
     both = draw(sampler, fleet)
     assert not same(alone, both)  # other weights
     assert {rollout.policy_version for group in both for rollout in group} == {2}
-    only_second = fleet.sampler(urls=[fleet.servers[1].url])
+    only_second = fleet.sampler(servers=[second])
     only_second.load_weights(fleet.model.named_parameters(), version=2)
     assert same(draw(only_second, fleet), both)
 
@@ -181,6 +188,37 @@ def test_a_server_without_the_token_or_with_another_model_is_not_used(fleet: Fle
         fleet.sampler(token_file=tmp_path / "none")
 
 
+LIES: dict[str, tuple[Lie, str]] = {
+    "an error": (lambda _: (500, b"<html>oops"), "HTTP 500: <html>oops"),
+    "garbage": (lambda _: (200, b"\xff\x00{"), "not JSON"),
+    "another shape": (lambda _: (200, b'{"responses": 3}'), "not a group of responses"),
+    "too few": (
+        lambda reply: (200, json.dumps({"responses": reply["responses"][1:]}).encode()),
+        "3 responses instead",
+    ),
+    "aborted": (changed(lambda r: r.update(ids=[65], logprobs=[-1.0], versions=[[0, 1, "x"]])), "without an end"),
+    "no number": (changed(lambda r: r["logprobs"].__setitem__(0, math.nan)), "not finite"),
+    "no token": (changed(lambda r: r["ids"].__setitem__(0, 10**9)), "no id of the vocabulary"),
+    "old weights": (changed(lambda r: r["versions"][0].__setitem__(2, "old")), "its tokens are of the weights"),
+    "a gap": (changed(lambda r: r["versions"][0].__setitem__(0, 1)), "versions with gaps"),
+}
+
+
+def test_garbage_is_refused(fleet: Fleet) -> None:
+    """Whatever a server says instead of a group: the group is drawn elsewhere, and the note says what was wrong."""
+    first, second = (server.url for server in fleet.servers)
+    with lying_proxy(first) as proxy:
+        sampler = fleet.sampler(servers=[proxy.url, second])
+        for version, (name, (lie, reason)) in enumerate(LIES.items()):
+            proxy.lie = None
+            sampler.load_weights(fleet.model.named_parameters(), version=version)
+            assert len(sampler._rooms) == 2, fleet.notes
+            whole = draw(sampler, fleet)
+            proxy.lie = lie
+            assert same(draw(sampler, fleet), whole), name
+            assert list(sampler._rooms) == [second] and reason in fleet.notes[-1], (name, fleet.notes)
+
+
 def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
     """SIGSTOP mid-rollout: its groups go to the other one. After SIGCONT it works again from the next sync on."""
     sampler = fleet.sampler(silence=4.0)
@@ -225,8 +263,9 @@ def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pyte
     assert same(draw(sampler, fleet), whole)
 
 
-def test_a_learner_killed_during_a_push_is_replaced(fleet: Fleet) -> None:
+def test_a_learner_killed_during_a_push_is_replaced(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its update stays unfinished on the server, whose next learner sends all weights."""
+    monkeypatch.setattr(server_push, "_PART", 1 << 18)
     lost = fleet.sampler(silence=10.0)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -253,7 +292,3 @@ def test_where_all_servers_are_gone_the_rollout_ends(fleet: Fleet) -> None:
     with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
         draw(sampler, fleet, kill)
     assert len(seen) == len(set(seen)) < 8
-    dead = fleet.sampler(urls=[f"http://127.0.0.1:{free_port()}"], timeout=0.5)
-    dead.load_weights(fleet.model.named_parameters(), version=1)
-    with pytest.raises(ServersGoneError):
-        draw(dead, fleet)

@@ -446,7 +446,8 @@ def _memory_table(plan: DryRun) -> Table:
         f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
-    table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
+    update = "the sum so far" if m.is_served else "the sum so far; the engine sleeps"
+    table.add_row("update phase", _gib(m.update), update, style="bold", end_section=True)
     engine = "on each rollout server, not here" if m.is_served else "the rollout engine's own, dropped in the update"
     table.add_row("engine weights", _gib(m.engine_weights), engine)
     table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")

@@ -39,10 +39,10 @@ async def connected(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of one server, for the requests of one event loop."""
     limits = httpx.Limits(max_connections=None)
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
-    # trust_env: a proxy of the environment is for the outside, and could read the token.
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False
-    ) as client:
+    options: dict[str, Any] = {"timeout": None, "limits": limits}
+    options["trust_env"] = False  # a proxy of the environment is for the outside, and could read the token
+    options["verify"] = url.startswith("https")  # reading the certificates takes longer than a small request
+    async with httpx.AsyncClient(base_url=url, headers=headers, **options) as client:
         yield client
 
 
@@ -120,7 +120,7 @@ async def ask_group(
     reply = await ask(client, "/vlm_rl/generate", body, seconds=None)
     try:
         responses = [_checked(item, params, builder=builder) for item in reply["responses"]]
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise ServerError(f"/vlm_rl/generate: not a group of responses: {error!r}"[:300]) from None
     if len(responses) != len(seeds):
         raise ServerError(f"/vlm_rl/generate: {len(responses)} responses instead of {len(seeds)}")
@@ -130,7 +130,7 @@ async def ask_group(
 def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: PromptBuilder) -> Response:
     """Return a response. Raises ValueError for one that the parameters cannot give, such as one that was aborted."""
     ids, logprobs = item["ids"], item["logprobs"]
-    versions = [(start, end, label) for start, end, label in item["versions"]]
+    versions = [(start, end, str(label)) for start, end, label in item["versions"]]
     if not (0 < len(ids) == len(logprobs) <= params.max_tokens):
         raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs, of at most {params.max_tokens}")
     size = builder.config.get_text_config().vocab_size

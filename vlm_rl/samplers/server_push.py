@@ -150,7 +150,9 @@ class Push:
             joining = self._post(client, "/init_weight_transfer_engine", {"init_info": link.init_info()})
             await _both(joining, asyncio.to_thread(link.join))
             self._links[peer] = link
-        await self._post(client, "/collective_rpc", {"method": "vlm_rl_forget_update"})
+        await self._post(client, "/collective_rpc", {"method": "vlm_rl_end_update"})
+        # Whatever happens from here on, its weights are none that anybody knows.
+        await self._post(client, "/update_weight_version", {"new_version": "in an update"})
         await self._post(client, "/start_weight_update")
 
     async def _finish(self, client: httpx.AsyncClient, _: Peer) -> None:

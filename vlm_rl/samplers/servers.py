@@ -215,7 +215,7 @@ class ServerSampler:
                         proof = await ask_proof(client, layout="", dtype="", seconds=self._settings.silence)
                     self._buffers = self._buffers or proof["buffers"]
                 return Peer(url, str(info["instance"]), info["backend"]), int(info["max_num_seqs"])
-            except (ServerError, KeyError, ValueError, TypeError) as error:
+            except (ServerError, KeyError, ValueError, TypeError, OverflowError) as error:
                 self._say(url, str(error))
                 return None
 

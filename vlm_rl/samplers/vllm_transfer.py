@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroupGloo
+from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -20,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from vlm_rl.samplers.gloo_link import join, receive
 from vlm_rl.samplers.vllm_worker import forget_expert_kernels, repack_heads, worker_buffers, worker_fingerprint
@@ -97,6 +99,7 @@ class WorkerExtension:
             layout: JSON of the learner's names and shapes; "" leaves the checksum out.
             dtype: to which the elements are rounded.
         """
+        self.vlm_rl_end_update()
         proof: dict[str, Any] = {"buffers": worker_buffers(self)}
         if layout:
             shapes = {name: tuple(shape) for name, shape in json.loads(layout).items()}
@@ -104,8 +107,14 @@ class WorkerExtension:
             proof["checksum"] = f"{held.checksum:016x}"
         return proof
 
-    def vlm_rl_forget_update(self) -> dict[str, Any]:
-        """End an update that its learner left unfinished; the next one replaces every weight."""
+    def vlm_rl_end_update(self) -> dict[str, Any]:
+        """End an update that its learner left unfinished: tensors without values get the earlier ones.
+
+        The model is a mixture then; the next update replaces every weight.
+        """
         worker: Any = self
+        if any(get_layerwise_info(layer).can_load() for layer in worker.get_model().modules()):
+            with set_current_vllm_config(worker.vllm_config):
+                worker.weight_transfer_engine.finish_weight_update()
         worker._weight_update_active = False
         return {}
