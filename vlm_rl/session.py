@@ -13,13 +13,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
+from vlm_rl.config import Config, DataConfig
 from vlm_rl.data.adapters import BaseModel, base_of
 from vlm_rl.data.model_folder import (
     check_base_weights,
@@ -48,12 +49,13 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
+from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
-from vlm_rl.run.terminal import resume_command
+from vlm_rl.run.terminal import Stages, make_console, resume_command
 from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
@@ -81,11 +83,14 @@ class Session:
         Rank 0 acquires the lock of the run directory; the caller releases it. Raises UserError for a mistake in
         configuration, data, model or run directory, and where another process writes into that directory.
         """
+        stages = Stages()
         self.config = config
         self.stop_requested, self.stop_reason = False, "stopped by SIGTERM"
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
+        evaluated = sum(map(len, self.eval_sets.values()))
+        stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")
         self.run = RunDirectory(config.out)
         self.lock = lock
         # Rank 0 looks and tells the others: a shared file system may show them the files later.
@@ -118,10 +123,14 @@ class Session:
             judge_cache=self.run.path / "judge_cache",
         )
         self.reward.check_golds(self.problems)
+        stages.done("checks", "prompts, rewards, golds")
         self.policy = self._load_policy(model_path)
+        stages.done("model", f"{self.builder.config.model_type}, compared with the unmodified model")
         self.learner = self._make_learner()
         self.reference = self._load_reference() if config.algorithm.kl_coef else None
+        stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._make_sampler(model_path)
+        stages.done("engine", self.sampler.name)
         self.sampling = SamplingParams(
             temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_tokens,
@@ -137,20 +146,22 @@ class Session:
         if checkpoint:
             self._restore(*checkpoint)
 
-        self.recorder = self._start_run(resume)
+        self.recorder = self._start_run(resume, stages)
         if resume:
-            self.recorder.line.note(self._where_it_resumes(checkpoint))
+            self.recorder.note(self._where_it_resumes(checkpoint))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.grader.start()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.sampler.close()
         self.grader.close()
         self.reward.close()
-        self.recorder.close()
+        self.recorder.close(error)
 
     # -- building ------------------------------------------------------------------------------------
 
@@ -178,9 +189,10 @@ class Session:
         self.probe_prompt = max(check.prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
         self.rounding = check.limit
         if rank() == 0:
-            print(layer_patches.describe(policy.replaced_layers), flush=True)
+            console = make_console()
+            console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
             if policy.is_padded:
-                print(f"rows: padded, through transformers' own attention, {PADDED_COST}", flush=True)
+                console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
         policy.freeze(self.config.model.freeze)
         if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
             policy.enable_checkpointing(offload=offload)
@@ -263,12 +275,15 @@ class Session:
 
     # -- the run directory ---------------------------------------------------------------------------
 
-    def _start_run(self, resume: bool) -> Recorder:
+    def _start_run(self, resume: bool, stages: Stages) -> Recorder:
         from_main(self.run.remove_leftovers if resume else self._create_run)
         attempts = [int(record["attempt"]) for record in self.run.metrics()]
         if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
             self.run.stamp_contaminated(contaminated)
-        return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+        recorder = Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+        for line in stages.lines:
+            recorder.log_line(line)
+        return recorder
 
     def _create_run(self) -> None:
         self.run.create(self.config)
@@ -461,22 +476,10 @@ def _checkpoint_to_resume(run: RunDirectory, config: Config, lock: RunLock) -> R
     Raises UserError where the configuration differs from the run's own in a key that a resume may not change, where
     another process writes there, and where there are checkpoints of which none verifies.
     """
-    previous = run.open().config().model_dump()
-    changed = [key for key in changed_keys(previous, config.model_dump()) if not key.startswith(MUTABLE_KEYS)]
-    if changed:
-        raise UserError(
-            f"{run.path}: cannot resume with a different {changed[0]}: the run has "
-            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
-        )
+    check_resumable(run, config)
     lock.acquire()
     newest = recover(run.path / "checkpoints")
     return (newest[0], newest[1].info) if newest else None
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
 
 
 def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
