@@ -31,7 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command is _train and all("=" in word and not word.startswith("-") for word in rest):
+    if (
+        rest
+        and options.command in (_train, _serve)
+        and all("=" in word and not word.startswith("-") for word in rest)
+    ):
         options.overrides += rest  # key=value after an option: argparse no longer expects a positional argument there
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -107,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_init,
         _add_config,
         _add_train,
+        _add_serve,
         _add_eval,
         _add_score,
         _add_grade,
@@ -228,6 +233,28 @@ def _train(options: argparse.Namespace) -> None:
         if is_out_of_memory(error):
             raise UserError(memory_advice(config, error, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))) from error
         raise
+
+
+def _add_serve(commands: Commands) -> None:
+    serve = commands.add_parser("serve", help="start a vLLM server for the rollouts of a run")
+    serve.add_argument("config", type=Path, help="the run's YAML file")
+    serve.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; loopback is safe on any network")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument(
+        "--print", action="store_true", dest="only_print", help="print vLLM's own command, start nothing"
+    )
+    serve.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from vlm_rl.config import load_config
+    from vlm_rl.preflight import preflight_plan
+
+    config = preflight_plan(load_config(options.config, options.overrides))
+    from vlm_rl.samplers.serve import serve
+
+    serve(config, host=options.host, port=options.port, only_print=options.only_print)
 
 
 def _add_eval(commands: Commands) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -55,11 +56,13 @@ from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, 
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, make_console, resume_command
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.serve import token_path
+from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem, Prompt
+from vlm_rl.types import Problem, Prompt, Rollout
 
 # Mean |log-prob of the learner - of the sampler| per token that rounding cannot explain.
 DEFAULT_MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -82,6 +85,7 @@ class Session:
         """
         stages = Stages()
         self.config = config
+        self.stop_requested, self.stop_reason = False, "stopped by SIGTERM"
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
@@ -145,7 +149,6 @@ class Session:
         self.recorder = self._start_run(resume, stages)
         if resume:
             self.recorder.note(self._where_it_resumes(checkpoint))
-        self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.grader.start()
 
@@ -235,6 +238,8 @@ class Session:
 
     def _make_sampler(self, model_path: Path) -> Sampler:
         config = self.config
+        if config.rollout.sampler == "server":
+            return self._make_server_sampler(model_path)
         return make_sampler(
             config.rollout.sampler,
             model_path=str(model_path),
@@ -244,6 +249,25 @@ class Session:
             dtype=self._dtype(),
             vllm_options=config.rollout.vllm,
             seed=config.seed,
+        )
+
+    def _make_server_sampler(self, model_path: Path) -> ServerSampler:
+        config = self.config.rollout
+        settings = ServerSettings(
+            config.servers,
+            token_file=token_path(config.server_token),
+            timeout=config.server_timeout,
+            model_sha256=sha256((Path(self.config.model.path) / "config.json").read_bytes()).hexdigest(),
+        )
+        return ServerSampler(
+            settings,
+            model_path=str(model_path),
+            builder=self.builder,
+            max_model_len=self.config.data.max_prompt_tokens + config.max_tokens,
+            dtype=self._dtype(),
+            weights=self.learner.stream_weights,
+            is_stopped=lambda: self.stop_requested,
+            note=lambda text: self.recorder.note(text),
         )
 
     def _dtype(self) -> torch.dtype:
@@ -356,11 +380,31 @@ class Session:
 
     # -- what a step asks of the session -------------------------------------------------------------
 
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, step: int, on_group: OnGroup | None = None
+    ) -> list[list[Rollout]]:
+        """Draw responses to this rank's prompts, on all ranks at once. See Sampler.generate."""
+        draw = self.sampler.generate
+        if isinstance(self.sampler, ServerSampler):
+            draw = partial(self.sampler.generate, together=True)
+        return draw(prompts, params, seed=self.config.seed, step=step, on_group=on_group)
+
     def sync_weights(self) -> None:
         """Stream the policy's weights into the sampler.
 
         Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
+        Where no rollout server is left, the run is asked to stop, so that the caller can finish its step and save.
         """
+        try:
+            self._sync_weights()
+        except ServersGoneError as error:
+            self.ask_to_stop(error)
+
+    def ask_to_stop(self, reason: ServersGoneError) -> None:
+        """Let the next `stop_if_asked` save and stop, and say why."""
+        self.stop_reason, self.stop_requested = f"{reason}: stopped", True
+
+    def _sync_weights(self) -> None:
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
         self.weights = fingerprint.result()
@@ -370,7 +414,7 @@ class Session:
     def _check_by_a_probe(self) -> None:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
         params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
-        (rollouts,) = self.sampler.generate([self.probe_prompt], params, seed=self.config.seed, step=-1)
+        (rollouts,) = self.generate([self.probe_prompt], params, step=-1)
         gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
         limit = max(self.rounding, self.max_gap)  # a few tokens: never below what is accepted of a whole batch
         if not gap <= limit:  # NaN too
@@ -404,7 +448,7 @@ class Session:
             self.save(state)
         if rank() == 0:
             command = resume_command(self.run.path)
-            print(f"stopped by SIGTERM after step {state['step']}; resume with: {command}", flush=True)
+            print(f"{self.stop_reason} after step {state['step']}; resume with: {command}", flush=True)
         raise StoppedError
 
     def _on_sigterm(self, *_: object) -> None:

@@ -60,6 +60,7 @@ class Memory:
     activations: int  # of one full packed row, images and output head included
     engine_weights: int  # the rollout engine's own copy
     kv_cache: int  # of all responses side by side, each at its longest
+    is_served: bool = False  # engine and cache are on rollout servers, not on this device
 
     @property
     def update(self) -> int:
@@ -69,7 +70,7 @@ class Memory:
     @property
     def rollout(self) -> int:
         """Return the bytes while the engine samples, before its first key-value block."""
-        return self.weights + self.optimizer + self.engine_weights
+        return self.weights + self.optimizer + (0 if self.is_served else self.engine_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         activations=_activations(config, model, dtype, patched=patched),
         engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
         kv_cache=_side_by_side(config, ranks) * cache_bytes(model.config, longest, dtype),
+        is_served=config.rollout.sampler == "server",
     )
 
 
@@ -238,7 +240,8 @@ def _most_resident(config: TrainConfig) -> float:
 
 def _side_by_side(config: Config, ranks: int) -> int:
     r = config.rollout
-    return min(r.batch_size, -(-r.prompts_per_step // ranks) * r.responses_per_prompt)
+    engines = 1 if r.sampler == "server" else ranks  # one server may get them all
+    return min(r.batch_size, -(-r.prompts_per_step // engines) * r.responses_per_prompt)
 
 
 def cache_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
@@ -426,13 +429,16 @@ def _memory_table(plan: DryRun) -> Table:
         f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
-    table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
-    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own, dropped in the update")
+    update = "the sum so far" if m.is_served else "the sum so far; the engine sleeps"
+    table.add_row("update phase", _gib(m.update), update, style="bold", end_section=True)
+    engine = "on each rollout server, not here" if m.is_served else "the rollout engine's own, dropped in the update"
+    table.add_row("engine weights", _gib(m.engine_weights), engine)
     table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")
     table.add_row(
         "key-value cache",
         _gib(m.kv_cache),
-        f"at most, on top: {plan.responses_side_by_side} responses side by side at full length, "
+        f"at most, {'on each server' if m.is_served else 'on top'}: "
+        f"{plan.responses_side_by_side} responses side by side at full length, "
         f"{plan.kv_bytes_per_token / 1024:g} KiB a token; with less, some of them wait",
     )
     return table
