@@ -35,6 +35,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
 Rows = Literal["auto", "padded"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 ModelPart = Literal["tower", "merger", "language_model"]
 _Model = TypeVar("_Model", bound="ConfigSection")
 
@@ -455,7 +456,7 @@ class CheckpointConfig(ConfigSection):
 class LogConfig(ConfigSection):
     """What is shown and logged besides metrics.jsonl."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    trackers: list[TrackerName] = []
     """Where metrics are also sent."""
     samples_every: NonNegativeInt = 10
     """Rollout steps between tables of sample responses in the terminal; 0 prints none."""
@@ -501,6 +502,82 @@ class Config(ConfigSection):
                 f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
                 "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
             )
+
+
+# -- supervised fine-tuning ------------------------------------------------------------------------
+
+
+class SftDataConfig(DataConfig):
+    """What is learned by `vlm-rl sft`, and how a prompt is rendered."""
+
+    train: list[str] = Field(min_length=1)
+    """Prepared sets whose rows hold a response (`vlm-rl prepare --response COLUMN`)."""
+    eval: list[str] = []
+    """Must be empty: `vlm-rl eval` measures the checkpoints."""
+    max_response_tokens: PositiveInt = 4096
+    """Longest response in tokens. Longer ones are left out and counted; none is ever cut."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.eval:
+            yield f"eval names {', '.join(self.eval)}, and nothing is evaluated here: run vlm-rl eval on a checkpoint"
+
+
+class SftTrainConfig(TrainConfig):
+    """Optimizer steps of `vlm-rl sft`, their batches, and DeepSpeed."""
+
+    steps: PositiveInt = 100
+    """Optimizer steps."""
+    mini_batch_prompts: PositiveInt = 16
+    """Responses of one optimizer step, over all ranks, each behind its prompt."""
+    micro_batch_tokens: PositiveInt = 16_384
+    """Most tokens in one packed row, prompts included."""
+    lr: PositiveFloat = 1e-5
+    """Learning rate after the warm-up."""
+
+
+class SftCheckpointConfig(CheckpointConfig):
+    """When `vlm-rl sft` writes checkpoints, and which are kept."""
+
+    every: PositiveInt = 50
+    """Optimizer steps between checkpoints; the last step is always saved."""
+
+
+class SftLogConfig(ConfigSection):
+    """What `vlm-rl sft` logs besides metrics.jsonl."""
+
+    trackers: list[TrackerName] = []
+    """Where metrics are also sent."""
+
+
+class SftConfig(ConfigSection):
+    """The configuration of supervised fine-tuning, `vlm-rl sft`."""
+
+    seed: int = 0
+    """Of the order of the responses, and of new adapters."""
+    out: str
+    """The run directory."""
+    model: ModelConfig
+    data: SftDataConfig
+    train: SftTrainConfig = SftTrainConfig()
+    checkpoint: SftCheckpointConfig = SftCheckpointConfig()
+    log: SftLogConfig = SftLogConfig()
+
+    def conflicts(self) -> Iterator[str]:
+        budget, longest = self.train.micro_batch_tokens, self.data.max_response_tokens
+        if budget < longest:
+            yield (
+                f"train.micro_batch_tokens ({budget}) is below data.max_response_tokens ({longest}): "
+                "a response is never split, so a packed row must hold the longest one"
+            )
+
+
+# -- reading and writing ---------------------------------------------------------------------------
+
+
+def load_sft_config(path: str | Path, overrides: Sequence[str] = ()) -> SftConfig:
+    """Read the configuration of `vlm-rl sft`. Raises UserError as load_config does."""
+    raw, where = read_tree(path, overrides), str(path)
+    return parse_tree(SftConfig, _renamed(_tuples(raw), where), where, overrides)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -595,8 +672,8 @@ def _place(key: str, where: str, overrides: Sequence[str]) -> str:
     return where
 
 
-def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration; load_config reads it back to an equal one."""
+def save_config(config: Config | SftConfig, path: Path) -> None:
+    """Write the resolved configuration; load_config or load_sft_config reads it back to an equal one."""
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
 
 

@@ -10,7 +10,10 @@
     reference       the frozen policy of the KL term
     layer_patches   the switch for layers of transformers that ours may replace
     shared_prefix_attention   attention over a packed row
-    sft             a supervised start on reasoning traces
+    loading         from folders to prompt builder and policy
+    saving          the learner's state, to checkpoints and back
+    sft             the steps of supervised fine-tuning, and a pass over examples in order
+    sft_run         a run of `vlm-rl sft`
     dry_run         what a run needs in memory, before anything is loaded
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
@@ -25,12 +28,15 @@ __all__ = [
     "dry_run",
     "layer_patches",
     "learner",
+    "loading",
     "packing",
     "planning",
     "policy",
     "reference",
+    "saving",
     "self_check",
     "sft",
+    "sft_run",
     "shared_prefix_attention",
     "sync_probe",
 ]

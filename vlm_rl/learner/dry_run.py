@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, ModelPart, TrainConfig
+from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig, TrainConfig
 from vlm_rl.data.model_folder import check_context
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
@@ -154,6 +154,24 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         updates_per_step=updates,
         optimizer_steps=updates * t.steps,
         deepspeed=deepspeed_block(t, dtype),
+    )
+
+
+def without_sampling(config: SftConfig) -> Config:
+    """Return the configuration of a training run whose update phase is a step of `vlm-rl sft`."""
+    rollout = RolloutConfig(
+        prompts_per_step=config.train.mini_batch_prompts,
+        responses_per_prompt=1,
+        max_tokens=config.data.max_response_tokens,
+    )
+    return Config(
+        seed=config.seed,
+        out=config.out,
+        model=config.model,
+        data=config.data,
+        reward=RewardConfig(overlong_buffer=0),
+        rollout=rollout,
+        train=config.train,
     )
 
 
@@ -390,8 +408,8 @@ def stack_bytes_per_token(
 # -- printing -------------------------------------------------------------------------------------
 
 
-def print_dry_run(plan: DryRun) -> None:
-    """Print the plan as tables, and the DeepSpeed block as JSON."""
+def print_dry_run(plan: DryRun, *, samples: bool = True) -> None:
+    """Print the plan as tables, and the DeepSpeed block as JSON; without `samples` that of `vlm-rl sft`."""
     console = make_console()
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
@@ -408,20 +426,23 @@ def print_dry_run(plan: DryRun) -> None:
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
     if plan.is_padded:
         console.print(f"rows       padded, {PADDED_COST}")
-    console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
-    console.print(_memory_table(plan))
+    batch = f"{config.algorithm.name}, {batch}" if samples else f"supervised, {r.prompts_per_step} responses"
+    console.print(f"algorithm  {batch} a step")
+    console.print(_memory_table(plan, samples=samples))
     totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
-    console.print(f"update phase by number of ranks, GiB: {totals}")
-    console.print(_tokens_table(plan))
+    console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
+    if samples:
+        console.print(_tokens_table(plan))
+    per_step = f"{plan.updates_per_step} steps per rollout step, " if samples else ""
     console.print(
-        f"optimizer  {plan.updates_per_step} steps per rollout step, {plan.optimizer_steps:,} in all "
+        f"optimizer  {per_step}{plan.optimizer_steps:,}{' in all' if samples else ' steps'} "
         f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
     )
     console.print("DeepSpeed block:")
     console.print(json.dumps(plan.deepspeed, indent=2))
 
 
-def _memory_table(plan: DryRun) -> Table:
+def _memory_table(plan: DryRun, *, samples: bool) -> Table:
     m, stage, checkpointing = plan.memory, plan.config.train.zero_stage, plan.config.model.gradient_checkpointing
     many = "rank" if plan.num_ranks == 1 else "ranks"
     table = Table(title=f"memory per rank, ZeRO {stage} on {plan.num_ranks} {many}", title_justify="left")
@@ -443,6 +464,9 @@ def _memory_table(plan: DryRun) -> Table:
         f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
+    if not samples:
+        table.add_row("together", _gib(m.update), "", style="bold")
+        return table
     table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
     table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own, dropped in the update")
     table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")
