@@ -80,6 +80,11 @@ class LoraConfig(ConfigSection):
     model with this name, such as q_proj. The output head and the embeddings get none."""
     dropout: NonNegativeFloat = 0.0
     """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
+    load_in_4bit: bool = False
+    """QLoRA: keep the linear layers of the language model in 4 bits (NF4). On GPUs, with bitsandbytes."""
+    sync: Literal["merged", "adapter"] = "merged"
+    """What reaches the engine after an update: the merged weights, or the adapter alone beside the base model that it
+    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model."""
 
     def conflicts(self) -> Iterator[str]:
         if self.dropout:
@@ -87,6 +92,13 @@ class LoraConfig(ConfigSection):
                 f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
                 "learner's; leave it at 0"
             )
+        if self.sync == "adapter" and self.load_in_4bit:
+            yield (
+                "sync is adapter, and load_in_4bit is true: the engine's base model has 16 bits, which is another "
+                "model than the learner's; use sync=merged"
+            )
+        if self.sync == "adapter" and (parts := sorted({"tower", "merger"} & {*self.targets})):
+            yield (f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies none: use sync=merged")
 
 
 class ModelConfig(ConfigSection):
@@ -480,6 +492,13 @@ class Config(ConfigSection):
     log: LogConfig = LogConfig()
 
     def conflicts(self) -> Iterator[str]:
+        lora = self.model.lora
+        if lora is not None and lora.sync == "adapter" and self.rollout.sampler == "transformers":
+            yield (
+                "model.lora.sync is adapter, and rollout.sampler is transformers, which takes merged weights alone: "
+                "use the vllm sampler, or model.lora.sync=merged"
+            )
+        yield from _conflict_of_4bit(self.model, self.train)
         prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
         if mini > prompts:
             yield (
@@ -505,6 +524,14 @@ class Config(ConfigSection):
 
 
 # -- supervised fine-tuning ------------------------------------------------------------------------
+
+
+def _conflict_of_4bit(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    if model.lora is not None and model.lora.load_in_4bit and train.zero_stage == 3:
+        yield (
+            "model.lora.load_in_4bit is true, and train.zero_stage is 3, which cannot divide packed weights: use "
+            "stage 2"
+        )
 
 
 class SftDataConfig(DataConfig):
@@ -563,6 +590,7 @@ class SftConfig(ConfigSection):
     log: SftLogConfig = SftLogConfig()
 
     def conflicts(self) -> Iterator[str]:
+        yield from _conflict_of_4bit(self.model, self.train)
         budget, longest = self.train.micro_batch_tokens, self.data.max_response_tokens
         if budget < longest:
             yield (

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config
+from vlm_rl.config import Config, LoraConfig
 from vlm_rl.data.model_folder import check_base_weights, check_context, check_model_folder
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
@@ -35,6 +36,7 @@ from vlm_rl.learner.loading import (
     prompts_to_check,
 )
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
@@ -45,7 +47,13 @@ from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import resume_command
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.fingerprint import (
+    Fingerprint,
+    FingerprintBuilder,
+    StaleWeightsError,
+    check_fresh,
+    fingerprint,
+)
 from vlm_rl.types import Problem
 
 # Mean |log-prob of the learner - of the sampler| per token that rounding cannot explain.
@@ -63,6 +71,7 @@ class Session:
         """
         self.config = config
         self.algorithm = resolve_algorithm(config.algorithm)
+        check_quantization(config.model)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
         self.run = RunDirectory(config.out)
@@ -184,6 +193,7 @@ class Session:
             batch_size=config.rollout.batch_size,
             dtype=self._dtype(),
             vllm_options=config.rollout.vllm,
+            adapter=self._engine_adapter(),
             seed=config.seed,
         )
 
@@ -270,11 +280,25 @@ class Session:
 
         Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
         """
-        fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
-        self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
-        self.weights = fingerprint.result()
+        sent = FingerprintBuilder(dtype=self.sampler.dtype)
+        adapter_alone = self._engine_adapter() is not None
+        stream = self.learner.stream_adapters() if adapter_alone else self.learner.stream_weights()
+        self.sampler.load_weights(sent.watch(stream), version=self.learner.num_updates)
+        self.weights = sent.result()
+        if adapter_alone:  # beside the base model, which must be there whole
+            self.weights = self.weights + self._base_fingerprint
         check_fresh(self.sampler, self.weights)
         self._check_by_a_probe()
+
+    @cached_property
+    def _base_fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of the model without adapters, which no update changes."""
+        return fingerprint(self.learner.stream_base_weights(), dtype=self.sampler.dtype)
+
+    def _engine_adapter(self) -> LoraConfig | None:
+        """Return the adapter that the engine gets beside its own weights; None where it gets merged weights."""
+        lora = self.config.model.lora
+        return lora if lora is not None and lora.sync == "adapter" else None
 
     def _check_by_a_probe(self) -> None:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""

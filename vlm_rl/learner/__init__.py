@@ -2,6 +2,7 @@
 
     packing         groups to rows, with what the loss needs of them
     planning        which rank computes which responses, in which row
+    quantization    a base model in 4 bits, under adapters
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
     architectures   the families of models: which it computes exactly, and their parts; all others are refused
@@ -32,6 +33,7 @@ __all__ = [
     "packing",
     "planning",
     "policy",
+    "quantization",
     "reference",
     "saving",
     "self_check",

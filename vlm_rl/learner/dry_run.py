@@ -42,6 +42,7 @@ from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
+from vlm_rl.learner.quantization import BITS_PER_WEIGHT
 from vlm_rl.run.terminal import make_console
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"
@@ -254,13 +255,23 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         gradients += 4 * part if dtype != torch.float32 else 0
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return Memory(
-        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train))),
+        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train)))
+        - _saved_by_4bit(config, model, dtype),
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),
         engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
         kv_cache=_side_by_side(config, ranks) * cache_bytes(model.config, longest, dtype),
     )
+
+
+def _saved_by_4bit(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return the bytes by which the language model's linear layers shrink where they are kept in 4 bits."""
+    if config.model.lora is None or not config.model.lora.load_in_4bit:
+        return 0
+    names = target_layers(model, ["language_model"])
+    count = sum(model.get_submodule(name).get_parameter("weight").numel() for name in names)
+    return int(count * (dtype.itemsize - BITS_PER_WEIGHT / 8))
 
 
 def _most_resident(config: TrainConfig) -> float:
@@ -421,6 +432,7 @@ def print_dry_run(plan: DryRun, *, samples: bool = True) -> None:
         console.print(f"           {part} {_billions(count)} ({'frozen' if is_frozen else rate})")
     if lora is not None:
         adapters = f"rank {lora.rank} on {plan.num_adapted} linear layers"
+        adapters += ", the base model's in 4 bits" if lora.load_in_4bit else ""
         console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"

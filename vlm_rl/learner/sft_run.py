@@ -26,6 +26,7 @@ from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, make_prompt_builder, prompts_to_check
+from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
 from vlm_rl.learner.sft import Example, take_step
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
@@ -70,6 +71,7 @@ class _SftRun:
 
     def __init__(self, config: SftConfig, *, lock: RunLock, resume: bool) -> None:
         self.config = config
+        check_quantization(config.model)
         self.device = init_ranks()
         problems = load_training_sets(config.data)
         self.examples = examples_of(problems)
