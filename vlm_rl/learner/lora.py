@@ -104,7 +104,8 @@ def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
     for _, layer in _layers(model):  # beside a weight in 4 bits PEFT makes them float32
-        layer.lora_A.to(model.dtype), layer.lora_B.to(model.dtype)
+        layer.lora_A.to(model.dtype)
+        layer.lora_B.to(model.dtype)
     if any(".experts.base_layer." in name for name, _ in model.named_parameters()):
         raise UserError(
             "model.lora.targets: PEFT would also adapt the experts of this model, which are no linear layers: name "

@@ -60,6 +60,6 @@ def is_quantized(parameter: Tensor) -> bool:
 
 def dequantized(parameter: Any) -> Tensor:
     """Return the matrix [out, in] that a weight in 4 bits stands for, in the dtype of its products."""
-    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.functional import dequantize_4bit  # pyright: ignore[reportMissingImports]
 
     return dequantize_4bit(parameter.data, parameter.quant_state)
