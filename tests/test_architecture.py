@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
-ABOVE = {"train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
+ABOVE = {"preflight", "train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
 BELOW_ONLY = {"grading": {"errors", "templates", "types"}}

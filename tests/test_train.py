@@ -85,6 +85,7 @@ def one_batch_run(toys: Toys) -> RunDirectory:
 def test_the_files_of_a_run(run: RunDirectory) -> None:
     assert {path.name for path in run.path.iterdir()} == {
         "config.yaml",
+        "log.txt",
         "metrics.jsonl",
         "rollouts",
         "checkpoints",

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -40,11 +41,12 @@ from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
+from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
-from vlm_rl.run.terminal import resume_command
+from vlm_rl.run.terminal import Stages, resume_command
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import (
@@ -69,22 +71,19 @@ class Session:
         Rank 0 acquires the lock of the run directory; the caller releases it. Raises UserError for a mistake in
         configuration, data, model or run directory, and where another process writes into that directory.
         """
+        stages = Stages()
         self.config = config
         self.algorithm = resolve_algorithm(config.algorithm)
         check_quantization(config.model)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
+        evaluated = sum(map(len, self.eval_sets.values()))
+        stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")
         self.run = RunDirectory(config.out)
         self.lock = lock
         # Rank 0 looks and tells the others: a shared file system may show them the files later.
         # A run that exists already is refused here, before the model is loaded, which may take minutes.
-        checkpoint = from_main(
-            lambda: (
-                checkpoint_to_resume(self.run, self.run.open().config(), config, lock)
-                if resume
-                else self.run.refuse_existing()
-            )
-        )
+        checkpoint = from_main(lambda: self._checkpoint() if resume else self.run.refuse_existing())
         model_path = Path(config.model.path)
         if checkpoint and config.model.lora is None:  # otherwise it holds the adapters alone
             model_path = checkpoint[0]
@@ -110,10 +109,14 @@ class Session:
             judge_cache=self.run.path / "judge_cache",
         )
         self.reward.check_golds(self.problems)
+        stages.done("checks", "prompts, rewards, golds")
         self.policy = self._load_policy(model_path)
+        stages.done("model", f"{self.builder.config.model_type}, compared with the unmodified model")
         self.learner = self._make_learner()
         self.reference = self._load_reference() if config.algorithm.kl_coef else None
+        stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._make_sampler(model_path)
+        stages.done("engine", self.sampler.name)
         self.sampling = SamplingParams(
             temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_tokens,
@@ -129,21 +132,27 @@ class Session:
         if checkpoint:
             self._restore(*checkpoint)
 
-        self.recorder = self._start_run(resume)
+        self.recorder = self._start_run(resume, stages)
         if resume:
-            self.recorder.line.note(self._where_it_resumes(checkpoint))
+            self.recorder.note(self._where_it_resumes(checkpoint))
         self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.grader.start()
 
+    def _checkpoint(self) -> ResumePoint | None:
+        check_resumable(self.run, self.config)
+        return checkpoint_to_resume(self.run, self.lock)
+
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.sampler.close()
         self.grader.close()
         self.reward.close()
-        self.recorder.close()
+        self.recorder.close(error)
 
     # -- building ------------------------------------------------------------------------------------
 
@@ -202,12 +211,15 @@ class Session:
 
     # -- the run directory ---------------------------------------------------------------------------
 
-    def _start_run(self, resume: bool) -> Recorder:
+    def _start_run(self, resume: bool, stages: Stages) -> Recorder:
         from_main(self.run.remove_leftovers if resume else self._create_run)
         attempts = [int(record["attempt"]) for record in self.run.metrics()]
         if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
             self.run.stamp_contaminated(contaminated)
-        return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+        recorder = Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+        for line in stages.lines:
+            recorder.log_line(line)
+        return recorder
 
     def _create_run(self) -> None:
         self.run.create(self.config)

@@ -126,7 +126,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     s.ledger.check()
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
-        s.recorder.line.note(f"step {s.step + 1}  {text}")
+        s.recorder.note(f"step {s.step + 1}  {text}")
     groups, metrics = with_advantages(s, kept)
     accuracy = float(np.mean(verdicts)) if verdicts else None
     return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics | asking_metrics(sampled))

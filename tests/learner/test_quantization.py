@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.groups import make_prompt, noise_image, pack, padded_logps, random_group
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import LoraConfig, load_config
 from vlm_rl.data.adapters import BaseModel
@@ -19,6 +20,7 @@ from vlm_rl.learner.dry_run import dry_run
 from vlm_rl.learner.lora import weight_sources
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.types import Problem
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CARD_48 = CONFIGS / "virl39k_luspo_7b_lora_48gb.yaml"
@@ -26,14 +28,15 @@ CARD_48 = CONFIGS / "virl39k_luspo_7b_lora_48gb.yaml"
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 @pytest.mark.parametrize("command", ["train", "sft"])
-def test_without_a_gpu_it_is_refused_before_anything_else(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_without_a_gpu_it_is_refused_before_the_data_is_read(
+    command: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither the data nor the model that the file names is there, and neither is looked at."""
+    """The set's only row is a benchmark's, which both commands refuse: neither gets to it."""
+    problem = Problem("p", "How many?", (), "3", "integer", meta={"test_only": True})
+    data = write_problems([problem], tmp_path / "set")
     file = tmp_path / "run.yaml"
-    file.write_text(
-        f"out: {tmp_path / 'run'}\nmodel: {{path: m, lora: {{load_in_4bit: true}}}}\ndata: {{train: [d]}}\n"
-    )
+    model = f"model: {{path: {tiny_model}, lora: {{load_in_4bit: true}}}}"
+    file.write_text(f"out: {tmp_path / 'run'}\n{model}\ndata: {{train: [{data}]}}\n")
     assert cli.main([command, str(file)]) == 2
     assert "model.lora.load_in_4bit is true, and there is no GPU here" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

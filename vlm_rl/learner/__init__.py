@@ -16,6 +16,7 @@
     sft             the steps of supervised fine-tuning, and a pass over examples in order
     sft_run         a run of `vlm-rl sft`
     dry_run         what a run needs in memory, before anything is loaded
+    out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
 routers of experts do), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
@@ -30,6 +31,7 @@ __all__ = [
     "layer_patches",
     "learner",
     "loading",
+    "out_of_memory",
     "packing",
     "planning",
     "policy",

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig, TrainConfig
-from vlm_rl.data.model_folder import check_context
+from vlm_rl.data.model_folder import SHIPPED, check_context, read_model_config
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import (
@@ -45,7 +45,6 @@ from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
 from vlm_rl.run.terminal import make_console
 
-SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
 LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 _LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
@@ -112,7 +111,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
-    source, raw = _model_configuration(config.model.path)
+    source, raw = read_model_config(config.model.path)
     model = _build(raw, source)
     check_context(
         model.config,
@@ -177,22 +176,6 @@ def without_sampling(config: SftConfig) -> Config:
 
 
 # -- the model ------------------------------------------------------------------------------------
-
-
-def _model_configuration(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the file of the model's configuration and its content: the local folder's, else our copy of it."""
-    local, shipped = Path(path) / "config.json", SHIPPED / f"{Path(path).name}.json"
-    for file in (local, shipped):
-        if file.is_file():
-            try:
-                return str(file), json.loads(file.read_text(encoding="utf-8"))
-            except (ValueError, OSError) as error:
-                raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
-    names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json")))
-    raise UserError(
-        f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
-        f"({names}): download the model there first, or correct the path"
-    )
 
 
 def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:

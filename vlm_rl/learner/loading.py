@@ -21,6 +21,7 @@ from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.terminal import make_console
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
 
@@ -105,9 +106,10 @@ def load_policy(
         policy.add_adapters(settings.lora, base=base, seed=config.seed)
     check.compare(policy, path=path)  # new adapters change nothing
     if rank() == 0:
-        print(layer_patches.describe(policy.replaced_layers), flush=True)
+        console = make_console()
+        console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
         if policy.is_padded:
-            print(f"rows: padded, through transformers' own attention, {PADDED_COST}", flush=True)
+            console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
     policy.freeze(settings.freeze)
     if settings.offload_activations or settings.gradient_checkpointing:
         policy.enable_checkpointing(offload=settings.offload_activations)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import MUTABLE_KEYS, CheckpointConfig, ConfigSection, changed_keys
+from vlm_rl.config import CheckpointConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, barrier, rank, world_size
 from vlm_rl.errors import UserError
@@ -23,36 +23,14 @@ class NonFiniteError(RuntimeError):
     """Raised where a weight or an optimizer's state is NaN or infinite when a checkpoint is due."""
 
 
-def checkpoint_to_resume(
-    run: RunDirectory, own: ConfigSection, config: ConfigSection, lock: RunLock
-) -> ResumePoint | None:
+def checkpoint_to_resume(run: RunDirectory, lock: RunLock) -> ResumePoint | None:
     """Take the lock of the run, and return its newest checkpoint that verifies, or None where there is none yet.
 
-    Args:
-        run: the run.
-        own: its configuration.
-        config: that of the resume.
-        lock: of the run.
-
-    Raises UserError where the configuration differs from the run's own in a key that a resume may not change, where
-    another process writes there, and where there are checkpoints of which none verifies.
+    Raises UserError where another process writes there, and where there are checkpoints of which none verifies.
     """
-    previous = own.model_dump()
-    changed = [key for key in changed_keys(previous, config.model_dump()) if not key.startswith(MUTABLE_KEYS)]
-    if changed:
-        raise UserError(
-            f"{run.path}: cannot resume with a different {changed[0]}: the run has "
-            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
-        )
     lock.acquire()
     newest = recover(run.path / "checkpoints")
     return (newest[0], newest[1].info) if newest else None
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
 
 
 def restore_learner(learner: Learner, folder: Path, state: Mapping[str, Any]) -> None:

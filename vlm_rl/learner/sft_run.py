@@ -29,7 +29,7 @@ from vlm_rl.learner.loading import load_policy, make_prompt_builder, prompts_to_
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
 from vlm_rl.learner.sft import Example, take_step
-from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, check_unchanged
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import make_console, progress, resume_command
 from vlm_rl.run.trackers import make_trackers
@@ -100,8 +100,8 @@ class _SftRun:
         self._start(resume)
 
     def _checkpoint(self) -> ResumePoint | None:
-        own = load_sft_config(self.run.open().path / SFT_CONFIG)
-        return checkpoint_to_resume(self.run, own, self.config, self.lock)
+        check_unchanged(self.run.path, load_sft_config(self.run.open().path / SFT_CONFIG), self.config)
+        return checkpoint_to_resume(self.run, self.lock)
 
     def _check_model(self, path: Path) -> None:
         config = self.config

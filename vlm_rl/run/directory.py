@@ -6,6 +6,7 @@
     eval/<benchmark>/step-000060.parquet one row per response (EvalRecord)
     eval/<benchmark>/step-000060.json    its summary, written last
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
+    log.txt                              what rank 0 showed, with the time (vlm_rl.run.run_log)
     controls.json                        optional: accuracies that show what the learning curve means
     CONTAMINATED.json                    only where the run was trained on rows of a benchmark
 
@@ -31,7 +32,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_rl.config import Config, SftConfig, check_benchmark_name, load_config, save_config
+from vlm_rl.config import (
+    MUTABLE_KEYS,
+    Config,
+    ConfigSection,
+    SftConfig,
+    changed_keys,
+    check_benchmark_name,
+    load_config,
+    save_config,
+)
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
@@ -265,6 +275,29 @@ class RunDirectory:
         """Return the benchmarks whose rows were trained on; empty for a clean run."""
         path = self.path / "CONTAMINATED.json"
         return tuple(_read_json(path).get("trained_on_test_rows_of", ())) if path.exists() else ()
+
+
+def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> None:
+    """Raise UserError where a resume changes a key that it has to keep.
+
+    Args:
+        path: the run's folder.
+        own: the configuration in it.
+        config: that of the resume.
+    """
+    previous, wanted = own.model_dump(), config.model_dump()
+    changed = [key for key in changed_keys(previous, wanted) if not key.startswith(MUTABLE_KEYS)]
+    if changed:
+        raise UserError(
+            f"{path}: cannot resume with a different {changed[0]}: the run has "
+            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
+        )
+
+
+def _value_at(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:

@@ -319,6 +319,8 @@ def import_vllm() -> Any:
     """Return the vllm module, imported with the environment that it needs."""
     # In this process: weights are handed over as tensors, and callables run in the worker.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if os.environ.get("VLM_RL_OUTPUT") == "verbose":
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
