@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", nargs="+", metavar="COLUMN", help="paths, bytes or base64; one column or several"
     )
     columns.add_argument("--choices", nargs="+", metavar="COLUMN", help="a list of options, or a column for each")
+    columns.add_argument(
+        "--response", metavar="COLUMN", help="whole responses for `vlm-rl sft`, or conversations (never guessed)"
+    )
     images = parser.add_argument_group("images")
     images.add_argument("--min-pixels", type=int, default=3136, help="smaller images are scaled up")
     images.add_argument("--max-pixels", type=int, default=1_003_520, help="larger images are scaled down")
@@ -133,7 +136,7 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
     from vlm_rl.data_prep.own_data import map_own_data
     from vlm_rl.data_prep.sources import SOURCES
 
-    given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices")}
+    given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices", "response")}
     given = {ours: [names] if isinstance(names, str) else names for ours, names in given.items() if names}
     is_mapping = arguments.source.endswith((".yaml", ".yml"))
     if given and (arguments.path or is_mapping):

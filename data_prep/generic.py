@@ -13,7 +13,8 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
   box: bbox                   # optional: the gold box of the row's only image, four numbers
-  id: uid                     # optional: without it, a hash of question, answer and the named images
+  response: trace             # optional: a whole response to learn from (`vlm-rl sft`), a text or a conversation
+  id: uid                     # optional: without it, a hash of question, answer, response and the named images
 image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
 answer_form: plain            # optional: plain, box, hashes (####), tag, option_number (from 0) or option_text
 answer_type: expression       # optional: for all rows; without it each gold's form decides
@@ -67,6 +68,7 @@ class Columns(ConfigSection):
     difficulty: str = ""
     category: str = ""
     box: str = ""
+    response: str = ""
     id: str = ""
 
     def conflicts(self) -> Iterator[str]:
@@ -170,6 +172,8 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if columns.box:
         raw_box = read_raw_box(cell(row, columns.box), mapping.box_format)
         meta |= {"raw_box": raw_box, "box_unit": mapping.box_unit}
+    if columns.response:
+        meta["response"] = text_of({columns.response: answer_of(row, columns.response)}, columns.response)
     answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
     choices = choices_of(row, _listed(columns.choices))
     gold = gold_in(answer, mapping.answer_form, choices)
@@ -182,7 +186,9 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     if columns.box and len(images) != 1:
         raise RowError("bad_box", f"a row with a box must have one image, not {len(images)}")
     identity = (
-        id_of({columns.id: cell(row, columns.id)}, columns.id) if columns.id else _digest(question, gold, images)
+        id_of({columns.id: cell(row, columns.id)}, columns.id)
+        if columns.id
+        else _digest(images, question, gold, *([meta["response"]] if columns.response else []))
     )
     problem = Problem(
         id=f"{mapping.source}-{identity}",
@@ -199,7 +205,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     return problem, images
 
 
-def _digest(question: str, gold: str, images: list[ImageRef]) -> str:
+def _digest(images: list[ImageRef], *texts: str) -> str:
     names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in images]
-    text = "\0".join([question, gold, *names])
+    text = "\0".join([*texts, *names])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]  # such a row is dropped later

@@ -87,7 +87,7 @@ def guess(path: Path, found: FoundData, given: Mapping[str, Sequence[str]], *, n
     Args:
         path: the user's folder or file.
         found: the tables there.
-        given: columns that the user named, by ours: question, answer, images, choices.
+        given: columns that the user named, by ours: question, answer, images, choices, response.
         named: what the user called it, if that is not `path`: a hub id.
 
     Raises UserError listing the columns where one is missing, or where several fit.
@@ -113,6 +113,7 @@ def guess(path: Path, found: FoundData, given: Mapping[str, Sequence[str]], *, n
         choices=choices if len(choices) > 1 else "".join(choices),
         category=category[0] if category else "",
         difficulty=difficulty[0] if difficulty else "",
+        response=[*given.get("response", ()), ""][0],
     )
     return GenericSet(
         path=named or str(path),

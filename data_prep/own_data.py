@@ -73,6 +73,8 @@ def _example(number: int, row: UsableRow) -> Iterator[str]:
     names = [ref.name if isinstance(ref, ImageFile | ZipMember | TarMember) else "in the table" for ref in row.images]
     yield f"  images: {_visible(', '.join(names)) if names else 'none'}"
     yield f"  answer: {_visible(problem.answer)} ({problem.answer_type})"
+    if response := problem.meta.get("response"):
+        yield textwrap.indent(_visible(response), "  > ", lambda line: True)
 
 
 def _visible(text: str) -> str:

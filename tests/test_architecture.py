@@ -40,6 +40,7 @@ INNER_ROOMS = {"evaluation/benchmarks", "report/charts"}
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
     "peft": "vlm_rl/learner/lora.py",
+    "bitsandbytes": "vlm_rl/learner/quantization.py",
     "vllm": "vlm_rl/samplers/vllm",  # the engine in this process, and what runs inside a server
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",

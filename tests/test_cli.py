@@ -26,7 +26,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
 COMMANDS = (
-    *("prepare", "init", "config", "train", "eval", "score", "grade", "study", "report", "demo", "export"),
+    *("prepare", "init", "config", "sft", "train", "eval", "score", "grade", "study", "report", "demo", "export"),
     *("quickstart", "doctor"),
 )
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))

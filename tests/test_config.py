@@ -21,6 +21,7 @@ from vlm_rl.toy.quickstart import ToyData, quickstart_config
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
+SUPERVISED = sorted((CONFIGS / "sft").glob("*.yaml"))
 MINIMAL = """\
 out: runs/x
 model: {path: some/model}
@@ -51,8 +52,8 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 def test_some_files_are_shipped() -> None:
-    assert SHIPPED and STUDIES
-    assert {*SHIPPED, *STUDIES} == {*CONFIGS.rglob("*.yaml")}
+    assert SHIPPED and STUDIES and SUPERVISED
+    assert {*SHIPPED, *STUDIES, *SUPERVISED} == {*CONFIGS.rglob("*.yaml")}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if (
         rest
-        and options.command in (_train, _serve)
+        and options.command in (_train, _sft, _serve)
         and all("=" in word and not word.startswith("-") for word in rest)
     ):
         options.overrides += rest  # key=value after an option: argparse no longer expects a positional argument there
@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_prepare,
         _add_init,
         _add_config,
+        _add_sft,
         _add_train,
         _add_serve,
         _add_eval,
@@ -188,14 +189,49 @@ def _config(options: argparse.Namespace) -> None:
     print("\n".join(map(str, find_keys(options.key))))
 
 
+def _add_sft(commands: Commands) -> None:
+    sft = commands.add_parser(
+        "sft", help="learn from responses, before training; several GPUs: torchrun -m vlm_rl sft"
+    )
+    sft.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
+    _add_run_options(sft)
+    sft.set_defaults(command=_sft)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
+    parser.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
+    parser.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
+    _add_output_options(parser)
+
+
+def _sft(options: argparse.Namespace) -> None:
+    if not options.dry_run:
+        _refuse_bare_srun()
+    from vlm_rl.config import load_sft_config
+    from vlm_rl.run.directory import SFT_CONFIG
+
+    path = options.config / SFT_CONFIG if options.config.is_dir() else options.config
+    config = load_sft_config(path, options.overrides)
+    from vlm_rl.preflight import preflight_sft, with_model_folder
+
+    if options.dry_run:
+        config = with_model_folder(config)
+        from vlm_rl.learner.dry_run import dry_run, print_dry_run, without_sampling
+
+        print_dry_run(dry_run(without_sampling(config), num_ranks=options.ranks), samples=False)
+        return
+    config = preflight_sft(config, resume=options.resume)
+    from vlm_rl.learner.sft_run import sft
+
+    sft(config, resume=options.resume)
+
+
 def _add_train(commands: Commands) -> None:
     train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
-    train.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
-    train.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
-    train.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
-    train.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
-    _add_output_options(train)
+    _add_run_options(train)
     train.set_defaults(command=_train)
 
 

@@ -35,6 +35,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LayerPatches = Literal["auto"] | bool
 Rows = Literal["auto", "padded"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 ModelPart = Literal["tower", "merger", "language_model"]
 _Model = TypeVar("_Model", bound="ConfigSection")
 
@@ -80,6 +81,11 @@ class LoraConfig(ConfigSection):
     model with this name, such as q_proj. The output head and the embeddings get none."""
     dropout: NonNegativeFloat = 0.0
     """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
+    load_in_4bit: bool = False
+    """QLoRA: keep the linear layers of the language model in 4 bits (NF4). On GPUs, with bitsandbytes."""
+    sync: Literal["merged", "adapter"] = "merged"
+    """What reaches the engine after an update: the merged weights, or the adapter alone beside the base model that it
+    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model."""
 
     def conflicts(self) -> Iterator[str]:
         if self.dropout:
@@ -87,6 +93,13 @@ class LoraConfig(ConfigSection):
                 f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
                 "learner's; leave it at 0"
             )
+        if self.sync == "adapter" and self.load_in_4bit:
+            yield (
+                "sync is adapter, and load_in_4bit is true: the engine's base model has 16 bits, which is another "
+                "model than the learner's; use sync=merged"
+            )
+        if self.sync == "adapter" and (parts := sorted({"tower", "merger"} & {*self.targets})):
+            yield (f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies none: use sync=merged")
 
 
 class ModelConfig(ConfigSection):
@@ -483,7 +496,7 @@ class CheckpointConfig(ConfigSection):
 class LogConfig(ConfigSection):
     """What is shown and logged besides metrics.jsonl."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    trackers: list[TrackerName] = []
     """Where metrics are also sent."""
     samples_every: NonNegativeInt = 10
     """Rollout steps between tables of sample responses in the terminal; 0 prints none."""
@@ -507,6 +520,13 @@ class Config(ConfigSection):
     log: LogConfig = LogConfig()
 
     def conflicts(self) -> Iterator[str]:
+        lora = self.model.lora
+        if lora is not None and lora.sync == "adapter" and self.rollout.sampler == "transformers":
+            yield (
+                "model.lora.sync is adapter, and rollout.sampler is transformers, which takes merged weights alone: "
+                "use the vllm sampler, or model.lora.sync=merged"
+            )
+        yield from _conflict_of_4bit(self.model, self.train)
         prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
         if mini > prompts:
             yield (
@@ -529,6 +549,91 @@ class Config(ConfigSection):
                 f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
                 "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
             )
+
+
+# -- supervised fine-tuning ------------------------------------------------------------------------
+
+
+def _conflict_of_4bit(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    if model.lora is not None and model.lora.load_in_4bit and train.zero_stage == 3:
+        yield (
+            "model.lora.load_in_4bit is true, and train.zero_stage is 3, which cannot divide packed weights: use "
+            "stage 2"
+        )
+
+
+class SftDataConfig(DataConfig):
+    """What is learned by `vlm-rl sft`, and how a prompt is rendered."""
+
+    train: list[str] = Field(min_length=1)
+    """Prepared sets whose rows hold a response (`vlm-rl prepare --response COLUMN`)."""
+    eval: list[str] = []
+    """Must be empty: `vlm-rl eval` measures the checkpoints."""
+    max_response_tokens: PositiveInt = 4096
+    """Longest response in tokens. Longer ones are left out and counted; none is ever cut."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.eval:
+            yield f"eval names {', '.join(self.eval)}, and nothing is evaluated here: run vlm-rl eval on a checkpoint"
+
+
+class SftTrainConfig(TrainConfig):
+    """Optimizer steps of `vlm-rl sft`, their batches, and DeepSpeed."""
+
+    steps: PositiveInt = 100
+    """Optimizer steps."""
+    mini_batch_prompts: PositiveInt = 16
+    """Responses of one optimizer step, over all ranks, each behind its prompt."""
+    micro_batch_tokens: PositiveInt = 16_384
+    """Most tokens in one packed row, prompts included."""
+    lr: PositiveFloat = 1e-5
+    """Learning rate after the warm-up."""
+
+
+class SftCheckpointConfig(CheckpointConfig):
+    """When `vlm-rl sft` writes checkpoints, and which are kept."""
+
+    every: PositiveInt = 50
+    """Optimizer steps between checkpoints; the last step is always saved."""
+
+
+class SftLogConfig(ConfigSection):
+    """What `vlm-rl sft` logs besides metrics.jsonl."""
+
+    trackers: list[TrackerName] = []
+    """Where metrics are also sent."""
+
+
+class SftConfig(ConfigSection):
+    """The configuration of supervised fine-tuning, `vlm-rl sft`."""
+
+    seed: int = 0
+    """Of the order of the responses, and of new adapters."""
+    out: str
+    """The run directory."""
+    model: ModelConfig
+    data: SftDataConfig
+    train: SftTrainConfig = SftTrainConfig()
+    checkpoint: SftCheckpointConfig = SftCheckpointConfig()
+    log: SftLogConfig = SftLogConfig()
+
+    def conflicts(self) -> Iterator[str]:
+        yield from _conflict_of_4bit(self.model, self.train)
+        budget, longest = self.train.micro_batch_tokens, self.data.max_response_tokens
+        if budget < longest:
+            yield (
+                f"train.micro_batch_tokens ({budget}) is below data.max_response_tokens ({longest}): "
+                "a response is never split, so a packed row must hold the longest one"
+            )
+
+
+# -- reading and writing ---------------------------------------------------------------------------
+
+
+def load_sft_config(path: str | Path, overrides: Sequence[str] = ()) -> SftConfig:
+    """Read the configuration of `vlm-rl sft`. Raises UserError as load_config does."""
+    raw, where = read_tree(path, overrides), str(path)
+    return parse_tree(SftConfig, _renamed(_tuples(raw), where), where, overrides)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -623,8 +728,8 @@ def _place(key: str, where: str, overrides: Sequence[str]) -> str:
     return where
 
 
-def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration; load_config reads it back to an equal one."""
+def save_config(config: Config | SftConfig, path: Path) -> None:
+    """Write the resolved configuration; load_config or load_sft_config reads it back to an equal one."""
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
 
 

@@ -6,20 +6,22 @@ A mistake then answers at once. What needs the model or the rows themselves is c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import MUTABLE_KEYS, Config, changed_keys
+from vlm_rl.config import Config, SftConfig, load_sft_config
 from vlm_rl.data.model_folder import check_model_folder, read_model_config
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint_names import resolve_model
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, check_unchanged
 from vlm_rl.run.trackers import check_trackers
+
+_AnyConfig = TypeVar("_AnyConfig", Config, SftConfig)
 
 
 def preflight(config: Config, *, resume: bool) -> Config:
@@ -27,14 +29,28 @@ def preflight(config: Config, *, resume: bool) -> Config:
 
     Raises UserError with a line for each mistake. Nothing is written.
     """
-    config = _with_model_folder(config)
+    config = with_model_folder(config)
     _raise_all(_checks(config, resume=resume))
+    return config
+
+
+def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
+    """Do what `preflight` does, for supervised fine-tuning."""
+    config = with_model_folder(config)
+    run = RunDirectory(config.out, config_file=SFT_CONFIG)
+    checks: list[Callable[[], Any]] = [partial(check_is_set, name) for name in config.data.train]
+    checks.append(partial(check_trackers, config.log.trackers))
+    if resume:
+        checks.append(lambda: check_unchanged(run.path, load_sft_config(run.open().path / SFT_CONFIG), config))
+    else:
+        checks += [partial(check_model_folder, config.model.path), partial(_check_new, run)]
+    _raise_all(checks)
     return config
 
 
 def preflight_plan(config: Config) -> Config:
     """Do what `preflight` does, for a plan: neither weights nor data have to be there."""
-    config = _with_model_folder(config)
+    config = with_model_folder(config)
     _raise_all([partial(resolve_algorithm, config.algorithm), partial(read_model_config, config.model.path)])
     return config
 
@@ -62,7 +78,7 @@ def _raise_all(checks: Iterable[Callable[[], Any]]) -> None:
         raise UserError("\n".join(dict.fromkeys(faults)))
 
 
-def _with_model_folder(config: Config) -> Config:
+def with_model_folder(config: _AnyConfig) -> _AnyConfig:
     """Put the checkpoint's folder in the place of RUN or RUN/60."""
     path = config.model.path
     if (folder := resolve_model(path)) == Path(path):
@@ -85,19 +101,7 @@ def _checks(config: Config, *, resume: bool) -> Iterator[Callable[[], Any]]:
 
 def check_resumable(run: RunDirectory, config: Config) -> None:
     """Raise UserError where there is no run, or one whose configuration differs in a key that a resume keeps."""
-    previous, wanted = run.open().config().model_dump(), config.model_dump()
-    changed = [key for key in changed_keys(previous, wanted) if not key.startswith(MUTABLE_KEYS)]
-    if changed:
-        raise UserError(
-            f"{run.path}: cannot resume with a different {changed[0]}: the run has "
-            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
-        )
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
+    check_unchanged(run.path, run.open().config(), config)
 
 
 def _check_new(run: RunDirectory) -> None:

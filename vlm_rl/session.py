@@ -7,71 +7,61 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, DataConfig
-from vlm_rl.data.adapters import BaseModel, base_of
-from vlm_rl.data.model_folder import (
-    check_base_weights,
-    check_context,
-    check_model_folder,
-    check_weights,
-    weights_sha256,
-)
+from vlm_rl.config import Config, LoraConfig
+from vlm_rl.data.model_folder import check_base_weights, check_context, check_model_folder
 from vlm_rl.data.order import Ledger, PromptOrder
-from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data.sets import (
-    check_patch_size,
-    contaminated_sources,
-    load_eval_sets,
-    load_training_sets,
-    refuse_contaminated,
-)
-from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, model_dtype, rank, world_size
-from vlm_rl.errors import StoppedError, UserError
+from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
+from vlm_rl.distributed import all_gather, from_main, init_ranks, model_dtype, rank, world_size
+from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
-from vlm_rl.learner import layer_patches
-from vlm_rl.learner.architectures import PADDED_COST, check_architecture, check_parts
+from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.loading import (
+    check_a_prompt_fits,
+    check_whole,
+    load_policy,
+    make_prompt_builder,
+    policy_of,
+    prompts_to_check,
+)
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.reference import BaseReference, Reference
-from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
-from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
-from vlm_rl.run.terminal import Stages, make_console, resume_command
+from vlm_rl.run.terminal import Stages, resume_command
 from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.fingerprint import (
+    Fingerprint,
+    FingerprintBuilder,
+    StaleWeightsError,
+    check_fresh,
+    fingerprint,
+)
 from vlm_rl.samplers.serve import token_path
 from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
-from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
 # Mean |log-prob of the learner - of the sampler| per token that rounding cannot explain.
 DEFAULT_MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-
-ResumePoint = tuple[Path, Mapping[str, Any]]  # the folder, and the state that its manifest holds
-
-
-class NonFiniteError(RuntimeError):
-    """Raised where a weight or an optimizer's state is NaN or infinite when a checkpoint is due."""
 
 
 class Session:
@@ -87,6 +77,7 @@ class Session:
         self.config = config
         self.stop_requested, self.stop_reason = False, "stopped by SIGTERM"
         self.algorithm = resolve_algorithm(config.algorithm)
+        check_quantization(config.model)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
         evaluated = sum(map(len, self.eval_sets.values()))
@@ -95,14 +86,12 @@ class Session:
         self.lock = lock
         # Rank 0 looks and tells the others: a shared file system may show them the files later.
         # A run that exists already is refused here, before the model is loaded, which may take minutes.
-        checkpoint = from_main(
-            lambda: _checkpoint_to_resume(self.run, config, lock) if resume else self.run.refuse_existing()
-        )
+        checkpoint = from_main(lambda: self._checkpoint() if resume else self.run.refuse_existing())
         model_path = Path(config.model.path)
         if checkpoint and config.model.lora is None:  # otherwise it holds the adapters alone
             model_path = checkpoint[0]
 
-        self.builder = _make_prompt_builder(config.data, model_path)
+        self.builder = make_prompt_builder(config.data, model_path)
         if checkpoint and config.model.lora is not None:
             from_main(lambda: check_base_weights(checkpoint[0], model_path))
         check_architecture(
@@ -111,7 +100,7 @@ class Session:
             rows=config.model.rows,
         )
         check_parts(self.builder.config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
-        _check_a_prompt_fits(self.builder, self.problems, config.data)
+        check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
             config.reward,
@@ -152,6 +141,10 @@ class Session:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.grader.start()
 
+    def _checkpoint(self) -> ResumePoint | None:
+        check_resumable(self.run, self.config)
+        return checkpoint_to_resume(self.run, self.lock)
+
     def __enter__(self) -> Session:
         return self
 
@@ -172,52 +165,15 @@ class Session:
             response_tokens=self.config.rollout.max_tokens,
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
-        from_main(lambda: _check_whole(path))
-        model: Any = load_model(path, dtype=self._dtype(), rows=self.config.model.rows)
-        model.to(self.device)
-        check = SelfCheck(
-            model,
-            self._prompts_to_check(),
-            banned_ids=self.builder.banned_ids,
-            temperature=self.config.rollout.temperature,
-        )
-        policy = self._policy_of(model)
-        if (adapters := self.config.model.lora) is not None:
-            base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
-            policy.add_adapters(adapters, base=base, seed=self.config.seed)
-        check.compare(policy, path=path)  # new adapters change nothing
-        self.probe_prompt = max(check.prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
+        prompts = prompts_to_check(self.builder, self.problems, self.config.data)
+        policy, check = load_policy(path, self.config, self.device, prompts, **self._distribution())
+        self.probe_prompt = max(prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
         self.rounding = check.limit
-        if rank() == 0:
-            console = make_console()
-            console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
-            if policy.is_padded:
-                console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
-        policy.freeze(self.config.model.freeze)
-        if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
-            policy.enable_checkpointing(offload=offload)
         return policy
 
-    def _prompts_to_check(self) -> list[Prompt]:
-        """Return the first prompt with images and the first without that fit, or the one of them there is."""
-        chosen: dict[bool, Prompt] = {}
-        for problem in self.problems:
-            if (has_images := bool(problem.images)) not in chosen:
-                prompt = self.builder.build(problem)
-                if len(prompt.ids) <= self.config.data.max_prompt_tokens:
-                    chosen[has_images] = prompt
-            if len(chosen) == 2:
-                break
-        return list(chosen.values())
-
-    def _policy_of(self, model: PreTrainedModel) -> Policy:
-        return Policy(
-            model,
-            banned_ids=self.builder.banned_ids,
-            temperature=self.config.rollout.temperature,
-            layer_patches=self.config.model.layer_patches,
-            rows=self.config.model.rows,
-        )
+    def _distribution(self) -> dict[str, Any]:
+        """Return what the sampler's distribution is made of besides the logits."""
+        return {"banned_ids": self.builder.banned_ids, "temperature": self.config.rollout.temperature}
 
     def _load_reference(self) -> Reference | BaseReference:
         """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint.
@@ -228,9 +184,11 @@ class Session:
             return BaseReference(self.learner.engine)
         path = Path(self.config.model.path)
         check_model_folder(path)
-        from_main(lambda: _check_whole(path))
-        policy = self._policy_of(load_model(path, dtype=self._dtype(), rows=self.config.model.rows))
-        return Reference(policy, zero_stage=self.config.train.zero_stage)
+        from_main(lambda: check_whole(path))
+        model = load_model(path, dtype=self._dtype(), rows=self.config.model.rows)
+        return Reference(
+            policy_of(model, self.config.model, **self._distribution()), zero_stage=self.config.train.zero_stage
+        )
 
     def _make_learner(self) -> Learner:
         mini_batches = -(-self.config.rollout.prompts_per_step // self.config.train.mini_batch_prompts)
@@ -248,6 +206,7 @@ class Session:
             batch_size=config.rollout.batch_size,
             dtype=self._dtype(),
             vllm_options=config.rollout.vllm,
+            adapter=self._engine_adapter(),
             seed=config.seed,
         )
 
@@ -318,17 +277,7 @@ class Session:
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
-        if state["world_size"] != world_size():
-            raise UserError(
-                f"{folder} was written by {state['world_size']} ranks and this run has {world_size()}: "
-                "start it with the same number of ranks"
-            )
-        self.learner.load(folder)
-        if name := self.learner.non_finite():
-            raise UserError(
-                f"{folder}: {name} holds NaN or infinity: move this checkpoint away, and resume from the earlier one"
-            )
-        self.learner.restore(state["learner"])
+        restore_learner(self.learner, folder, state)
         self.step = state["step"]
         self.order.cursor = state["cursor"]
         self.ledger = Ledger.restored(state["ledger"])
@@ -347,28 +296,9 @@ class Session:
         Raises NonFiniteError before anything is written where a weight or the optimizer's state is not finite.
         """
         root = self.run.path / "checkpoints"
-        if name := self.learner.non_finite():
-            raise NonFiniteError(
-                f"step {state['step']}: {name} holds NaN or infinity: this state is not saved, and the newest "
-                f"checkpoint in {root} stays the newest: resume from it; if this comes back, start a new run with a "
-                "lower train.lr"
-            )
-        with (saving if rank() == 0 else writing_checkpoint)(root, step=state["step"]) as own:
-            work = Path(all_gather(str(own))[0])
-            written = dict(ChainMap(*all_gather(self.learner.save(work))))
-            if rank() == 0:
-                (self.builder.processor or self.builder.tokenizer).save_pretrained(work)
-                newest = commit(work, root, step=state["step"], info=state, written=written)
-                keep = self.config.checkpoint
-                prune(
-                    root,
-                    newest=newest,
-                    keep_last=keep.keep_last,
-                    keep_every=keep.keep_every,
-                    best=self._best_step(),
-                )
-        barrier()
-        return root / f"step-{state['step']:06d}"
+        return save_checkpoint(
+            root, self.learner, self.builder, state, keep=self.config.checkpoint, best_step=self._best_step
+        )
 
     def _best_step(self) -> int | None:
         """Return the saved step with the highest accuracy on the first set of data.eval, the latest of equals."""
@@ -405,11 +335,25 @@ class Session:
         self.stop_reason, self.stop_requested = f"{reason}: stopped", True
 
     def _sync_weights(self) -> None:
-        fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
-        self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
-        self.weights = fingerprint.result()
+        sent = FingerprintBuilder(dtype=self.sampler.dtype)
+        adapter_alone = self._engine_adapter() is not None
+        stream = self.learner.stream_adapters() if adapter_alone else self.learner.stream_weights()
+        self.sampler.load_weights(sent.watch(stream), version=self.learner.num_updates)
+        self.weights = sent.result()
+        if adapter_alone:  # beside the base model, which must be there whole
+            self.weights = self.weights + self._base_fingerprint
         check_fresh(self.sampler, self.weights)
         self._check_by_a_probe()
+
+    @cached_property
+    def _base_fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of the model without adapters, which no update changes."""
+        return fingerprint(self.learner.stream_base_weights(), dtype=self.sampler.dtype)
+
+    def _engine_adapter(self) -> LoraConfig | None:
+        """Return the adapter that the engine gets beside its own weights; None where it gets merged weights."""
+        lora = self.config.model.lora
+        return lora if lora is not None and lora.sync == "adapter" else None
 
     def _check_by_a_probe(self) -> None:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
@@ -468,54 +412,3 @@ def _load_problems(config: Config) -> tuple[list[Problem], dict[str, list[Proble
     for name, held_out in eval_sets.items():
         refuse_contaminated(name, held_out, contaminated_sources(problems))
     return problems, eval_sets
-
-
-def _checkpoint_to_resume(run: RunDirectory, config: Config, lock: RunLock) -> ResumePoint | None:
-    """Take the lock of the run, and return its newest checkpoint that verifies, or None where there is none yet.
-
-    Raises UserError where the configuration differs from the run's own in a key that a resume may not change, where
-    another process writes there, and where there are checkpoints of which none verifies.
-    """
-    check_resumable(run, config)
-    lock.acquire()
-    newest = recover(run.path / "checkpoints")
-    return (newest[0], newest[1].info) if newest else None
-
-
-def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
-    check_model_folder(model_path)
-    if base_of(model_path) is not None:
-        raise UserError(
-            f"model.path: {model_path} holds an adapter, and training starts from a whole model: merge it first, "
-            f"with vlm-rl export {model_path} --merge --out FOLDER"
-        )
-    builder = PromptBuilder(
-        model_path,
-        template=TEMPLATES[config.template],
-        min_pixels=config.min_pixels,
-        max_pixels=config.max_pixels,
-    )
-    builder.check_template()
-    check_patch_size([*config.train, *config.eval], builder.patch_size)
-    return builder
-
-
-def _check_whole(model_path: Path) -> None:
-    """Raise UserError for a checkpoint that differs from its manifest, and for weights of less than a whole model."""
-    verify_model(model_path)
-    check_weights(model_path)
-
-
-def _check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> None:
-    """Raise UserError where every training prompt is too long: drawing prompts would never end."""
-    lengths: dict[str, int] = {}
-    for problem in problems:
-        lengths[problem.id] = len(builder.build(problem).ids)
-        if lengths[problem.id] <= config.max_prompt_tokens:
-            return
-    shortest = min(lengths, key=lengths.__getitem__)
-    raise UserError(
-        f"no prompt of {', '.join(config.train)} fits data.max_prompt_tokens {config.max_prompt_tokens}: the "
-        f"shortest, {shortest!r}, has {lengths[shortest]} tokens; raise it, "
-        "or lower data.max_pixels and prepare again"
-    )

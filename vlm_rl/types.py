@@ -59,7 +59,8 @@ class Problem:
     source: str = ""
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
-    # JSON; known keys: test_only, precision, tolerance, unit, alternatives, box (the gold box, in fractions)
+    # JSON; known keys: test_only, precision, tolerance, unit, alternatives, box (the gold box, in fractions),
+    # response (a whole one to learn from)
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property

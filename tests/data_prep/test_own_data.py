@@ -304,3 +304,17 @@ def test_a_column_that_is_a_mistake_in_the_yaml_is_named(tmp_path: Path) -> None
     (tmp_path / "set.yaml").write_text(yaml.safe_dump(mapping))
     with pytest.raises(UserError, match=r"set\.yaml: columns names 'i', but the table has"):
         prepare("generic", tmp_path / "set.yaml", tmp_path / "out")
+
+
+def test_a_column_of_responses_is_kept(tmp_path: Path, said: Callable[..., tuple[int, str]]) -> None:
+    """One problem with two responses: both stay, under ids of their own, and the gold is in the response's box."""
+    traces = [f"<think>{words}</think><answer>\\boxed{{4}}</answer>" for words in ("two and two", "count")]
+    file = json_lines(tmp_path, *({"question": "What is 2 + 2?", "trace": trace} for trace in traces))
+    words = (file, "--answer", "trace", "--response", "trace", "--keep-duplicates")
+    code, output = said(*words, "--out", tmp_path / "set")
+    assert code == 0 and "  > <think>two and two" in output, output
+    rows = rows_of(tmp_path / "set")
+    assert [json.loads(row["meta"])["response"] for row in rows] == traces
+    assert {row["answer"] for row in rows} == {"4"} and len({row["id"] for row in rows}) == 2
+    code, output = said(file, "--answer", "trace", "--response", "traces", "--dry-run")
+    assert code == 2 and "--response traces: no row has such a column" in output

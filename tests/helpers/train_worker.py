@@ -38,6 +38,7 @@ from vlm_rl.cli import main
 from vlm_rl.config import ConfigSection
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
+from vlm_rl.learner import saving
 from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.recorder import Timings
 from vlm_rl.run import lock
@@ -178,7 +179,7 @@ def _before(phase: str, number: int, act: Callable[[], None]) -> None:
         return call
 
     if phase == "save":
-        session.commit = watched(session.commit, lambda *_: True)
+        saving.commit = watched(saving.commit, lambda *_: True)
     elif phase == "evaluation":
         periodic_evaluation.evaluate_into = watched(periodic_evaluation.evaluate_into, lambda *_: True)
     else:

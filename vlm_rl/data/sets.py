@@ -122,6 +122,7 @@ _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it 
     "tolerance": (lambda value: isinstance(value, int | float | str) and _is_distance(value), "a number from 0 on"),
     "unit": (lambda value: isinstance(value, str), "text"),
     "box": (_is_box, "four fractions of the image's sides, x1 < x2 and y1 < y2"),
+    "response": (lambda value: isinstance(value, str) and bool(value.strip()), "text"),
     "alternatives": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "texts"),
 }
 

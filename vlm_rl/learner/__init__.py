@@ -2,6 +2,7 @@
 
     packing         groups to rows, with what the loss needs of them
     planning        which rank computes which responses, in which row
+    quantization    a base model in 4 bits, under adapters
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
     architectures   the families of models: which it computes exactly, and their parts; all others are refused
@@ -10,7 +11,10 @@
     reference       the frozen policy of the KL term
     layer_patches   the switch for layers of transformers that ours may replace
     shared_prefix_attention   attention over a packed row
-    sft             a supervised start on reasoning traces
+    loading         from folders to prompt builder and policy
+    saving          the learner's state, to checkpoints and back
+    sft             the steps of supervised fine-tuning, and a pass over examples in order
+    sft_run         a run of `vlm-rl sft`
     dry_run         what a run needs in memory, before anything is loaded
     out_of_memory   what to change where it was not there
 
@@ -26,13 +30,17 @@ __all__ = [
     "dry_run",
     "layer_patches",
     "learner",
+    "loading",
     "out_of_memory",
     "packing",
     "planning",
     "policy",
+    "quantization",
     "reference",
+    "saving",
     "self_check",
     "sft",
+    "sft_run",
     "shared_prefix_attention",
     "sync_probe",
 ]

@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, ModelPart, TrainConfig
+from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig, TrainConfig
 from vlm_rl.data.model_folder import SHIPPED, check_context, read_model_config
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
@@ -42,6 +42,7 @@ from vlm_rl.learner.deepspeed import check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
+from vlm_rl.learner.quantization import BITS_PER_WEIGHT
 from vlm_rl.run.terminal import make_console
 
 _GIB = 2**30
@@ -157,6 +158,24 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     )
 
 
+def without_sampling(config: SftConfig) -> Config:
+    """Return the configuration of a training run whose update phase is a step of `vlm-rl sft`."""
+    rollout = RolloutConfig(
+        prompts_per_step=config.train.mini_batch_prompts,
+        responses_per_prompt=1,
+        max_tokens=config.data.max_response_tokens,
+    )
+    return Config(
+        seed=config.seed,
+        out=config.out,
+        model=config.model,
+        data=config.data,
+        reward=RewardConfig(overlong_buffer=0),
+        rollout=rollout,
+        train=config.train,
+    )
+
+
 # -- the model ------------------------------------------------------------------------------------
 
 
@@ -220,7 +239,8 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         gradients += 4 * part if dtype != torch.float32 else 0
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return Memory(
-        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train))),
+        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, _most_resident(config.train)))
+        - _saved_by_4bit(config, model, dtype),
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(config, model, dtype, patched=patched),
@@ -228,6 +248,15 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         kv_cache=_side_by_side(config, ranks) * cache_bytes(model.config, longest, dtype),
         is_served=config.rollout.sampler == "server",
     )
+
+
+def _saved_by_4bit(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return the bytes by which the language model's linear layers shrink where they are kept in 4 bits."""
+    if config.model.lora is None or not config.model.lora.load_in_4bit:
+        return 0
+    names = target_layers(model, ["language_model"])
+    count = sum(model.get_submodule(name).get_parameter("weight").numel() for name in names)
+    return int(count * (dtype.itemsize - BITS_PER_WEIGHT / 8))
 
 
 def _most_resident(config: TrainConfig) -> float:
@@ -376,8 +405,8 @@ def stack_bytes_per_token(
 # -- printing -------------------------------------------------------------------------------------
 
 
-def print_dry_run(plan: DryRun) -> None:
-    """Print the plan as tables, and the DeepSpeed block as JSON."""
+def print_dry_run(plan: DryRun, *, samples: bool = True) -> None:
+    """Print the plan as tables, and the DeepSpeed block as JSON; without `samples` that of `vlm-rl sft`."""
     console = make_console()
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
@@ -389,25 +418,29 @@ def print_dry_run(plan: DryRun) -> None:
         console.print(f"           {part} {_billions(count)} ({'frozen' if is_frozen else rate})")
     if lora is not None:
         adapters = f"rank {lora.rank} on {plan.num_adapted} linear layers"
+        adapters += ", the base model's in 4 bits" if lora.load_in_4bit else ""
         console.print(f"           LoRA: {_billions(plan.num_trainable)} parameters trained, {adapters}")
     console.print(f"           built on the meta device from {plan.model_source}")
     batch = f"{r.prompts_per_step} prompts x {r.responses_per_prompt} responses"
     if plan.is_padded:
         console.print(f"rows       padded, {PADDED_COST}")
-    console.print(f"algorithm  {config.algorithm.name}, {batch} a step")
-    console.print(_memory_table(plan))
+    batch = f"{config.algorithm.name}, {batch}" if samples else f"supervised, {r.prompts_per_step} responses"
+    console.print(f"algorithm  {batch} a step")
+    console.print(_memory_table(plan, samples=samples))
     totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
-    console.print(f"update phase by number of ranks, GiB: {totals}")
-    console.print(_tokens_table(plan))
+    console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
+    if samples:
+        console.print(_tokens_table(plan))
+    per_step = f"{plan.updates_per_step} steps per rollout step, " if samples else ""
     console.print(
-        f"optimizer  {plan.updates_per_step} steps per rollout step, {plan.optimizer_steps:,} in all "
+        f"optimizer  {per_step}{plan.optimizer_steps:,}{' in all' if samples else ' steps'} "
         f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
     )
     console.print("DeepSpeed block:")
     console.print(json.dumps(plan.deepspeed, indent=2))
 
 
-def _memory_table(plan: DryRun) -> Table:
+def _memory_table(plan: DryRun, *, samples: bool) -> Table:
     m, stage, checkpointing = plan.memory, plan.config.train.zero_stage, plan.config.model.gradient_checkpointing
     many = "rank" if plan.num_ranks == 1 else "ranks"
     table = Table(title=f"memory per rank, ZeRO {stage} on {plan.num_ranks} {many}", title_justify="left")
@@ -429,6 +462,9 @@ def _memory_table(plan: DryRun) -> Table:
         f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
+    if not samples:
+        table.add_row("together", _gib(m.update), "", style="bold")
+        return table
     update = "the sum so far" if m.is_served else "the sum so far; the engine sleeps"
     table.add_row("update phase", _gib(m.update), update, style="bold", end_section=True)
     engine = "on each rollout server, not here" if m.is_served else "the rollout engine's own, dropped in the update"

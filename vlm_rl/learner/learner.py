@@ -21,7 +21,7 @@ from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world
 from vlm_rl.errors import UserError
 from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, save_checkpoint, start_engine
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
-from vlm_rl.learner.lora import save_adapters, weight_sources
+from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
@@ -185,6 +185,18 @@ class Learner:
         for name, source in weight_sources(self.policy.model):
             with gathered(source.parameters, zero_stage=self.config.zero_stage):
                 yield name, source.weight()
+
+    def stream_base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what `stream_weights` does, without the adapters. Consume it to the end."""
+        for name, source in weight_sources(self.policy.model):
+            with gathered(source.parameters[:1], zero_stage=self.config.zero_stage):
+                yield name, source.base()
+
+    def stream_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every A and alpha / rank B, whole, one at a time. Consume it to the end."""
+        for name, parameter, scaling in adapter_tensors(self.policy.model):
+            with gathered([parameter], zero_stage=self.config.zero_stage):
+                yield name, parameter.data * scaling if scaling != 1 else parameter.data
 
     def non_finite(self) -> str | None:
         """Return the name of a weight or an optimizer's state that is NaN or infinite on any rank; the same on all.

@@ -23,6 +23,7 @@ from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, PREFIX, BaseModel, merge
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import family_of
+from vlm_rl.learner.quantization import dequantized, is_quantized
 
 _ADAPTER = "default"  # PEFT's name for the only adapter
 
@@ -34,12 +35,17 @@ class WeightSource:
     parameters: Sequence[nn.Parameter]  # the weight, or W, A and B
     scaling: float = 0.0
 
+    def base(self) -> Tensor:
+        """Return the weight without its adapter; the parameter must be whole."""
+        weight = self.parameters[0]
+        return dequantized(weight) if is_quantized(weight) else weight.data
+
     def weight(self) -> Tensor:
         """Return the weight; the parameters must be whole."""
         if len(self.parameters) == 1:
-            return self.parameters[0].data
-        weight, a, b = (parameter.data for parameter in self.parameters)
-        return merge(weight, a, b, self.scaling)
+            return self.base()
+        a, b = (parameter.data for parameter in self.parameters[1:])
+        return merge(self.base(), a, b, self.scaling)
 
 
 def target_layers(model: Any, targets: Sequence[str]) -> list[str]:
@@ -75,7 +81,7 @@ def num_adapter_parameters(model: nn.Module, config: LoraConfig) -> int:
     return sum(config.rank * (layer.in_features + layer.out_features) for layer in layers)
 
 
-def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
+def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
     """Freeze the model and put adapters beside its linear layers, in place.
 
     A is random, B is zero: the model computes what it did before.
@@ -97,6 +103,9 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    for _, layer in _layers(model):  # beside a weight in 4 bits PEFT makes them float32
+        layer.lora_A.to(model.dtype)
+        layer.lora_B.to(model.dtype)
     if any(".experts.base_layer." in name for name, _ in model.named_parameters()):
         raise UserError(
             "model.lora.targets: PEFT would also adapt the experts of this model, which are no linear layers: name "
@@ -120,6 +129,16 @@ def weight_sources(model: nn.Module) -> Iterator[tuple[str, WeightSource]]:
             yield f"{owner}.weight", WeightSource((parameter, *factors), layer.scaling[_ADAPTER])
         elif f".{_ADAPTER}." not in name or ".lora_" not in name:
             yield f"{owner}.{kind}" if kind else name, WeightSource((parameter,))
+
+
+def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, float]]:
+    """Yield each A and B: the layer's name and the factor's, the parameter, and what an engine multiplies it with.
+
+    That is 1 for A and alpha / rank for B: an engine whose scaling is 1 then computes the same.
+    """
+    for name, layer in _layers(model):
+        yield f"{name}.lora_A.weight", layer.lora_A[_ADAPTER].weight, 1.0
+        yield f"{name}.lora_B.weight", layer.lora_B[_ADAPTER].weight, layer.scaling[_ADAPTER]
 
 
 @contextmanager

@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
@@ -33,19 +39,24 @@ from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
 from vlm_rl.learner.packing import Layout, PackedRow, PaddedRows, padded_rows, windowed_runs
+from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
 
 _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto") -> PreTrainedModel:
+def load_model(
+    path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto", in_4bit_on: torch.device | None = None
+) -> PreTrainedModel:
     """Return the model of a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
 
     Args:
         path: the folder.
         dtype: of the weights.
         rows: model.rows; Policy is given the same.
+        in_4bit_on: put the linear layers of the language model in 4 bits on this device; None leaves them whole, on
+            the CPU.
     """
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -54,11 +65,21 @@ def load_model(path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto") -> 
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     text = own_attention(config) if is_padded(config, rows) else attention.NAME
     implementation = {"text_config": text, "vision_config": vision} if is_vision else text
+    extra = {} if in_4bit_on is None else quantized_loading(_whole_layers(auto, config), dtype, in_4bit_on)
     model = auto.from_pretrained(
-        path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
+        path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True, **extra
     )
     use_published_layout(model)
     return model
+
+
+def _whole_layers(auto: Any, config: PreTrainedConfig) -> list[str]:
+    """Return the linear layers that 4 bits leave alone: the output head, and those outside of the language model."""
+    with torch.device("meta"):
+        model = auto.from_config(config, trust_remote_code=False)
+    packed = lora.target_layers(model, ["language_model"])
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return sorted({*linear} - {*packed})
 
 
 class Policy(nn.Module):

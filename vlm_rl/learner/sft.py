@@ -1,7 +1,8 @@
-"""A supervised start on reasoning traces, with the learner that reinforcement learning uses afterwards.
+"""Supervised fine-tuning on responses, with the learner that reinforcement learning uses afterwards.
 
-One pass over (problem, response) examples in the order given. The loss is minus the mean log-likelihood of the
-response tokens; the images go through the same packing as in training.
+The loss is minus the mean log-likelihood of the response tokens of a batch, the end of the turn included. Prompts and
+images go through the same packing as in training. `warm_start` is one pass over examples in the order given;
+vlm_rl.learner.sft_run is a whole run.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from vlm_rl.config import TrainConfig
-from vlm_rl.data.prompts import PromptBuilder, rope_positions
-from vlm_rl.distributed import barrier, init_ranks, model_dtype, rank, world_size
+from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
+from vlm_rl.distributed import barrier, gather_shares, init_ranks, model_dtype, rank, share, world_size
 from vlm_rl.learner.architectures import check_architecture
-from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.losses import supervised_loss
 from vlm_rl.run.terminal import progress
-from vlm_rl.types import Group, Problem, Prompt, Rollout
+from vlm_rl.types import Group, Problem, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +58,14 @@ def warm_start(
     """
     check_architecture(builder.config, path=model_path)
     dtype = model_dtype(init_ranks())
+    # The ban, as in the reinforcement that follows: no probability is spent on ids that it never draws.
     policy = Policy(load_model(model_path, dtype=dtype), banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
     learner = Learner(policy, config, total_optimizer_steps=len(batches))
-    prompts: dict[str, Prompt] = {}
+    prompts = PromptCache(builder)
     with progress("warm start", total=len(batches)) as advance:
         for batch in batches:
-            for example in batch:
-                if example.problem.id not in prompts:
-                    prompts[example.problem.id] = builder.build(example.problem)
-            rows = _pack(
-                [_group(example, builder) for example in batch],
-                [prompts[example.problem.id] for example in batch],
-                policy,
-                budget=config.micro_batch_tokens,
-            )
-            result = learner.update(rows, supervised_loss)
-            advance(note=f"loss {result.loss:.3f}")
+            advance(note=f"loss {take_step(learner, batch, builder, prompts).loss:.3f}")
     learner.save_model(out)
     if rank() == 0:
         (builder.processor or builder.tokenizer).save_pretrained(out)
@@ -81,30 +73,57 @@ def warm_start(
     return out
 
 
+def take_step(
+    learner: Learner, examples: Sequence[Example], builder: PromptBuilder, prompts: PromptCache
+) -> UpdateResult:
+    """Take one optimizer step on a batch. Every rank gives the whole batch, and computes its part of it.
+
+    Args:
+        learner: trains the policy.
+        examples: the batch.
+        builder: encodes the responses.
+        prompts: has or builds the prompts.
+    """
+    lengths = gather_shares([len(prompts[example.problem].ids) for example in share(examples)])
+    budget = learner.config.micro_batch_tokens
+    return learner.update(pack_examples(examples, lengths, builder, prompts, learner.policy, budget), supervised_loss)
+
+
+def pack_examples(
+    examples: Sequence[Example],
+    prompt_lengths: Sequence[int],
+    builder: PromptBuilder,
+    prompts: PromptCache,
+    policy: Policy,
+    budget: int,
+) -> list[PackedRow]:
+    """Return this rank's rows of one batch; each token weighs 1 / (response tokens of the batch).
+
+    Args:
+        examples: the batch.
+        prompt_lengths: tokens of each example's prompt.
+        builder: encodes the responses.
+        prompts: has or builds the prompts that this rank needs.
+        policy: computes the rows.
+        budget: most tokens of a row.
+    """
+    groups = [_group(example, builder) for example in examples]
+    lengths = [group.lengths_G.tolist() for group in groups]
+    plan = plan_rows(prompt_lengths, lengths, budget=budget, num_ranks=world_size(), padded=policy.is_padded)[rank()]
+    return [
+        pack_row(
+            chunks,
+            groups=groups,
+            prompts={chunk.group: prompts[groups[chunk.group].problem] for chunk in chunks},
+            weights_PG=np.full((len(groups), 1), 1.0 / sum(map(sum, lengths))),
+            positions=partial(rope_positions, policy.model),
+        )
+        for chunks in plan
+    ]
+
+
 def _group(example: Example, builder: PromptBuilder) -> Group:
     """Return the example as a group of one response; the supervised loss reads no reward, advantage or log-prob."""
     problem, ids = example.problem, builder.encode_response(example.response)
     rollout = Rollout(problem.id, 0, ids, np.zeros(len(ids), np.float32), example.response, "stop", 0)
     return Group(problem, (rollout,), rewards=(), advantages_G=np.ones(1))
-
-
-def _pack(groups: Sequence[Group], prompts: Sequence[Prompt], policy: Policy, *, budget: int) -> list[PackedRow]:
-    """Return this rank's rows of one batch; each token weighs 1 / (response tokens of the batch)."""
-    lengths = [group.lengths_G.tolist() for group in groups]
-    plan = plan_rows(
-        [len(prompt.ids) for prompt in prompts],
-        lengths,
-        budget=budget,
-        num_ranks=world_size(),
-        padded=policy.is_padded,
-    )
-    return [
-        pack_row(
-            chunks,
-            groups=groups,
-            prompts=dict(enumerate(prompts)),
-            weights_PG=np.full((len(groups), 1), 1.0 / sum(map(sum, lengths))),
-            positions=partial(rope_positions, policy.model),
-        )
-        for chunks in plan[rank()]
-    ]

@@ -13,7 +13,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +23,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from vlm_rl import config as sections
-from vlm_rl.config import Config, ConfigSection
+from vlm_rl.config import Config, ConfigSection, SftConfig
 from vlm_rl.errors import UserError
 from vlm_rl.foreign_names import table, translate
+
+_SFT_MARK = "(vlm-rl sft) "
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Key:
 def find_keys(name: str = "") -> list[Key]:
     """Return the keys of that name, in that section, or that end in it; all for "". Raises UserError for none."""
     keys = [*_keys(Config)]
+    known = {key.path for key in keys}
+    keys += [key for key in _sft_keys() if key.path not in known]
     chosen = [key for key in keys if key.path == name or key.path.startswith(f"{name}." if name else "")]
     chosen = chosen or [key for key in keys if key.path.endswith(f".{name}")]
     if chosen:
@@ -74,6 +78,14 @@ def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
         if inner is not None:
             names = "NAME." if get_origin(field.annotation) is dict else ""
             yield from _keys(inner, f"{prefix}{name}.{names}")
+
+
+def _sft_keys() -> Iterator[Key]:
+    """Yield the keys of `vlm-rl sft` that a training run does not have, or has with another meaning."""
+    known = {key.path: key for key in _keys(Config)}
+    for key in _keys(SftConfig):
+        if key != known.get(key.path):
+            yield replace(key, text=f"{_SFT_MARK}{key.text}")
 
 
 @cache
@@ -133,6 +145,14 @@ An unknown key, a wrong value and values that do not fit together are refused, a
 
 This page is made from `vlm_rl/config.py`: `python -m vlm_rl.recipe.reference docs`.
 """
+_SFT_HEAD = """
+## vlm-rl sft
+
+A YAML file of [supervised fine-tuning](sft.md) has the sections `model`, `data`, `train`, `checkpoint` and `log`,
+`seed` and `out`. Their keys are those above, but for these:
+
+| key | value | default | |
+|---|---|---|---|"""
 _NAMES_HEAD = """\
 # Names from other trainers
 
@@ -152,9 +172,15 @@ def pages() -> dict[str, str]:
         if place != section:
             section = place
             lines.append(f"\n## {section}\n\n| key | value | default | |\n|---|---|---|---|")
-        default = f"`{key.default}`" if key.default else "required"
-        lines.append(f"| `{key.path}` | {key.kind} | {default} | {_cell(key.text)} |")
+        lines.append(_row(key))
+    lines.append(_SFT_HEAD)
+    lines += [_row(key) for key in _sft_keys()]
     return {"config.md": "\n".join(lines) + "\n", "other_trainers.md": f"{_NAMES_HEAD}\n{table()}\n"}
+
+
+def _row(key: Key) -> str:
+    default = f"`{key.default}`" if key.default else "required"
+    return f"| `{key.path}` | {key.kind} | {default} | {_cell(key.text.removeprefix(_SFT_MARK))} |"
 
 
 def _cell(text: str) -> str:

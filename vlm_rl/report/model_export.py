@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import Config
+from vlm_rl.config import Config, SftConfig, load_sft_config
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, base_of, load_merged
 from vlm_rl.data.model_folder import check_model_folder, check_weights
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.checkpoint_names import find_checkpoint
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
 
@@ -49,7 +49,7 @@ def export(options: argparse.Namespace) -> Path:
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         work.chmod(0o755)
         try:
-            _write_model(folder, work, run.config(), merges=merges)
+            _write_model(folder, work, _config_of(run), merges=merges)
             card = model_card(run, read_manifest(folder), is_adapter=base_of(work) is not None)
             (work / "README.md").write_text(card, encoding="utf-8")
             work.rename(out)  # replaces an empty folder
@@ -60,7 +60,11 @@ def export(options: argparse.Namespace) -> Path:
     return out
 
 
-def _write_model(folder: Path, work: Path, config: Config, *, merges: bool) -> None:
+def _config_of(run: RunDirectory) -> Config | SftConfig:
+    return load_sft_config(run.path / SFT_CONFIG) if run.config_file == SFT_CONFIG else run.config()
+
+
+def _write_model(folder: Path, work: Path, config: Config | SftConfig, *, merges: bool) -> None:
     """Write all but the model card."""
     skipped = _NOT_EXPORTED | (_OF_ADAPTERS if merges else set())
     if merges:
@@ -93,7 +97,7 @@ def model_card(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> st
 
 
 def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> Iterator[str]:
-    config = run.config()
+    config = _config_of(run)
     base = Path(config.model.path).name
     library, tags = ("peft", "[vlm-rl, lora]") if is_adapter else ("transformers", "[vlm-rl]")
     yield from (
@@ -106,7 +110,12 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
         "",
     )
     what = "A LoRA adapter for" if is_adapter else "A fine-tuned"
-    yield f"{what} {base}, trained by reinforcement learning with verifiable rewards."
+    how = (
+        "supervised fine-tuning"
+        if run.config_file == SFT_CONFIG
+        else "reinforcement learning with verifiable rewards"
+    )
+    yield f"{what} {base}, trained by {how}."
     if contaminated := sorted({*run.contaminated(), *manifest.info.get("contaminated", ())}):
         yield f"\n**CONTAMINATED: trained on rows of {', '.join(contaminated)}; its scores there mean nothing.**"
     yield from ("", "## Data", "", *(f"- {Path(name).name}" for name in config.data.train))
@@ -128,19 +137,26 @@ def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> I
         )
 
 
-def _recipe(config: Config, manifest: Manifest) -> dict[str, Any]:
-    rollout, train, lora = config.rollout, config.train, config.model.lora
+def _recipe(config: Config | SftConfig, manifest: Manifest) -> dict[str, Any]:
+    train, lora = config.train, config.model.lora
     trained = "all weights" if lora is None else f"LoRA, rank {lora.rank}, alpha {lora.alpha}, {lora.targets}"
     if lora is None and config.model.freeze:
         trained = f"all weights but {', '.join(config.model.freeze)}"
+    if isinstance(config, SftConfig):
+        algorithm, kl = "supervised", {}
+        batch, longest = f"{train.mini_batch_prompts} responses", config.data.max_response_tokens
+    else:
+        rollout, longest = config.rollout, config.rollout.max_tokens
+        algorithm, kl = config.algorithm.name, {"KL coefficient": config.algorithm.kl_coef}
+        batch = f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses"
     return {
-        "algorithm": config.algorithm.name,
+        "algorithm": algorithm,
         "trained": trained,
         "steps": f"{manifest.step} of {train.steps}",
-        "batch": f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses",
-        "longest response": f"{rollout.max_tokens} tokens",
+        "batch": batch,
+        "longest response": f"{longest} tokens",
         "learning rate": f"{train.lr:g} ({train.optimizer}, {train.schedule})",
-        "KL coefficient": config.algorithm.kl_coef,
+        **kl,
         "prompt template": config.data.template,
         "seed": config.seed,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 
 LATEST = "latest"
 
@@ -28,9 +28,9 @@ def find_checkpoint(path: Path) -> tuple[RunDirectory, Path]:
     Raises UserError where there is none.
     """
     if path.resolve().parent.name == "checkpoints" and path.is_dir():
-        return RunDirectory(path.resolve().parents[1]).open(), path
+        return _run_at(path.resolve().parents[1]), path
     folder, step = _run_and_step(path) or (path, None)
-    run = RunDirectory(folder).open()
+    run = _run_at(folder)
     known = dict(run.checkpoints())
     if not known or (step is not None and step not in known):
         has = f"it has {', '.join(map(str, known))}" if known else "it has none"
@@ -48,4 +48,9 @@ def _run_and_step(path: Path) -> tuple[Path, int | None] | None:
         step = None
     if path.name == "checkpoints":
         path = path.parent
-    return (path, step) if (path / "config.yaml").is_file() else None
+    return (path, step) if any((path / name).is_file() for name in ("config.yaml", SFT_CONFIG)) else None
+
+
+def _run_at(path: Path) -> RunDirectory:
+    supervised = {"config_file": SFT_CONFIG} if (path / SFT_CONFIG).is_file() else {}
+    return RunDirectory(path, **supervised).open()

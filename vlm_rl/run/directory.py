@@ -1,6 +1,6 @@
 """Read and write a run directory: the contract between training, report and demo.
 
-    config.yaml                          the resolved configuration
+    config.yaml                          the resolved configuration; of a supervised run: sft.yaml
     metrics.jsonl                        one object per line: step, attempt, then metrics; only appended to
     rollouts/step-000012.parquet         one row per response (RolloutRow)
     eval/<benchmark>/step-000060.parquet one row per response (EvalRecord)
@@ -32,11 +32,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_rl.config import Config, check_benchmark_name, load_config, save_config
+from vlm_rl.config import (
+    MUTABLE_KEYS,
+    Config,
+    ConfigSection,
+    SftConfig,
+    changed_keys,
+    check_benchmark_name,
+    load_config,
+    save_config,
+)
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
 from vlm_rl.run.writing import writing
+
+SFT_CONFIG = "sft.yaml"  # the configuration in the folder of a supervised run
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +67,9 @@ class EvalResult:
 class RunDirectory:
     """A run's folder. `create` makes a new one and `open` checks an existing one; all else needs one of the two."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, config_file: str = "config.yaml") -> None:
         self.path = Path(path)
+        self.config_file = config_file  # supervised runs have SFT_CONFIG, so that nothing takes them for others
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -69,8 +81,8 @@ class RunDirectory:
 
     # -- beginning ------------------------------------------------------------------------------
 
-    def create(self, config: Config) -> RunDirectory:
-        """Make the folder with its config.yaml; a failure leaves nothing behind.
+    def create(self, config: Config | SftConfig) -> RunDirectory:
+        """Make the folder with its configuration; a failure leaves nothing behind.
 
         Raises UserError where the folder exists and is not empty, or cannot be written.
         """
@@ -81,7 +93,7 @@ class RunDirectory:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
             work.chmod(0o755)
-            save_config(config, work / "config.yaml")
+            save_config(config, work / self.config_file)
             work.rename(self.path)  # replaces an empty folder, but not a filled one
         except OSError as error:
             if work is not None:
@@ -99,7 +111,7 @@ class RunDirectory:
         """Raise UserError where `create` would find something in its place."""
         if self.path.is_dir() and not any(self.path.iterdir()):
             return
-        if (self.path / "config.yaml").exists():
+        if (self.path / self.config_file).exists():
             raise UserError(f"{self.path} already holds a run; resume it with --resume, or choose a different out")
         if self.path.exists() or self.path.is_symlink():
             raise UserError(f"{self.path} exists and is not an empty folder; choose a different out")
@@ -108,8 +120,8 @@ class RunDirectory:
         """Check that this is a run. Raises UserError otherwise."""
         if not self.path.is_dir():
             raise UserError(f"no run directory at {self.path}; `vlm-rl train` or `vlm-rl quickstart` makes one")
-        if not (self.path / "config.yaml").is_file():
-            raise UserError(f"{self.path} is not a run directory: it has no config.yaml")
+        if not (self.path / self.config_file).is_file():
+            raise UserError(f"{self.path} is not a run directory: it has no {self.config_file}")
         return self
 
     def remove_leftovers(self) -> None:
@@ -263,6 +275,29 @@ class RunDirectory:
         """Return the benchmarks whose rows were trained on; empty for a clean run."""
         path = self.path / "CONTAMINATED.json"
         return tuple(_read_json(path).get("trained_on_test_rows_of", ())) if path.exists() else ()
+
+
+def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> None:
+    """Raise UserError where a resume changes a key that it has to keep.
+
+    Args:
+        path: the run's folder.
+        own: the configuration in it.
+        config: that of the resume.
+    """
+    previous, wanted = own.model_dump(), config.model_dump()
+    changed = [key for key in changed_keys(previous, wanted) if not key.startswith(MUTABLE_KEYS)]
+    if changed:
+        raise UserError(
+            f"{path}: cannot resume with a different {changed[0]}: the run has "
+            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
+        )
+
+
+def _value_at(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:

@@ -100,7 +100,7 @@ def next_commands(out: str | Path, evaluated: Sequence[str]) -> str:
     )
 
 
-def resume_command(out: str | Path) -> str:
+def resume_command(out: str | Path, *, command: str = "train") -> str:
     """Return the command that resumes the run in this folder on the same number of ranks."""
     ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     start = "vlm-rl"
@@ -109,7 +109,7 @@ def resume_command(out: str | Path) -> str:
             f"--nproc-per-node {here}" if here == ranks else "..."
         )  # several nodes need the options that started them
         start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl"
-    return f"{start} train {shlex.quote(str(out))} --resume"
+    return f"{start} {command} {shlex.quote(str(out))} --resume"
 
 
 class StepLine:

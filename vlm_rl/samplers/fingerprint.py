@@ -40,6 +40,11 @@ class Fingerprint:
     checksum: int  # 0 <= checksum < 2**64
     layout: Layout = field(compare=False)  # what was hashed: an engine is asked for the same
 
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        """Return the fingerprint of the tensors of both, which have no name in common."""
+        assert not self.layout.keys() & other.layout.keys()
+        return Fingerprint((self.checksum + other.checksum) % (1 << 64), {**self.layout, **other.layout})
+
 
 class FingerprintBuilder:
     """Adds tensors up one by one, for weights that are never in memory all at once.

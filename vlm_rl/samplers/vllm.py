@@ -8,17 +8,23 @@ response never depends on what was generated earlier.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
+from vlm_rl.config import LoraConfig
+from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
@@ -56,6 +62,7 @@ class VllmSampler:
         batch_size: int,
         dtype: torch.dtype,
         options: Mapping[str, Any] | None = None,
+        adapter: LoraConfig | None = None,
         seed: int = 0,
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
@@ -82,6 +89,8 @@ class VllmSampler:
         settings.setdefault("enable_sleep_mode", not self._on_cpu)
         if not self._on_cpu:
             settings.setdefault("gpu_memory_utilization", 0.45)  # the learner lives on the same device
+        if adapter is not None:
+            settings |= _adapter_settings(adapter)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
         try:
@@ -95,6 +104,7 @@ class VllmSampler:
         # The finalizer would destroy torch.distributed's default group, which may be the learner's by then.
         self._llm.llm_engine.engine_core._finalizer.detach()
         self._asleep = False
+        self._adapter, self._loaded = adapter, None
         self._as_published = as_published(model_path)
         self._buffers = self._llm.collective_rpc(worker_buffers)[0]
 
@@ -132,7 +142,7 @@ class VllmSampler:
         names: list[str] = []
         try:
             for number, (request, setting) in enumerate(zip(requests, settings, strict=True)):
-                names.append(engine.add_request(str(number), request, setting))
+                names.append(engine.add_request(str(number), request, setting, lora_request=self._loaded))
             while engine.has_unfinished_requests():
                 for output in engine.step():
                     if output.finished:
@@ -148,7 +158,7 @@ class VllmSampler:
         engine: Any = self._llm.llm_engine
         settings = self._sampling(params, response_seed(seed, step, prompt.problem_id, 0), whole=False)
         with _global_random_state_kept():
-            name = engine.add_request("stream", _request(prompt), settings)
+            name = engine.add_request("stream", _request(prompt), settings, lora_request=self._loaded)
         given = 0
         try:
             while engine.has_unfinished_requests():
@@ -161,13 +171,19 @@ class VllmSampler:
             engine.abort_request([name], internal=True)
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
-        """See Sampler.load_weights. The key-value cache wakes last: learner and engine weights come first."""
+        """See Sampler.load_weights. The key-value cache wakes last: learner and engine weights come first.
+
+        With an adapter, the tensors are its own, and take the place of the last one's.
+        """
         if self._asleep:
             self._llm.wake_up(tags=["weights"])  # brings the buffers back too
-        if self._on_cpu:
-            self._llm.collective_rpc(forget_expert_kernels)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._as_published(tensors)})
-        self._llm.collective_rpc(repack_heads)
+        if self._adapter is not None:
+            self._load_adapter(tensors, self._adapter.rank)
+        else:
+            if self._on_cpu:
+                self._llm.collective_rpc(forget_expert_kernels)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._as_published(tensors)})
+            self._llm.collective_rpc(repack_heads)
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -175,14 +191,37 @@ class VllmSampler:
         check_buffers(self.name, self._llm.collective_rpc(worker_buffers)[0], self._buffers)
         self.policy_version = version
 
+    def _load_adapter(self, tensors: NamedTensors, rank: int) -> None:
+        """Replace the engine's adapter. The new one has a new id: nothing that belongs to the old one can be used.
+
+        vLLM reads an adapter from a folder. The scaling is in B already.
+        """
+        from vllm.lora.request import LoRARequest
+
+        named = {f"{PREFIX}{name}": tensor.detach().to("cpu", self.dtype, copy=True) for name, tensor in tensors}
+        layers = sorted({name.split(".")[-3] for name in named})
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
+        number = 1 if self._loaded is None else self._loaded.lora_int_id + 1
+        with TemporaryDirectory(prefix="adapter-") as folder:
+            save_file(named, Path(folder) / ADAPTER_WEIGHTS)
+            (Path(folder) / ADAPTER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+            if self._loaded is not None:
+                self._llm.llm_engine.remove_lora(self._loaded.lora_int_id)
+            self._loaded = LoRARequest(f"adapter-{number}", number, folder)
+            self._llm.llm_engine.add_lora(self._loaded)
+        assert self._llm.llm_engine.list_loras() == {number}
+
     def fingerprint(self, layout: Layout) -> Fingerprint:
         """See Sampler.fingerprint. The weights are read back inside the worker."""
         return self._llm.collective_rpc(worker_fingerprint, kwargs={"layout": layout, "dtype": self.dtype})[0]
 
     def sleep(self) -> None:
-        """See Sampler.sleep. Weights and key-value cache are dropped; on a CPU only the engine's states change."""
+        """See Sampler.sleep. Weights and key-value cache are dropped; on a CPU only the engine's states change.
+
+        With an adapter the weights go to host memory, since no sync brings them.
+        """
         if not self._asleep:
-            self._llm.sleep(level=2)
+            self._llm.sleep(level=2 if self._adapter is None else 1)
             self._asleep = True
 
     def close(self) -> None:
@@ -239,6 +278,16 @@ def import_vllm() -> Any:
     import vllm
 
     return vllm
+
+
+def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
+    """Return vLLM's options for one adapter. Raises UserError for a rank that it does not take."""
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= adapter.rank]
+    if not ranks:
+        raise UserError(f"model.lora.rank is {adapter.rank}, above what vLLM takes: set model.lora.sync=merged")
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
 
 
 class NcclGroup:

@@ -59,13 +59,21 @@ def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]
     engine's own name.
     """
     placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
-    own = {name for name, _ in model.named_parameters()}
+    own = {_without_wrapper(name) for name, _ in model.named_parameters()}
     packed: dict[str, Sequence[str]] = {}  # a fused module's name -> its parts'; Qwen2-VL leaves this to its parts
     for module in model.modules():
         packed |= getattr(module, "packed_modules_mapping", {})
+    factors: dict[
+        tuple[str, str], dict[int, str]
+    ] = {}  # the engine's layer and A or B -> the part's first row -> name
     for name, shape in layout.items():
-        if (place := _place(model, own, packed, name, rows=shape[0])) is not None:
+        layer, is_factor, factor = name.partition(".lora_")
+        place = _place(model, own, packed, f"{layer}.weight" if is_factor else name, rows=shape[0])
+        if place is not None and is_factor:
+            factors.setdefault((place[0].removesuffix(".weight"), factor[0]), {})[place[1].start] = name
+        elif place is not None:
             placed.setdefault(place[0], []).append((place[1], name))
+    yield from _adapter_tensors(model, factors, layout)
     for name, tensor in _engine_tensors(model):
         covered = 0
         for rows, source in placed.get(name, ()):
@@ -73,6 +81,39 @@ def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]
             covered += rows.stop - rows.start
         if not placed.get(name) or bool(tensor[covered:].any()):
             yield f"{name} (the engine's)", tensor
+
+
+def _adapter_tensors(
+    model: Any, factors: Mapping[tuple[str, str], Mapping[int, str]], layout: Layout
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the only adapter that the engine holds under the learner's names.
+
+    A layer has a slot for it. Each part of a fused layer has its own A and B, filled up with zeros to the engine's
+    rank. What the learner does not name must be zero; otherwise it comes under the engine's own name.
+
+    Args:
+        model: the engine's.
+        factors: of the engine's layer and A or B, the learner's name by the part's first row.
+        layout: the learner's shapes.
+    """
+    for prefix, module in model.named_modules():
+        if not hasattr(module, "lora_a_stacked"):
+            continue
+        sizes = [len(b[0, 0]) for b in module.lora_b_stacked]
+        for factor, stacked in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked)):
+            names = factors.get((prefix, factor), {})
+            for part, slots in enumerate(stacked):
+                name = names.get(sum(sizes[:part]))
+                rows, columns = layout[name] if name else (0, 0)
+                if name:
+                    yield name, slots[0, 0, :rows, :columns]
+                if bool(slots[0, 0, rows:].any() or slots[0, 0, :, columns:].any()):
+                    yield f"{prefix}.lora_{factor}.{part} (the engine's)", slots
+
+
+def _without_wrapper(name: str) -> str:
+    """Return the name of a weight without the layer that vLLM puts around it for adapters."""
+    return name.replace(".base_layer.", ".")
 
 
 def _place(
@@ -105,7 +146,8 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     given, so that the fingerprint cannot agree.
     """
     seen: set[int] = set()
-    for prefix, module in model.named_modules():
+    for wrapped, module in model.named_modules():
+        prefix = wrapped.removesuffix(".base_layer")
         parameters = dict(module.named_parameters(recurse=False))
         if (kernel := _expert_kernel(module)) is not None and parameters["w13_weight"].device.type == "cpu":
             yield from ((f"{prefix}.{name}", tensor) for name, tensor in _unpack_experts(parameters, kernel))

@@ -1,0 +1,248 @@
+"""Supervised fine-tuning: the loss against transformers' own, and runs of `vlm-rl sft`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from transformers import AutoModelForImageTextToText
+
+from tests.helpers.prepared_sets import write_problems
+from tests.helpers.toy_runs import Toys, metrics_of, state_of, toy_problem
+from vlm_rl.config import load_sft_config
+from vlm_rl.data.prompts import PromptBuilder, PromptCache
+from vlm_rl.data_prep.counting_squares import SQUARES
+from vlm_rl.learner.dry_run import dry_run, print_dry_run, without_sampling
+from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.sft import Example, pack_examples
+from vlm_rl.losses import supervised_loss
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
+
+COLD_START = Path(__file__).resolve().parents[2] / "configs" / "sft" / "cold_start_7b.yaml"
+
+
+def with_response(problem: Problem, response: str) -> Problem:
+    return replace(problem, meta={**problem.meta, "response": response})
+
+
+def text_problem(index: int) -> Problem:
+    return Problem(f"text-{index}", f"How many red squares? ({index})", (), "3", "integer")
+
+
+# -- the loss ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Example]:
+    """Return examples of different lengths, with an image and without."""
+    long, short = "<think>one red, two red</think><answer>\\boxed{2}</answer>", "\\boxed{3}"
+    return [
+        Example(toy_problem(0, "train", 2), long),
+        Example(text_problem(0), short),
+        Example(toy_problem(1, "train", 2), short),
+        Example(text_problem(1), long),
+    ]
+
+
+def labels_loss(model: Any, examples: list[Example], builder: PromptBuilder) -> Tensor:
+    """Return the loss that transformers computes from labels, on rows padded to the longest."""
+    prompts = [builder.build(example.problem) for example in examples]
+    rows = [
+        (prompt, builder.encode_response(example.response)) for prompt, example in zip(prompts, examples, strict=True)
+    ]
+    size = (len(rows), max(len(prompt.ids) + len(ids) for prompt, ids in rows))
+    inputs, labels = torch.zeros(size, dtype=torch.int64), torch.full(size, -100)
+    for row, (prompt, ids) in enumerate(rows):
+        end = len(prompt.ids) + len(ids)
+        inputs[row, :end] = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
+        labels[row, len(prompt.ids) : end] = inputs[row, len(prompt.ids) : end]
+    vision = [prompt.vision for prompt in prompts if prompt.vision]
+    attended = torch.arange(size[1]) < torch.tensor([[len(prompt.ids) + len(ids)] for prompt, ids in rows])
+    return model(
+        input_ids=inputs,
+        attention_mask=attended.long(),
+        labels=labels,
+        pixel_values=torch.cat([images["pixel_values"] for images in vision]).double(),
+        image_grid_thw=torch.cat([images["image_grid_thw"] for images in vision]),
+        mm_token_type_ids=(inputs == model.config.image_token_id).int(),
+    ).loss
+
+
+def test_the_loss_is_transformers_own_for_labels(tiny_model: Path, examples: list[Example]) -> None:
+    """In float64, whose logits both round to float32; gradients of every weight too, over several rows."""
+    builder = PromptBuilder(tiny_model, template=TEMPLATES["think_answer"])
+    reference: Any = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float64)
+    expected = labels_loss(reference, examples, builder)
+    expected.backward()
+    # patched: transformers' own norms compute in float32, the padded rows' too; the tolerance holds their rounding
+    policy = Policy(load_model(tiny_model, dtype=torch.float64), banned_ids=(), temperature=1.0, layer_patches=False)
+    lengths = [len(builder.build(example.problem).ids) for example in examples]
+    rows = pack_examples(examples, lengths, builder, PromptCache(builder), policy, 200)
+    assert len(rows) > 1
+    losses = []
+    for row in rows:
+        if row.vision:
+            row.vision["pixel_values"] = row.vision["pixel_values"].double()
+        loss, _ = supervised_loss(*policy(row), row.loss)
+        loss.backward()
+        losses.append(loss.detach())
+    torch.testing.assert_close(
+        torch.stack(losses).sum(), expected.detach().double(), rtol=1e-6, atol=0, check_dtype=False
+    )
+    ours = dict(policy.model.named_parameters())
+    for name, parameter in reference.named_parameters():
+        scale = float(parameter.grad.abs().max())
+        torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=0, atol=1e-5 * max(scale, 1e-3))
+
+
+# -- runs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learnable(toys: Toys) -> Path:
+    """Return a prepared set with responses, one of them too long."""
+    rng = np.random.default_rng(0)
+    problems = SQUARES.make_problems(12, seed=0, split="train")
+    rows = [
+        with_response(toy_problem(index, "train", 12), SQUARES.trace(problem, "guess", rng))
+        for index, problem in enumerate(problems)
+    ]
+    rows[5] = with_response(rows[5], "red " * 60)
+    return write_problems(rows, toys.folder / "learnable", {"min_pixels": 3136, "max_pixels": 1_003_520})
+
+
+def sft_file(toys: Toys, learnable: Path, name: str, **changes: Any) -> tuple[Path, RunDirectory]:
+    out = toys.folder / "sft" / name
+    tree: dict[str, Any] = {
+        "seed": 3,
+        "out": str(out),
+        "model": {"path": str(toys.random_model)},
+        "data": {"train": [str(learnable)], "max_prompt_tokens": 160, "max_response_tokens": 40},
+        "train": {"steps": 4, "mini_batch_prompts": 4, "micro_batch_tokens": 300, "lr": 3e-3, "zero_stage": 0},
+        "checkpoint": {"every": 2},
+    }
+    for section, values in changes.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    path = toys.folder / f"sft-{name}.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path, RunDirectory(out, config_file=SFT_CONFIG)
+
+
+def run_sft(toys: Toys, learnable: Path, name: str, **changes: Any) -> RunDirectory:
+    path, run = sft_file(toys, learnable, name, **changes)
+    result = toys.runner("sft", path)
+    assert result.code == 0, result.output[-3000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(toys: Toys, learnable: Path) -> RunDirectory:
+    return run_sft(toys, learnable, "whole")
+
+
+def test_a_run_learns_and_counts_what_it_leaves_out(whole: RunDirectory, learnable: Path) -> None:
+    records = whole.metrics()
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert records[-1]["loss"] < records[0]["loss"] - 0.5
+    last = records[-1]
+    assert last["data/trained"] == 16 and last["data/skipped/too_long"] >= 1
+    assert last["data/drawn"] == last["data/trained"] + last["data/skipped"]
+    assert last["epoch"] == last["data/drawn"] / 12
+    assert [step for step, _ in whole.checkpoints()] == [2, 4]
+    assert load_sft_config(whole.path / SFT_CONFIG).data.train == [str(learnable)]
+
+
+@pytest.mark.slow
+def test_training_starts_from_its_checkpoint(toys: Toys, whole: RunDirectory) -> None:
+    (_, folder) = whole.checkpoints()[-1]
+    train = {"steps": 1}
+    run = toys.train_run("after-sft", model={"path": str(folder)}, train=train, checkpoint={"every": 1})
+    assert run.metrics()[0]["rollout/logprob_gap"] < 1e-5
+
+
+def test_a_stopped_run_resumes_bit_for_bit(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
+    """SIGTERM arrives during the save after step 2, so that the run ends after step 3, which is saved too."""
+    path, run = sft_file(toys, learnable, "stopped")
+    result = toys.runner("sft", path, faults={"terminate_in": {"phase": "save", "step": 1}})
+    assert result.code == 75 and f"resume with: vlm-rl sft {run.path} --resume" in result.output, result.output[
+        -3000:
+    ]
+    assert [step for step, _ in run.checkpoints()] == [2, 3]
+    result = toys.runner("sft", run.path, "--resume")
+    assert result.code == 0, result.output[-3000:]
+    assert metrics_of(run) == metrics_of(whole)
+    assert state_of(run) == state_of(whole)
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_exported_and_trained_further(toys: Toys, learnable: Path) -> None:
+    lora = {"path": str(toys.random_model), "lora": {"rank": 4}}
+    run = run_sft(toys, learnable, "lora", model=lora, train={"steps": 2, "lr": 3e-2})
+    (_, folder) = run.checkpoints()[-1]
+    assert (folder / "adapter_model.safetensors").is_file() and not (folder / "model.safetensors").exists()
+    result = toys.runner("sft", run.path, "train.steps=4", "--resume")
+    assert result.code == 0, result.output[-3000:]
+    losses = [record["loss"] for record in run.metrics()]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.3
+    merged = toys.folder / "sft-merged"
+    result = toys.runner("export", run.path, "--merge", "--out", merged)
+    assert result.code == 0, result.output[-3000:]
+    assert "supervised fine-tuning" in (merged / "README.md").read_text()
+    toys.train_run("after-sft-lora", model={"path": str(merged)}, train={"steps": 1}, checkpoint={"every": 1})
+
+
+@pytest.mark.slow
+def test_two_ranks_take_the_same_steps(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
+    path, run = sft_file(toys, learnable, "two-ranks", train={"zero_stage": 2})
+    result = toys.runner("sft", path, ranks=2)
+    assert result.code == 0, result.output[-3000:]
+    for ours, theirs in zip(run.metrics(), whole.metrics(), strict=True):
+        for key in ("loss", "grad_norm", "tokens", "entropy"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+        assert ours["data/drawn"] == theirs["data/drawn"]
+
+
+# -- mistakes, and the plan ----------------------------------------------------------------------------
+
+
+def test_mistakes_are_one_message_each(toys: Toys, learnable: Path, whole: RunDirectory) -> None:
+    path, _ = sft_file(toys, learnable, "mistakes")
+    for words, message in (
+        ([f"data.train=[{toys.train}]"], "has no response to learn: prepare its set again and name the column with"),
+        ([f"data.eval=[{toys.heldout}]"], "nothing is evaluated here: run vlm-rl eval on a checkpoint"),
+        (["data.max_response_tokens=3"], "no row of"),
+        (["train.micro_batch_tokens=30"], "train.micro_batch_tokens (30) is below data.max_response_tokens (40)"),
+        (["rollout.max_tokens=30"], "unknown key rollout"),
+        ([f"out={whole.path}"], "already holds a run; resume it with --resume"),
+        ([f"out={whole.path}", "--resume", "train.lr=1.0"], "cannot resume with a different train.lr"),
+    ):
+        result = toys.runner("sft", path, *words)
+        assert result.code == 2 and message in result.output, result.output[-3000:]
+        assert "Traceback" not in result.output
+
+
+def test_the_shipped_recipe_fits_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_sft_config(COLD_START)
+    plan = dry_run(without_sampling(config), num_ranks=8)
+    print_dry_run(plan, samples=False)
+    assert "supervised, 64 responses a step" in capsys.readouterr().out
+    assert plan.memory.update < 0.9 * 80e9
+
+
+def test_the_dry_run_counts_no_engine(toys: Toys, learnable: Path) -> None:
+    path, run = sft_file(toys, learnable, "dry")
+    result = toys.runner("sft", path, "--dry-run")
+    assert result.code == 0 and not run.path.exists()
+    assert "supervised, 4 responses a step" in result.output and "optimizer  4 steps" in result.output
+    assert "engine" not in result.output and "key-value" not in result.output
+    block = json.loads(result.output[result.output.index("DeepSpeed block:") + len("DeepSpeed block:") :])
+    assert block["zero_optimization"]["stage"] == 0

@@ -1,0 +1,135 @@
+"""From folders to what a run works with: the prompt builder, and the policy, compared with the unmodified model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from vlm_rl.config import Config, DataConfig, ModelConfig, SftConfig
+from vlm_rl.data.adapters import BaseModel, base_of
+from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import check_patch_size
+from vlm_rl.distributed import from_main, model_dtype, rank
+from vlm_rl.errors import UserError
+from vlm_rl.learner import layer_patches
+from vlm_rl.learner.architectures import PADDED_COST
+from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.terminal import make_console
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem, Prompt
+
+
+def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:
+    check_model_folder(model_path)
+    if base_of(model_path) is not None:
+        raise UserError(
+            f"model.path: {model_path} holds an adapter, and training starts from a whole model: merge it first, "
+            f"with vlm-rl export {model_path} --merge --out FOLDER"
+        )
+    builder = PromptBuilder(
+        model_path,
+        template=TEMPLATES[config.template],
+        min_pixels=config.min_pixels,
+        max_pixels=config.max_pixels,
+    )
+    builder.check_template()
+    check_patch_size([*config.train, *config.eval], builder.patch_size)
+    return builder
+
+
+def check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> None:
+    """Raise UserError where every training prompt is too long: drawing prompts would never end."""
+    lengths: dict[str, int] = {}
+    for problem in problems:
+        lengths[problem.id] = len(builder.build(problem).ids)
+        if lengths[problem.id] <= config.max_prompt_tokens:
+            return
+    shortest = min(lengths, key=lengths.__getitem__)
+    raise UserError(
+        f"no prompt of {', '.join(config.train)} fits data.max_prompt_tokens {config.max_prompt_tokens}: the "
+        f"shortest, {shortest!r}, has {lengths[shortest]} tokens; raise it, "
+        "or lower data.max_pixels and prepare again"
+    )
+
+
+def prompts_to_check(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> list[Prompt]:
+    """Return the first prompt with images and the first without that fit, or the one of them there is."""
+    chosen: dict[bool, Prompt] = {}
+    for problem in problems:
+        if (has_images := bool(problem.images)) not in chosen:
+            prompt = builder.build(problem)
+            if len(prompt.ids) <= config.max_prompt_tokens:
+                chosen[has_images] = prompt
+        if len(chosen) == 2:
+            break
+    return list(chosen.values())
+
+
+def load_policy(
+    path: Path,
+    config: Config | SftConfig,
+    device: torch.device,
+    prompts: Sequence[Prompt],
+    *,
+    banned_ids: Sequence[int],
+    temperature: float,
+) -> tuple[Policy, SelfCheck]:
+    """Return the policy with what `config.model` asks for, and the comparison with the unmodified model.
+
+    Args:
+        path: the model's folder.
+        config: of the run.
+        device: this rank's.
+        prompts: to compare on.
+        banned_ids: ids at log-prob -inf.
+        temperature: divides the logits.
+
+    Raises UserError for a damaged folder, and for a model that is computed wrongly.
+    """
+    settings, dtype = config.model, model_dtype(device, config.model.dtype)
+    from_main(lambda: check_whole(path))
+    in_4bit = settings.lora is not None and settings.lora.load_in_4bit
+    model: Any = load_model(path, dtype=dtype, rows=settings.rows, in_4bit_on=device if in_4bit else None)
+    if not in_4bit:
+        model.to(device)
+    check = SelfCheck(model, prompts, banned_ids=banned_ids, temperature=temperature)
+    policy = policy_of(model, settings, banned_ids=banned_ids, temperature=temperature)
+    if settings.lora is not None:
+        base = BaseModel(str(path.resolve()), from_main(lambda: weights_sha256(path)))
+        policy.add_adapters(settings.lora, base=base, seed=config.seed)
+    check.compare(policy, path=path)  # new adapters change nothing
+    if rank() == 0:
+        console = make_console()
+        console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
+        if policy.is_padded:
+            console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
+    policy.freeze(settings.freeze)
+    if settings.offload_activations or settings.gradient_checkpointing:
+        policy.enable_checkpointing(offload=settings.offload_activations)
+    return policy, check
+
+
+def policy_of(
+    model: PreTrainedModel, settings: ModelConfig, *, banned_ids: Sequence[int], temperature: float
+) -> Policy:
+    """Return the model as a policy."""
+    return Policy(
+        model,
+        banned_ids=banned_ids,
+        temperature=temperature,
+        layer_patches=settings.layer_patches,
+        rows=settings.rows,
+    )
+
+
+def check_whole(model_path: Path) -> None:
+    """Raise UserError for a checkpoint that differs from its manifest, and for weights of less than a whole model."""
+    verify_model(model_path)
+    check_weights(model_path)
