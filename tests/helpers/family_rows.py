@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,17 @@ def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
 
 def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
     tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
-    extra: dict[str, Any] = dict(prompt.vision)
-    if hasattr(model.config, "vision_config"):
-        model.model.rope_deltas = None  # state that an earlier call left on the model
-        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
+    extra = own_inputs(model, tokens[None], prompt.vision)
     logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
     logits[:, BANNED] = float("-inf")
     return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
+
+
+def own_inputs(model: Any, ids_1T: Tensor, vision: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the unmodified model takes beside the ids of a prompt and its response."""
+    if model.config.model_type == "idefics3":
+        return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
+    if not hasattr(model.base_model, "get_rope_index"):
+        return dict(vision)
+    model.model.rope_deltas = None  # state that an earlier call left on the model
+    return {**vision, "mm_token_type_ids": (ids_1T == model.config.image_token_id).int()}

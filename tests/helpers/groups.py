@@ -75,14 +75,18 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
 
     A text model has a tokenizer alone.
     """
-    rendered = "<|vision_start|><|image_pad|><|vision_end|>" * len(images) + text
     if not (model / "processor_config.json").exists():
         ids = np.array(_tokenizer(model)(text)["input_ids"], dtype=np.int32)
         return Prompt(text, text=text, prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
     processor = _processor(model)
+    is_qwen = processor.image_token == "<|image_pad|>"
+    image = "<|vision_start|><|image_pad|><|vision_end|>" if is_qwen else processor.image_token
+    rendered = image * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
     vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw") if key in encoded}
+    if vision and not is_qwen:
+        vision = {"pixel_values": vision["pixel_values"].flatten(0, -4)}  # Idefics3's are of one sequence
     return Prompt(
         problem_id=text,
         text=rendered,

@@ -49,6 +49,8 @@ PADDED_COST = "which computes the prompt again for each of its responses"
 SUPPORTED = {
     "gemma2": _PADDED_TEXT,  # soft caps
     "gemma3_text": _TEXT,
+    "idefics3": Family("model.vision_model.", ("model.connector.",)),
+    "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
     "mistral": _TEXT,
     "qwen2": _TEXT,

@@ -115,10 +115,7 @@ class VllmSampler:
             settings["max_num_batched_tokens"] = max(8192, max_model_len)
         else:
             settings["gpu_memory_utilization"] = 0.45  # the learner lives on the same device
-        if builder.is_vision:
-            size = {"shortest_edge": builder.min_pixels, "longest_edge": builder.max_pixels}
-            settings["mm_processor_kwargs"] = {"size": size}
-            settings["limit_mm_per_prompt"] = {"video": 0}
+        settings |= builder.engine_options
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings["distributed_executor_backend"] = "external_launcher"
         try:
