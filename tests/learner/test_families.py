@@ -238,6 +238,13 @@ def test_a_type_that_is_not_listed_trains_in_padded_rows(tmp_path: Path) -> None
     check.compare(policy, path=tmp_path)
 
 
+def test_a_language_model_of_an_unknown_type_is_refused_in_a_known_family() -> None:
+    """InternVL3.5 comes with gpt-oss too, whose sinks a packed row would leave out without a word."""
+    check_architecture(AutoConfig.for_model("internvl", text_config={"model_type": "qwen3"}), path="m")
+    with pytest.raises(UserError, match="'internvl' whose language model is of type 'gpt_oss'"):
+        check_architecture(AutoConfig.for_model("internvl", text_config={"model_type": "gpt_oss"}), path="m")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
