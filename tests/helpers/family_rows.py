@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.families import VISION_FAMILIES
-from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
+from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, own_inputs, pack, random_group
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy
@@ -54,13 +54,3 @@ def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
     logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
     logits[:, BANNED] = float("-inf")
     return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]
-
-
-def own_inputs(model: Any, ids_1T: Tensor, vision: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what the unmodified model takes beside the ids of a prompt and its response."""
-    if model.config.model_type == "idefics3":
-        return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
-    if not hasattr(model.base_model, "get_rope_index"):
-        return dict(vision)
-    model.model.rope_deltas = None  # state that an earlier call left on the model
-    return {**vision, "mm_token_type_ids": (ids_1T == model.config.image_token_id).int()}

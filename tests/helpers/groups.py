@@ -6,7 +6,7 @@ unmodified transformers model with its own positions and its own attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -98,6 +98,16 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
     )
 
 
+def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the unmodified model takes beside the ids of a prompt and its response."""
+    if model.config.model_type == "idefics3":
+        return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
+    if not hasattr(model.base_model, "get_rope_index"):
+        return dict(vision)
+    model.model.rope_deltas = None  # state that an earlier call left on the model
+    return {**vision, "mm_token_type_ids": (ids_BT == model.config.image_token_id).int()}
+
+
 @cache
 def _processor(model: Path) -> Any:
     return AutoProcessor.from_pretrained(model)
@@ -171,10 +181,7 @@ def padded_scores(
         attention[row, : len(tokens)] = 1
     vision = [prompt.vision for prompt, _ in rows if prompt.vision]
     extra = {key: torch.cat([v[key] for v in vision]) for key in vision[0]} if vision else {}
-    if hasattr(reference.config, "image_token_id"):
-        reference.model.rope_deltas = None  # state that an earlier call left on the model
-        is_image = (input_ids == reference.config.image_token_id) & attention.bool()
-        extra["mm_token_type_ids"] = is_image.int()
+    extra = own_inputs(reference, input_ids, extra)
     logits = reference(input_ids=input_ids, attention_mask=attention, use_cache=False, **extra).logits
     logits = logits / temperature
     logits[..., list(banned)] = float("-inf")

@@ -46,7 +46,7 @@ IDEFICS3_TEMPLATE = (
 def tiled_processor(model_type: str, tokenizer_of: Path) -> Any:
     """Return the family's processor with the tokenizer of a tiny model, to which it adds its own tokens."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
-    normal = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    normal: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     if model_type == "idefics3":
         tokenizer.add_special_tokens({"additional_special_tokens": MARKS}, replace_extra_special_tokens=False)
         own = Idefics3ImageProcessor(max_image_size={"longest_edge": SIDE}, size={"longest_edge": 3 * SIDE}, **normal)

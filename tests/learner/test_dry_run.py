@@ -36,7 +36,7 @@ PUBLISHED = {
     "Qwen3-VL-4B-Instruct": 4_437_815_808,
 }
 
-# Its two parts: Qwen2.5-7B with 390 rows less in each of its two embeddings, and a tower of 24 layers, with a projector.
+# Its parts: Qwen2.5-7B with 390 rows less in each of its two embeddings, a tower of 24 layers, and a projector.
 _LAYER = 4 * (1024**2 + 1024) + 2 * 4096 * 1024 + 4096 + 1024 + 2 * (2 * 1024 + 1024)  # norms, and a scale for each
 _TOWER = 3 * 14**2 * 1024 + 1024 + 1024 + (1 + 32**2) * 1024 + 24 * _LAYER  # patches, class token, positions
 _PROJECTOR = 2 * 4096 + 4096 * 3584 + 3584 + 3584**2 + 3584

@@ -16,9 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from tests.helpers.family_rows import own_inputs
-from tests.helpers.groups import load_reference
-from tests.helpers.images import noise_png
+from tests.helpers.groups import load_reference, own_inputs
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED

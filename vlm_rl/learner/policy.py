@@ -161,7 +161,7 @@ class Policy(nn.Module):
         output} skips the tower.
         """
         if only_features:
-            return torch.stack(self._image_features(row), dim=1)
+            return torch.stack(tuple(self._image_features(row)), dim=1)
         padded = padded_rows(row.spans).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
         return self.head(self.hidden_states(row, padded).index_select(0, predictor_K), row.target_K)
