@@ -17,6 +17,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from tests.helpers.groups import load_reference, own_inputs
+from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
