@@ -199,11 +199,11 @@ def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder
 
 
 def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None) -> Options:
-    """Return the options with the patch size of the builder's model.
+    """Return the options with the patch size of the builder's model, where its images lie on a grid of patches.
 
     Raises UserError where a different one was chosen.
     """
-    if not builder.is_vision:
+    if not builder.is_vision or builder.patch_size is None:
         return options
     if chosen not in (None, builder.patch_size):
         raise UserError(

@@ -46,7 +46,7 @@ HOMES = {
     "math_verify": "vlm_rl/grading/symbolic_server.py",
     "sympy": "vlm_rl/grading/symbolic_server.py",
     "latex2sympy2_extended": "vlm_rl/grading/symbolic_server.py",
-    "qwen_vl_utils": "vlm_rl/data/prompts.py",
+    "qwen_vl_utils": "vlm_rl/data/vision_qwen.py",
 }
 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "S"}

@@ -18,11 +18,13 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.learner.architectures import SUPPORTED
 
 TEXT_FAMILIES = [name for name, family in SUPPORTED.items() if not family.tower]
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
+TILED_FAMILIES = ["idefics3", "internvl"]
 
 # A head is 32 wide, the smallest width that vLLM's CPU attention takes; Qwen3's are wider than hidden size / heads.
 TEXT: dict[str, Any] = {
@@ -96,7 +98,8 @@ VISION: dict[str, dict[str, Any]] = {
 
 def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes: Any) -> Path:
     """Write a tiny random model of a type, with the tokenizer of another tiny model, and return its folder."""
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    processor = _processor(model_type, tokenizer_of) if model_type in VISION_FAMILIES else None
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of) if processor is None else processor.tokenizer
     text = {
         **TEXT,
         **OF_TYPE.get(model_type, {}),
@@ -106,9 +109,9 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
         "pad_token_id": tokenizer.pad_token_id,
         **changes,
     }
-    if model_type in VISION_FAMILIES:
-        config = _vision_config(model_type, text, AutoConfig.from_pretrained(tokenizer_of))
-        _processor(model_type, tokenizer_of).save_pretrained(folder)
+    if processor is not None:
+        config = _vision_config(model_type, text, AutoConfig.from_pretrained(tokenizer_of), tokenizer)
+        processor.save_pretrained(folder)
         auto: Any = AutoModelForImageTextToText
     else:
         config = AutoConfig.for_model(model_type, **text)
@@ -122,7 +125,9 @@ def build_family(model_type: str, folder: Path, *, tokenizer_of: Path, **changes
     return folder
 
 
-def _vision_config(model_type: str, text: dict[str, Any], known: Any) -> Any:
+def _vision_config(model_type: str, text: dict[str, Any], known: Any, tokenizer: Any) -> Any:
+    if model_type in TILED_FAMILIES:
+        return AutoConfig.for_model(model_type, **tiled_config(model_type, text, tokenizer))
     ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     rope: dict[str, Any] = {**ROPE, "mrope_section": [4, 6, 6]}
     if model_type.startswith("qwen3"):
@@ -138,6 +143,8 @@ def _vision_config(model_type: str, text: dict[str, Any], known: Any) -> Any:
 
 
 def _processor(model_type: str, tokenizer_of: Path) -> Any:
+    if model_type in TILED_FAMILIES:
+        return tiled_processor(model_type, tokenizer_of)
     known = AutoProcessor.from_pretrained(tokenizer_of)
     if model_type == "qwen2_5_vl":
         return known

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.families import VISION_FAMILIES
-from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
+from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, own_inputs, pack, random_group
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy
@@ -50,10 +50,7 @@ def unmodified_logp(model: Any, groups: Sequence[WeighedGroup]) -> Tensor:
 
 def _alone(model: Any, prompt: Prompt, ids: np.ndarray) -> Tensor:
     tokens = torch.from_numpy(np.concatenate([prompt.ids, ids]).astype(np.int64))
-    extra: dict[str, Any] = dict(prompt.vision)
-    if hasattr(model.config, "vision_config"):
-        model.model.rope_deltas = None  # state that an earlier call left on the model
-        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
+    extra = own_inputs(model, tokens[None], prompt.vision)
     logits = model(input_ids=tokens[None], **extra).logits[0, len(prompt.ids) - 1 : -1] / TEMPERATURE
     logits[:, BANNED] = float("-inf")
     return logits.log_softmax(-1).gather(1, tokens[len(prompt.ids) :, None])[:, 0]

@@ -6,7 +6,7 @@ unmodified transformers model with its own positions and its own attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -75,14 +75,18 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
 
     A text model has a tokenizer alone.
     """
-    rendered = "<|vision_start|><|image_pad|><|vision_end|>" * len(images) + text
     if not (model / "processor_config.json").exists():
         ids = np.array(_tokenizer(model)(text)["input_ids"], dtype=np.int32)
         return Prompt(text, text=text, prefill="", ids=ids, sampler_ids=ids, images=(), vision={})
     processor = _processor(model)
+    is_qwen = processor.image_token == "<|image_pad|>"
+    image = "<|vision_start|><|image_pad|><|vision_end|>" if is_qwen else processor.image_token
+    rendered = image * len(images) + text
     encoded = processor(text=[rendered], images=list(images) or None, return_tensors="pt")
     sampler_ids = processor.tokenizer(rendered)["input_ids"]
     vision = {key: encoded[key] for key in ("pixel_values", "image_grid_thw") if key in encoded}
+    if vision and not is_qwen:
+        vision = {"pixel_values": vision["pixel_values"].flatten(0, -4)}  # Idefics3's are of one sequence
     return Prompt(
         problem_id=text,
         text=rendered,
@@ -92,6 +96,16 @@ def make_prompt(model: Path, text: str, images: Sequence[Image.Image] = ()) -> P
         images=tuple(images),
         vision=vision,
     )
+
+
+def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the unmodified model takes beside the ids of a prompt and its response."""
+    if model.config.model_type == "idefics3":
+        return {key: tensor[None] for key, tensor in vision.items()}  # of one sequence
+    if not hasattr(model.base_model, "get_rope_index"):
+        return dict(vision)
+    model.model.rope_deltas = None  # state that an earlier call left on the model
+    return {**vision, "mm_token_type_ids": (ids_BT == model.config.image_token_id).int()}
 
 
 @cache
@@ -167,10 +181,7 @@ def padded_scores(
         attention[row, : len(tokens)] = 1
     vision = [prompt.vision for prompt, _ in rows if prompt.vision]
     extra = {key: torch.cat([v[key] for v in vision]) for key in vision[0]} if vision else {}
-    if hasattr(reference.config, "image_token_id"):
-        reference.model.rope_deltas = None  # state that an earlier call left on the model
-        is_image = (input_ids == reference.config.image_token_id) & attention.bool()
-        extra["mm_token_type_ids"] = is_image.int()
+    extra = own_inputs(reference, input_ids, extra)
     logits = reference(input_ids=input_ids, attention_mask=attention, use_cache=False, **extra).logits
     logits = logits / temperature
     logits[..., list(banned)] = float("-inf")

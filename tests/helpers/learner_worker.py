@@ -51,7 +51,7 @@ loss_function = partial(policy_loss, ratio="token", surrogate="clip", clip_low=0
 
 
 def banned_ids(config: Any) -> list[int]:
-    return [config.image_token_id, config.video_token_id] if hasattr(config, "image_token_id") else []
+    return [getattr(config, name) for name in ("image_token_id", "video_token_id") if hasattr(config, name)]
 
 
 @cache
@@ -449,7 +449,7 @@ def one_family(model: Path, stage: int) -> dict[str, Any]:
     barrier()
     if rank() == 0:
         shutil.rmtree(saved)
-    if case.policy.is_vision:
+    if case.policy.vision is not None:
         frozen = Case(model, stage, freeze=VISION_PARTS, lr=GRADIENT_LR)
         frozen.train(frozen.learner.with_image_features(frozen.unequal_rows()), steps=1)
         result["frozen_delta"] = frozen.delta()

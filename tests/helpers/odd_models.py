@@ -34,10 +34,6 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "clip_vision_model", **TOWER, "image_size": 28, "patch_size": 14},
         "text_config": {"model_type": "llama", **TEXT},
     },
-    "internvl": {
-        "vision_config": {**TOWER, "image_size": [28, 28], "patch_size": [14, 14]},
-        "text_config": {"model_type": "qwen2", **TEXT},
-    },
     "smolvlm": {
         "vision_config": {**TOWER, "image_size": 28, "patch_size": 14},
         "text_config": {"model_type": "llama", **TEXT},

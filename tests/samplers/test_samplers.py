@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from tests.helpers.groups import load_reference
+from tests.helpers.groups import load_reference, own_inputs
 from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
@@ -133,12 +133,7 @@ def noise(scale: float, *, only: str = ""):
 def plain_logits(model: torch.nn.Module, prompt: Prompt, rollout: Rollout) -> torch.Tensor:
     """[R, V] of an ordinary forward over prompt + response, one row, the model's own positions."""
     ids = torch.from_numpy(np.concatenate([prompt.ids, rollout.ids]).astype(np.int64))[None]
-    extra = {}
-    if hasattr(model.config, "image_token_id"):
-        model.model.rope_deltas = None  # state that an earlier call left on the model
-        extra = {"mm_token_type_ids": (ids == model.config.image_token_id).int(), **prompt.vision}
-        if not prompt.vision:
-            extra = {}
+    extra = own_inputs(model, ids, prompt.vision) if prompt.vision else {}
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False, **extra).logits[0]
     return logits[len(prompt.ids) - 1 : -1]

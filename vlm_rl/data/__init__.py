@@ -6,13 +6,15 @@
     order              the order of prompts, and the ledger that accounts for each of them
     images             untrusted bytes in, RGB pixels on the model's grid out
     prompts            the only prompt builder
+    vision             how the images of a prompt enter the models of each family
     model_folder       refuse a model folder that would run code, and open its configuration and tokenizer
     checkpoint_layout  a model's parameters as its published checkpoints have them
     finite_weights     NaN and infinity in a file of weights
     stored_images      the images of a prepared set, which stay on disk until they are used
 
-Private to this room: untrusted_text (text of a question never becomes a control token). Importing prompts loads
-torch; so does loading a set, where one rank checks for all.
+Private to this room: untrusted_text (text of a question never becomes a control token), and the families of vision:
+vision_qwen, vision_internvl and vision_idefics3, with what they share in vision_tiles and vision_tower. Importing
+prompts loads torch; so does loading a set, where one rank checks for all.
 """
 
 __all__ = [
@@ -26,4 +28,5 @@ __all__ = [
     "prompts",
     "sets",
     "stored_images",
+    "vision",
 ]

@@ -250,6 +250,8 @@ def open_config(model_path: str) -> Any:
     """Return the model's configuration. Raises UserError if it cannot be used."""
     from transformers import AutoConfig
 
+    from vlm_rl.data.vision import FAMILIES, vision_of
+
     try:
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     except Exception as error:  # whatever the values in the file lead to
@@ -259,11 +261,10 @@ def open_config(model_path: str) -> Any:
             f"model.path {model_path}: its config asks to run code that comes with the model (auto_map): "
             "use a model whose classes are in transformers, or remove the entry"
         )
-    vision = getattr(config, "vision_config", None)
-    if vision is not None and not (hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")):
+    if getattr(config, "vision_config", None) is not None and vision_of(config) is None:
         raise UserError(
             f"model.path {model_path}: vision-language models of type {config.model_type!r} are not supported: "
-            "images are placed on the pixel grid of Qwen's vision towers; use a model with one, such as Qwen2.5-VL"
+            f"use one of Qwen's, such as Qwen2.5-VL, or one of type {', '.join(sorted(FAMILIES))}"
         )
     return config
 

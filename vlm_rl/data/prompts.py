@@ -20,9 +20,10 @@ from jinja2 import TemplateError
 from PIL import Image
 from torch import nn
 
-from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, check_pixel_range, decode_image, fit_to_grid
+from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.model_folder import declared_eos_ids, open_config, open_tokenizer
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
+from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.templates import THINK, Template, boxes
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt
@@ -34,6 +35,7 @@ class PromptBuilder:
     Attributes:
         tokenizer, processor: the model's own; processor is None for a text-only model.
         is_vision: whether the model takes images.
+        family: how its images enter it, None for a text-only model.
         template: the prompt template.
         prefill: what the chat template and the template write into the response's start.
         eos_ids: the ids that end a response, the end of an assistant's turn first.
@@ -61,13 +63,14 @@ class PromptBuilder:
         self.template = template
         self.min_pixels, self.max_pixels = min_pixels, max_pixels
         self.config = open_config(self.model_path)
-        self.is_vision = getattr(self.config, "vision_config", None) is not None
+        self.family = vision_of(self.config)
+        self.is_vision = self.family is not None
         self.processor, self.tokenizer = open_tokenizer(self.model_path, is_vision=self.is_vision)
         self._check_vocabulary()
         self.image_token_id: int | None = self.config.image_token_id if self.is_vision else None
         self._encoder = UntrustedTextEncoder(self.tokenizer)
-        if self.is_vision:
-            check_pixel_range(min_pixels, max_pixels, factor=_grid_factor(self.processor.image_processor))
+        if self.family is not None:
+            self.family.check_limits(**self._image_options)
         generation_tail, turn_tail = self._probe_chat_template()
         self.prefill = generation_tail + template.prefill
         self.eos_ids = self._find_eos(turn_tail)
@@ -76,21 +79,35 @@ class PromptBuilder:
         self.banned_ids = self._find_banned()
 
     @property
-    def patch_size(self) -> int:
-        """Return the pixels of a patch's side; that of Qwen2.5-VL for a text-only model, which has no patches."""
-        return self.processor.image_processor.patch_size if self.is_vision else 14
+    def patch_size(self) -> int | None:
+        """Return the pixels of a patch's side, None where the model takes images of any size.
+
+        A text-only model, which has no patches, gets that of Qwen2.5-VL.
+        """
+        return 14 if self.family is None else self.family.patch_size(self.processor)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Return the options of vllm.LLM with which the engine makes the same of images."""
+        return {} if self.family is None else self.family.engine_options(**self._image_options)
+
+    @property
+    def _image_options(self) -> dict[str, Any]:
+        return {"processor": self.processor, "min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
 
     def build(self, problem: Problem) -> Prompt:
         """Render a problem. Raises UserError naming the problem if its text or images cannot be used."""
         num_markers = problem.question.count(IMAGE_MARKER)
         images = self._images(problem, num_markers=num_markers)
-        text, sampler_ids, messages = self._render_unexpanded(problem, images)
-        vision = self._vision(messages, images) if images else {}
+        text, sampler_ids = self._render_unexpanded(problem, images)
+        vision, expansions = {}, []
+        if images and self.family is not None:
+            vision, expansions = self.family.encode(images, **self._image_options)
         return Prompt(
             problem_id=problem.id,
             text=text,
             prefill=self.prefill,
-            ids=self._expand(sampler_ids, vision, len(images)),
+            ids=self._expand(sampler_ids, expansions),
             sampler_ids=np.array(sampler_ids, dtype=np.int32),
             images=tuple(images),
             vision=vision,
@@ -101,23 +118,24 @@ class PromptBuilder:
         stand_ins = [Image.new("1", (1, 1))] * problem.question.count(IMAGE_MARKER)
         return len(self._render_unexpanded(problem, stand_ins)[1])
 
-    def _render_unexpanded(
-        self, problem: Problem, images: Sequence[Image.Image]
-    ) -> tuple[str, list[int], list[dict[str, Any]]]:
-        """Return (rendered text, ids with one placeholder per image, messages)."""
+    def _render_unexpanded(self, problem: Problem, images: Sequence[Image.Image]) -> tuple[str, list[int]]:
+        """Return (rendered text, ids with one placeholder per image)."""
         texts = problem.question.split(IMAGE_MARKER)
         sentinels = make_sentinels(texts)
+        if images and not texts[0]:
+            sentinels[0] = ""
         messages = [*self._system(), self._user(sentinels, images)]
         skeleton = self._render(messages) + self.template.prefill
         text = skeleton
-        for sentinel, original in zip(sentinels, texts, strict=True):
+        original_of = {sentinel: text for sentinel, text in zip(sentinels, texts, strict=True) if sentinel}
+        for sentinel, original in original_of.items():
             if text.count(sentinel) != 1:
                 raise UserError(f"{self.model_path}: the chat template drops or repeats the user's text")
             text = text.replace(sentinel, original)
-        ids = self._encoder.encode_chat(skeleton, dict(zip(sentinels, texts, strict=True)))
+        ids = self._encoder.encode_chat(skeleton, original_of)
         if ids is None:
             raise UserError(f"problem {problem.id!r}: its text forms a control token of the model; remove the row")
-        return text, ids, messages
+        return text, ids
 
     def encode_response(self, text: str) -> np.ndarray:
         """Return the ids (int32) of a whole response, with the end of the turn and without the prefill.
@@ -186,27 +204,30 @@ class PromptBuilder:
             )
         if not problem.images:
             return []
-        if not self.is_vision:
+        if self.family is None:
             raise UserError(f"problem {problem.id!r} has images, but {self.model_path} is a text-only model")
         limits = TEST_LIMITS if problem.test_only else DEFAULT_LIMITS
-        factor = _grid_factor(self.processor.image_processor)
         images = []
         for index, data in enumerate(problem.images):
             image = decode_image(data, where=f"problem {problem.id!r} image {index}", limits=limits)
-            images.append(fit_to_grid(image, min_pixels=self.min_pixels, max_pixels=self.max_pixels, factor=factor))
+            images.append(self.family.fit(image, **self._image_options))
         return images
 
     def _system(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": self.template.system}] if self.template.system else []
+        text = self.template.system
+        content = [{"type": "text", "text": text}] if self.is_vision else text  # Idefics3 drops a plain string
+        return [{"role": "system", "content": content}] if text else []
 
     def _user(self, texts: Sequence[str], images: Sequence[Image.Image]) -> dict[str, Any]:
-        """Return Qwen's user message: text, image, text, ..., text. A text-only model gets a plain string."""
+        """Return the user's message: text, image, text, ..., text. A text-only model gets a plain string.
+
+        There is no empty text before an image: Idefics3 would put a space there.
+        """
         if not self.is_vision:
             return {"role": "user", "content": "".join(texts)}
-        content: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}]
+        content: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}] if texts[0] else []
         for image, text in zip(images, texts[1:], strict=True):
-            width, height = image.size
-            content.append({"type": "image", "image": image, "resized_height": height, "resized_width": width})
+            content.append({"type": "image", "image": image})
             content.append({"type": "text", "text": text})
         return {"role": "user", "content": content}
 
@@ -217,35 +238,12 @@ class PromptBuilder:
         except (ValueError, KeyError, TypeError, TemplateError) as error:
             raise UserError(f"{self.model_path}: its chat template cannot be used: {error}") from None
 
-    def _vision(self, messages: list[dict[str, Any]], fitted: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        """Return the model inputs of the fitted images: pixel_values, image_grid_thw [images, 3]."""
-        from qwen_vl_utils import process_vision_info
-
-        processor = self.processor.image_processor
-        images: Any = process_vision_info(messages, image_patch_size=processor.patch_size)[0]
-        assert [image.size for image in images] == [image.size for image in fitted]
-        size = {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels}
-        encoded = processor(images=images, size=size, return_tensors="pt")
-        grid = encoded["image_grid_thw"]
-        patch = processor.patch_size
-        assert grid.tolist() == [[1, image.height // patch, image.width // patch] for image in fitted], grid
-        return {"pixel_values": encoded["pixel_values"], "image_grid_thw": grid}
-
-    def _expand(self, sampler_ids: Sequence[int], vision: dict[str, torch.Tensor], num_images: int) -> np.ndarray:
-        """Return ids with one placeholder per merged visual token, int32 [P_tokens]."""
-        ids = np.array(sampler_ids, dtype=np.int32)
-        if not vision:
-            assert self.image_token_id not in sampler_ids
-            return ids
-        merge = self.processor.image_processor.merge_size
-        counts = vision["image_grid_thw"].prod(1).numpy() // merge**2
-        is_image = ids == self.image_token_id
-        assert is_image.sum() == num_images == len(counts), (is_image.sum(), num_images, len(counts))
-        repeats = np.ones(len(ids), dtype=np.int64)
-        repeats[is_image] = counts
-        expanded = np.repeat(ids, repeats)
-        assert (expanded == self.image_token_id).sum() == counts.sum()
-        return expanded
+    def _expand(self, sampler_ids: Sequence[int], expansions: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return ids with each image's placeholder replaced by its expansion, int32 [P_tokens]."""
+        assert sampler_ids.count(self.image_token_id) == len(expansions)
+        rest = iter(expansions)
+        expanded = [part for i in sampler_ids for part in (next(rest) if i == self.image_token_id else (i,))]
+        return np.array(expanded, dtype=np.int32)
 
     def _probe_chat_template(self) -> tuple[str, str]:
         """Return what the chat template writes at a response's start ("" or from <think> on), and after its end."""
@@ -294,21 +292,16 @@ class PromptCache:
 def rope_positions(model: nn.Module, prompt: Prompt) -> torch.Tensor:
     """Return the positions of a prompt's tokens, int64 [3, P_tokens]: time, height, width (all equal for text).
 
-    With images they come from the model's own `get_rope_index`, called for this prompt alone. A response
-    continues from `positions.max() + 1`, which with images is not the prompt's length.
+    With images they come from the model's own `get_rope_index`, if it has one, called for this prompt alone. A
+    response continues from `positions.max() + 1`, which is then not the prompt's length.
     """
     ids = torch.from_numpy(prompt.ids.astype(np.int64))
-    if not prompt.vision:
+    owner: Any = next((module for module in model.modules() if hasattr(module, "get_rope_index")), None)
+    if not prompt.vision or owner is None:
         return torch.arange(len(ids)).expand(3, -1).clone()
-    owner: Any = next(module for module in model.modules() if hasattr(module, "get_rope_index"))
     positions, _ = owner.get_rope_index(
         ids[None],
         mm_token_type_ids=(ids[None] == owner.config.image_token_id).int(),
         image_grid_thw=prompt.vision["image_grid_thw"],
     )
     return positions[:, 0]
-
-
-def _grid_factor(image_processor: Any) -> int:
-    """Return the pixels of a merged visual token's side."""
-    return image_processor.patch_size * image_processor.merge_size

@@ -273,8 +273,13 @@ def check_pixel_limits(path: str | Path, config: DataConfig) -> None:
             )
 
 
-def check_patch_size(paths: Iterable[str | Path], patch_size: int) -> None:
-    """Raise UserError if a set's images were put on the grid of a model with a different patch size (pixels)."""
+def check_patch_size(paths: Iterable[str | Path], patch_size: int | None) -> None:
+    """Raise UserError if a set's images were put on the grid of a model with a different patch size (pixels).
+
+    None is for a model that takes images of any size.
+    """
+    if patch_size is None:
+        return
     for path in paths:
         recorded = read_manifest(path).get("patch_size", patch_size)
         if recorded != patch_size:

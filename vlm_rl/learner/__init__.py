@@ -21,8 +21,8 @@
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
 routers of experts do), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
 
-Two changes to transformers are outside layer_patches and always on: shared_prefix_attention registers itself as an
-attention implementation, and policy replaces a vision model's `get_placeholder_mask`.
+A change to transformers is outside layer_patches and always on: shared_prefix_attention registers itself as an
+attention implementation.
 """
 
 __all__ = [

@@ -49,6 +49,8 @@ PADDED_COST = "which computes the prompt again for each of its responses"
 SUPPORTED = {
     "gemma2": _PADDED_TEXT,  # soft caps
     "gemma3_text": _TEXT,
+    "idefics3": Family("model.vision_model.", ("model.connector.",)),
+    "internvl": Family("model.vision_tower.", ("model.multi_modal_projector.",)),
     "llama": _TEXT,
     "mistral": _TEXT,
     "qwen2": _TEXT,
@@ -94,6 +96,13 @@ def check_architecture(config: Any, *, path: object, rows: Rows = "auto") -> Non
         raise UserError(
             f"model.path {path}: the learner does not support models of type {config.model_type!r}, whose layers may "
             f"read a packed row differently: use one of {', '.join(SUPPORTED)}{remedy}"
+        )
+    text_type = config.get_text_config().model_type
+    if is_vision and text_type not in SUPPORTED and not text_type.startswith(config.model_type):
+        raise UserError(
+            f"model.path {path}: the learner does not support models of type {config.model_type!r} whose language "
+            f"model is of type {text_type!r}, whose layers may read a packed row differently: use one with a "
+            "language model of a supported type, such as qwen2"
         )
     padded = is_padded(config, rows)
     for feature, is_exact_alone in _unsupported_features(config.get_text_config()):

@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig, TrainConfig
 from vlm_rl.data.model_folder import SHIPPED, check_context, read_model_config
+from vlm_rl.data.vision import vision_of
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import (
@@ -193,10 +194,6 @@ def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
         raise UserError(f"model.path: no model can be built from {source}: {reason:.300}") from None
 
 
-def _is_vision(model: PreTrainedModel) -> bool:
-    return hasattr(model.config, "vision_config")
-
-
 def _parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
     """Return the number of parameters of each part that the model has."""
     family = family_of(model.config)
@@ -334,14 +331,16 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         layers=text.num_hidden_layers,
         has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
     )
-    if _is_vision(model) and _trains_tower(config):
-        vision = model.config.vision_config
-        is_qwen2_vl = vision.model_type.startswith("qwen2_vl")  # whose hidden_size is the language model's
-        width = vision.embed_dim if is_qwen2_vl else vision.hidden_size
-        mlp = int(width * vision.mlp_ratio) if is_qwen2_vl else vision.intermediate_size
-        patches = config.data.max_pixels // vision.patch_size**2
-        size += patches * stack_bytes(
-            hidden=width, heads=vision.num_heads, query=width, kv=width, mlp=mlp, layers=vision.depth
+    family = vision_of(model.config)
+    if family is not None and _trains_tower(config):
+        tower = family.tower_size(model.config, max_pixels=config.data.max_pixels)
+        size += tower.patches * stack_bytes(
+            hidden=tower.hidden,
+            heads=tower.heads,
+            query=tower.hidden,
+            kv=tower.hidden,
+            mlp=tower.mlp,
+            layers=tower.layers,
         )
     return size + LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
 

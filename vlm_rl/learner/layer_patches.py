@@ -4,7 +4,7 @@ The patches compute what transformers' own layers compute. They keep less for th
 (vlm_rl.learner.lean_layers) and make fewer calls in the vision tower (vlm_rl.learner.vision_attention). They
 have run on CPUs only, so `auto` turns them off on a GPU, but for the vision tower's attention: transformers' own
 calls a kernel for each window there. The switch is not for the attention over packed rows
-(vlm_rl.learner.shared_prefix_attention) and the image placeholder mask (vlm_rl.learner.policy): they are always ours.
+(vlm_rl.learner.shared_prefix_attention), which is always ours.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def is_patched(setting: LayerPatches, *, on_gpu: bool) -> bool:
 
 def install(model: Any, setting: LayerPatches, *, on_gpu: bool) -> list[str]:
     """Put our layers in place of the model's, as the setting says. Returns the names of what was replaced."""
-    patched, is_vision = is_patched(setting, on_gpu=on_gpu), hasattr(model.config, "vision_config")
+    patched, tower = is_patched(setting, on_gpu=on_gpu), getattr(model.base_model, "visual", None)  # only Qwen's
     replaced = lean_layers.install(model) if patched else []
-    if is_vision and patched:
-        replaced += vision_attention.install_embedding(model.model.visual)
-    if is_vision and setting:
-        replaced += vision_attention.install_attention(model.model.visual)
+    if tower is not None and patched:
+        replaced += vision_attention.install_embedding(tower)
+    if tower is not None and setting:
+        replaced += vision_attention.install_attention(tower)
     return replaced
 
 
@@ -36,7 +36,7 @@ def describe(replaced: Sequence[str]) -> str:
     """Return the line that says which layers are ours; attention over packed rows always is."""
     if not replaced:
         return (
-            "layers: transformers' own, but attention and any image placeholder mask are ours "
+            "layers: transformers' own, but the attention over packed rows is ours "
             "(model.layer_patches is off, or auto on a GPU)"
         )
     return f"layers: patched {', '.join(replaced)} (model.layer_patches=off keeps transformers' own)"

@@ -9,11 +9,10 @@ again in the backward pass, so that the memory of logits does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.data.model_folder import own_attention
+from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
@@ -114,7 +114,7 @@ class Policy(nn.Module):
             temperature=temperature,
             soft_cap=getattr(text, "final_logit_softcapping", None),
         )
-        self.is_vision = hasattr(model.config, "vision_config")
+        self.vision = vision_of(model.config)
         self.family = family_of(model.config)
         self.window = active_window(model.config)
         self.is_padded = is_padded(model.config, rows)
@@ -124,8 +124,6 @@ class Policy(nn.Module):
         self.base: BaseModel | None = None  # of the adapters, where there are any
         self.routers = RouterWatch(model)
         model.config.use_cache = False
-        if self.is_vision:
-            _allow_unused_image(model)
         self.replaced_layers = patches.install(model, layer_patches, on_gpu=torch.cuda.is_available())
 
     def freeze(self, parts: Collection[ModelPart]) -> None:
@@ -149,7 +147,10 @@ class Policy(nn.Module):
     @property
     def has_frozen_vision(self) -> bool:
         """Tell whether there is a vision tower and none of it is trained."""
-        return self.is_vision and not any(p.requires_grad for p in self.model.model.visual.parameters())
+        named = self.model.named_parameters()
+        return self.vision is not None and not any(
+            p.requires_grad for name, p in named if self.family.part_of(name) != "language_model"
+        )
 
     def enable_checkpointing(self, *, offload: bool = False) -> None:
         """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory.
@@ -162,10 +163,12 @@ class Policy(nn.Module):
         self.model.gradient_checkpointing_enable({"use_reentrant": True})
         inputs = [self.model.get_input_embeddings()]
         named = self.model.named_parameters()
-        if any(p.requires_grad for name, p in named if self.family.part_of(name) == "tower"):
-            inputs.append(self.model.model.visual.patch_embed)
-        elif self.is_vision:
-            self.model.model.visual.gradient_checkpointing_disable()
+        if self.vision is not None:
+            tower: Any = self.model.get_submodule(self.family.tower.removesuffix("."))
+            if any(p.requires_grad for name, p in named if self.family.part_of(name) == "tower"):
+                inputs.append(tower.get_submodule(self.vision.first_layer))
+            else:
+                tower.gradient_checkpointing_disable()
         if self.base is not None:
             # That variant gives gradients to what is inside a layer only if the layer's input has one.
             for module in inputs:
@@ -179,7 +182,7 @@ class Policy(nn.Module):
         output} skips the tower.
         """
         if only_features:
-            return self._image_features(row)
+            return torch.stack(tuple(self._image_features(row)), dim=1)
         padded = padded_rows(row.spans).to(row.ids_T.device) if self.is_padded else None
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
         return self.head(self.hidden_states(row, padded).index_select(0, predictor_K), row.target_K)
@@ -198,21 +201,16 @@ class Policy(nn.Module):
         else:
             text_arguments = {"padded_tokens": padded.tokens_NL}
             self.routers.is_padding = padded.is_padding_NL.flatten()
-        positions = row.positions_3T[:, None] if self.is_vision else row.positions_3T[0][None]
-        # Known here: asking the ids would wait for the device.
-        inner: Any = self.model.base_model
-        inner.row_has_images = any(tensor.numel() for tensor in row.vision.values())
-        vision: Mapping[str, Any] = row.vision
-        if "image_features" in vision:
-            merged_FH, *deepstack = vision["image_features"].unbind(1)
-            done = SimpleNamespace(
-                pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack]
-            )
-            vision = {"mm_encoder_outputs": {"image": done}}
-        elif self.is_vision and not vision:
-            vision = self._unused_image(row.ids_T.device)
+        positions = row.positions_3T[0][None]
+        vision: dict[str, Any] = {}
+        if self.vision is not None:
+            if self.vision.has_mrope:
+                positions = row.positions_3T[:, None]
+            stored = row.vision.get("image_features")
+            features = self._image_features(row) if stored is None else stored.unbind(1)
+            vision = {"mm_encoder_outputs": {"image": self.vision.precomputed(features)}}
         with save_on_cpu(pin_memory=row.ids_T.is_cuda) if self.offloads else nullcontext():
-            output = inner(
+            output = self.model.base_model(
                 input_ids=row.ids_T[None],
                 position_ids=positions,
                 use_cache=False,
@@ -221,27 +219,19 @@ class Policy(nn.Module):
             )
         return output.last_hidden_state.flatten(0, 1)
 
-    def _image_features(self, row: PackedRow) -> Tensor:
-        vision = row.vision or self._unused_image(row.ids_T.device)
-        output = self.model.model.get_image_features(vision["pixel_values"], vision["image_grid_thw"])
-        deepstack = getattr(output, "deepstack_features", [])
-        features_FMH = torch.stack([torch.cat(images) for images in (output.pooler_output, *deepstack)], dim=1)
-        return features_FMH if row.vision else features_FMH[:0]
+    def _image_features(self, row: PackedRow) -> Sequence[Tensor]:
+        """Return what each merger makes of the row's images, [visual tokens, H].
 
-    def _unused_image(self, device: torch.device) -> dict[str, Tensor]:
-        """Return the smallest image, for rows without any: its features are used nowhere, its gradients are zero.
-
-        Under ZeRO every rank must reach the same parameters in the same order in each micro-batch, or the
-        collectives that gather and reduce them wait forever. So a row of text runs the same modules as a row
-        with images.
+        A row without images computes the smallest image and takes none of it. Under ZeRO every rank must reach the
+        same parameters in the same order in each micro-batch, or the collectives that gather and reduce them wait
+        forever. So a row of text runs the same modules as a row with images, and their gradients are zero.
         """
-        vision = self.model.config.vision_config
-        side = vision.spatial_merge_size
-        size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        return {
-            "pixel_values": torch.zeros(side**2, size, device=device),
-            "image_grid_thw": torch.tensor([[1, side, side]], device=device),
-        }
+        assert self.vision is not None
+        if row.vision:
+            return self.vision.features(self.model, row.vision)
+        unused = self.vision.unused_image(self.model.config)
+        features = self.vision.features(self.model, {key: t.to(row.ids_T.device) for key, t in unused.items()})
+        return [features_FH[:0] for features_FH in features]
 
 
 class Head(nn.Module):
@@ -384,17 +374,3 @@ def _keep_trained(policy: nn.Module, state: dict[str, Any], prefix: str, _: Any)
     """Drop all but the adapters from a state dict; its names of tied weights are more than named_parameters()."""
     for name in [name for name in state if ".lora_" not in name]:
         del state[name]
-
-
-def _allow_unused_image(model: PreTrainedModel) -> None:
-    """Let a row without image tokens come with an image, where transformers would raise."""
-    inner = model.model
-    find = inner.get_placeholder_mask
-
-    def get_placeholder_mask(input_ids: Tensor, inputs_embeds: Tensor, **features: Tensor) -> tuple[Tensor, Tensor]:
-        if inner.row_has_images:
-            return find(input_ids, inputs_embeds=inputs_embeds, **features)
-        nowhere = torch.zeros_like(inputs_embeds, dtype=torch.bool)
-        return nowhere, nowhere
-
-    inner.get_placeholder_mask = get_placeholder_mask

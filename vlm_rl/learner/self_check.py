@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import rope_positions
+from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.policy import Policy
@@ -104,9 +105,9 @@ def _unpacked(
     """
     tokens = torch.from_numpy(np.concatenate([prompt.ids, ids, ids[:behind]]).astype(np.int64)).to(model.device)
     extra: dict[str, Any] = {key: tensor.to(model.device) for key, tensor in prompt.vision.items()}
-    if hasattr(model.config, "vision_config"):
+    if (family := vision_of(model.config)) is not None:
         model.model.rope_deltas = None  # what an earlier call left behind
-        extra["mm_token_type_ids"] = (tokens == model.config.image_token_id).int()[None]
+        extra = {**family.vision_inputs(extra), **family.token_types(model.config, tokens)}
     output = model(input_ids=tokens[None], use_cache=False, logits_to_keep=len(ids) + 1 + behind, **extra)
     logits_RV = output.logits[0, : len(ids)].float() / temperature
     logits_RV[:, list(banned_ids)] = float("-inf")

@@ -234,8 +234,7 @@ class ServerSampler:
             "world_size": 1,
         }
         if self._builder.is_vision:
-            size = {"shortest_edge": self._builder.min_pixels, "longest_edge": self._builder.max_pixels}
-            needed["pixels"] = size
+            needed["mm_processor_kwargs"] = self._builder.engine_options["mm_processor_kwargs"]
         for key, value in needed.items():
             if info.get(key) != value:
                 what = "another model" if key == "model" else f"{key} {info.get(key)!r}, and this run needs {value!r}"

@@ -177,6 +177,8 @@ class TransformersSampler:
             mask[row, start:] = 1
             positions[:, row, start:] = rope_positions(self._model, prompt)
         vision = _concatenate([prompt.vision for prompt in prompts if prompt.vision], self._device, self.dtype)
+        if vision and self._builder.family is not None:
+            vision = self._builder.family.vision_inputs(vision)
         cache = RoomyCache(self._layer_types)
         padded = bool((mask == 0).any())
         logits = self._forward(ids, mask if padded else None, positions, cache, vision)
@@ -186,7 +188,8 @@ class TransformersSampler:
         self, ids_BT: Tensor, mask: Tensor | None, positions_3BT: Tensor, cache: Cache, vision: dict[str, Tensor]
     ) -> Tensor:
         """Return the logits [B, V] after the last token of each row."""
-        positions = positions_3BT if self._builder.is_vision else positions_3BT[0]
+        family = self._builder.family
+        positions = positions_3BT if family is not None and family.has_mrope else positions_3BT[0]
         output = self._model(
             input_ids=ids_BT.to(self._device),
             attention_mask=None if mask is None else mask.to(self._device),

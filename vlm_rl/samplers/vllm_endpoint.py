@@ -70,7 +70,7 @@ async def _info(engine: Any) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "max_model_len": model.max_model_len,
         "logprobs_mode": model.logprobs_mode,
-        "pixels": ((model.multimodal_config and model.multimodal_config.mm_processor_kwargs) or {}).get("size"),
+        "mm_processor_kwargs": model.multimodal_config and model.multimodal_config.mm_processor_kwargs,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "backend": config.weight_transfer_config and config.weight_transfer_config.backend,
         "world_size": config.parallel_config.world_size_across_dp,

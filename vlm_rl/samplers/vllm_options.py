@@ -78,11 +78,7 @@ def engine_options(
         # generator back, which CPU generators cannot do: seeded requests die.
         settings["enable_chunked_prefill"] = False
         settings["max_num_batched_tokens"] = max(8192, max_model_len)
-    if builder.is_vision:
-        size = {"shortest_edge": builder.min_pixels, "longest_edge": builder.max_pixels}
-        settings["mm_processor_kwargs"] = {"size": size}
-        settings["limit_mm_per_prompt"] = {"video": 0}
-    return {**settings, **(options or {})}
+    return {**settings, **builder.engine_options, **(options or {})}
 
 
 def prompt_request(token_ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, Any]:

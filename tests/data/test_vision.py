@@ -1,0 +1,69 @@
+"""The images of each family: token ids and pixels of a prompt are those of the model's own processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoProcessor
+
+from tests.helpers.families import TILED_FAMILIES
+from tests.helpers.images import noise_png
+from tests.helpers.tiled_families import SIDE
+from vlm_rl.data.images import decode_image
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.vision import vision_of
+from vlm_rl.errors import UserError
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
+
+SHAPES = [(100, 300), (56, 56), (40, 30)]
+MANY = 1_003_520
+
+
+def problem_with(pictures: list[bytes]) -> Problem:
+    return Problem("p", "<image>" * len(pictures) + "How many dots?", tuple(pictures), "4", "integer")
+
+
+@pytest.mark.parametrize("template", ["plain", "think_answer"])
+@pytest.mark.parametrize("model_type", TILED_FAMILIES)
+def test_a_prompt_is_what_the_processor_makes_of_it(
+    model_type: str, template: str, family_model: Callable[[str], Path]
+) -> None:
+    """With a system message and without; images that are cut into several tiles, and small ones that are not."""
+    folder, own = family_model(model_type), TEMPLATES[template]
+    processor = AutoProcessor.from_pretrained(folder)
+    pictures = [noise_png(width, height, n) for n, (width, height) in enumerate(SHAPES)]
+    prompt = PromptBuilder(folder, template=own, max_pixels=MANY).build(problem_with(pictures))
+
+    images = [decode_image(data, where="") for data in pictures]
+    content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": "How many dots?"}]
+    system = [{"role": "system", "content": [{"type": "text", "text": own.system}]}] if own.system else []
+    messages = [*system, {"role": "user", "content": content}]
+    text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + own.prefill
+    assert not own.system or own.system in text
+    expected = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
+    assert prompt.ids.tolist() == expected["input_ids"][0].tolist()
+    torch.testing.assert_close(prompt.vision["pixel_values"], expected["pixel_values"].flatten(0, -4))
+
+
+@pytest.mark.parametrize("model_type", TILED_FAMILIES)
+def test_max_pixels_bounds_the_tiles_of_an_image(model_type: str, family_model: Callable[[str], Path]) -> None:
+    """The tiles that cover an image, without the small copy of the whole, which a single tile does not need."""
+    folder = family_model(model_type)
+    for most, tiles in ((1, 1), (4, 5)):
+        builder = PromptBuilder(folder, template=TEMPLATES["plain"], min_pixels=1, max_pixels=most * SIDE**2)
+        vision = builder.build(problem_with([noise_png(300, 300, 1)])).vision
+        assert len(vision["pixel_values"]) == tiles
+    with pytest.raises(UserError, match=rf"in tiles of {SIDE} x {SIDE} pixels, so max_pixels must be at least 3136"):
+        PromptBuilder(folder, template=TEMPLATES["plain"], min_pixels=1, max_pixels=SIDE**2 - 1)
+
+
+@pytest.mark.parametrize("model_type", TILED_FAMILIES)
+def test_a_set_on_any_grid_suits_a_model_that_cuts_tiles(
+    model_type: str, family_model: Callable[[str], Path]
+) -> None:
+    builder = PromptBuilder(family_model(model_type), template=TEMPLATES["plain"])
+    assert builder.patch_size is None and vision_of(builder.config) is builder.family
