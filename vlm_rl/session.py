@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, changed_keys
+from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, TrainConfig, changed_keys
 from vlm_rl.data.adapters import BaseModel, base_of
 from vlm_rl.data.model_folder import (
     check_base_weights,
@@ -159,7 +159,7 @@ class Session:
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
         from_main(lambda: _check_whole(path))
-        model: Any = load_model(path, dtype=self._dtype(), rows=self.config.model.rows)
+        model: Any = load_model(path, dtype=self._dtype(), rows=self.config.model.rows, shard_for=self.config.train)
         model.to(self.device)
         check = SelfCheck(
             model,
@@ -214,8 +214,11 @@ class Session:
         path = Path(self.config.model.path)
         check_model_folder(path)
         from_main(lambda: _check_whole(path))
-        policy = self._policy_of(load_model(path, dtype=self._dtype(), rows=self.config.model.rows))
-        return Reference(policy, zero_stage=self.config.train.zero_stage)
+        stage = self.config.train.zero_stage
+        model = load_model(
+            path, dtype=self._dtype(), rows=self.config.model.rows, shard_for=TrainConfig(zero_stage=stage)
+        )
+        return Reference(self._policy_of(model), zero_stage=stage)
 
     def _make_learner(self) -> Learner:
         mini_batches = -(-self.config.rollout.prompts_per_step // self.config.train.mini_batch_prompts)

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,6 +112,49 @@ def _weights_only() -> Iterator[None]:
 def gathered(parameters: Sequence[nn.Parameter], *, zero_stage: int) -> AbstractContextManager[Any]:
     """Hold the parameters whole on every rank for the length of a `with` block; ZeRO 3 shards them otherwise."""
     return import_deepspeed().zero.GatheredParameters(parameters) if zero_stage == 3 else nullcontext()
+
+
+@contextmanager
+def sharded_loading(config: TrainConfig | None, dtype: torch.dtype) -> Iterator[None]:
+    """Let transformers shard the models that it loads in a `with` block over the ranks, where the stage is ZeRO 3.
+
+    No rank then holds more than its share and one module. None, or another stage, changes nothing. Collective.
+    """
+    if config is None or config.zero_stage != 3:
+        yield
+        return
+    zero = import_deepspeed().zero
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    settings = HfDeepSpeedConfig(deepspeed_block(config, dtype))  # in force for as long as it is referenced
+    init = zero.Init
+    # By default it rounds the constants that modules make too: rotary frequencies in bfloat16 are off by up to .4 %.
+    zero.Init = partial(init, tensor_overrides=[])
+    try:
+        yield
+    finally:
+        zero.Init = init
+        del settings
+        unset_hf_deepspeed_config()  # an exception's traceback may still reference it
+
+
+@contextmanager
+def gathered_where_used(model: nn.Module) -> Iterator[None]:
+    """Let a model that was loaded in shards compute without an engine: each module gathers its own parameters.
+
+    Collective: all ranks call the same modules in the same order. A model that is not sharded stays as it is.
+    """
+    hooks = []
+    for module in model.modules():
+        if own := [parameter for parameter in module.parameters(recurse=False) if hasattr(parameter, "ds_id")]:
+            whole = gathered(own, zero_stage=3)
+            hooks.append(module.register_forward_pre_hook(lambda *_, whole=whole: whole.__enter__()))
+            hooks.append(module.register_forward_hook(lambda *_, whole=whole: whole.__exit__(None, None, None)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:

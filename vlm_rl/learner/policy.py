@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows
+from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows, TrainConfig
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.data.model_folder import own_attention
@@ -32,6 +32,7 @@ from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
+from vlm_rl.learner.deepspeed import sharded_loading
 from vlm_rl.learner.packing import Layout, PackedRow, PaddedRows, padded_rows, windowed_runs
 from vlm_rl.learner.routing import RouterWatch
 
@@ -39,13 +40,16 @@ _LOWEST = torch.finfo(torch.float32).min
 MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in float32
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto") -> PreTrainedModel:
+def load_model(
+    path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto", shard_for: TrainConfig | None = None
+) -> PreTrainedModel:
     """Return the model of a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
 
     Args:
         path: the folder.
         dtype: of the weights.
         rows: model.rows; Policy is given the same.
+        shard_for: a training whose ZeRO stage 3 shards the model over the ranks while it is loaded, on all together.
     """
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -54,9 +58,10 @@ def load_model(path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto") -> 
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     text = own_attention(config) if is_padded(config, rows) else attention.NAME
     implementation = {"text_config": text, "vision_config": vision} if is_vision else text
-    model = auto.from_pretrained(
-        path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
-    )
+    with sharded_loading(shard_for, dtype):
+        model = auto.from_pretrained(
+            path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True
+        )
     use_published_layout(model)
     return model
 

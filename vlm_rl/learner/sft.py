@@ -57,7 +57,8 @@ def warm_start(
     """
     check_architecture(builder.config, path=model_path)
     dtype = model_dtype(init_ranks())
-    policy = Policy(load_model(model_path, dtype=dtype), banned_ids=builder.banned_ids, temperature=1.0)
+    model = load_model(model_path, dtype=dtype, shard_for=config)
+    policy = Policy(model, banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
     learner = Learner(policy, config, total_optimizer_steps=len(batches))
     prompts: dict[str, Prompt] = {}
