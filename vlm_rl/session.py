@@ -282,11 +282,6 @@ class Session:
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
-        if state["world_size"] != world_size():
-            raise UserError(
-                f"{folder} was written by {state['world_size']} ranks and this run has {world_size()}: "
-                "start it with the same number of ranks"
-            )
         self.learner.load(folder)
         if name := self.learner.non_finite():
             raise UserError(

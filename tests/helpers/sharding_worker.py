@@ -1,4 +1,4 @@
-"""One rank of test_sharding.py: compares a model that is loaded in shards with the same one loaded whole."""
+"""One rank of test_sharding.py: a model loaded in shards, and a learner on another number of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.helpers.learner_worker import Case, banned_ids, five_groups, loss_function
 from vlm_rl.config import LoraConfig, TrainConfig
 from vlm_rl.data.adapters import BaseModel
-from vlm_rl.distributed import init_ranks, rank
+from vlm_rl.distributed import all_gather, init_ranks, rank
 from vlm_rl.learner.deepspeed import gathered
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.policy import Policy, load_model
@@ -78,10 +78,70 @@ def trains(folder: Path, dtype: torch.dtype, *, shard: bool, lora: LoraConfig | 
     }
 
 
+# -- another number of ranks -----------------------------------------------------------------------
+
+# What a checkpoint is written and read with: two rates make two groups, and a short sub-group cuts ZeRO 3's groups.
+WAYS: dict[str, dict[str, Any]] = {
+    "ZeRO 0": {"stage": 0},
+    "ZeRO 2": {"stage": 2},
+    "ZeRO 2, bfloat16, adapters": {"stage": 2, "dtype": torch.bfloat16, "lora": LoraConfig(rank=3)},
+    "ZeRO 3": {"stage": 3, "deepspeed": {"zero_optimization": {"sub_group_size": 50_000}}},
+    "ZeRO 3, bfloat16, adapters": {"stage": 3, "dtype": torch.bfloat16, "lora": LoraConfig(rank=3)},
+}
+
+
+def own_state(case: Case) -> dict[str, Tensor]:
+    """Return what this rank holds of the optimizer: masters and moments, as they lie in memory."""
+    zero = case.learner.engine.optimizer
+    names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
+    masters = next((getattr(zero, name) for name in names if hasattr(zero, name)), [])
+    held = {f"master {n}": master.detach().clone() for n, master in enumerate(masters)}
+    for n, state in enumerate(case.learner._optimizer.state.values()):
+        held |= {f"{key} {n}": value.clone() for key, value in state.items()}
+    return held
+
+
+def weights_follow(case: Case) -> bool:
+    """Return whether the weights of ZeRO 1 and 2 are this rank's masters, rounded."""
+    zero = case.learner.engine.optimizer
+    if not hasattr(zero, "single_partition_of_fp32_groups"):
+        return True
+    weights = [parts[rank()] for parts in zero.parallel_partitioned_bit16_groups]
+    return all(
+        torch.equal(master.to(weight.dtype), weight)
+        for master, weight in zip(zero.single_partition_of_fp32_groups, weights, strict=True)
+    )
+
+
+def visit(model: Path, folder: Path, number: int) -> dict[str, Any]:
+    """Load what the visit before this one wrote, or take a step in the first visit, and write it again.
+
+    Return what each rank then holds, by the names of WAYS: its state, the whole weights, and `weights_follow`.
+    """
+    results: dict[str, Any] = {}
+    for name, settings in WAYS.items():
+        case = Case(model, optimizer="adamw", lr_by_part={"tower": 1e-4}, **settings)
+        if number:
+            case.learner.load(folder / f"{name} {number - 1}")
+        else:
+            case.train(case.rows(budget=300, groups=case.groups[:2]), steps=1)
+        results[name] = all_gather((own_state(case), case.weights(), weights_follow(case)))
+        (folder / f"{name} {number}").mkdir(exist_ok=True)
+        case.learner.save(folder / f"{name} {number}")
+        case.learner.engine.destroy()
+    return results
+
+
 def main(models: str, out: str, *what: str) -> int:
-    """Write down what `loads` returns of each folder in `models`; with "trains", also what `trains` returns."""
+    """Write down what `loads` returns of each folder in `models`; with "trains", also what `trains` returns.
+
+    With "visit" and a number, write down what `visit` returns instead.
+    """
     init_ranks()
-    result: dict[str, Any] = {model.name: loads(model) for model in sorted(Path(models).iterdir())}
+    if "visit" in what:
+        result: dict[str, Any] = visit(Path(models) / "qwen2_5_vl", Path(out).parent, int(what[1]))
+    else:
+        result = {model.name: loads(model) for model in sorted(Path(models).iterdir())}
     if "trains" in what:
         for name, dtype, lora in (
             ("all weights", torch.float32, None),

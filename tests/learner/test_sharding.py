@@ -1,4 +1,4 @@
-"""Under ZeRO 3 a model is loaded in shards, and is the same model, bit for bit."""
+"""Models that are loaded in shards, and shards that another number of ranks wrote: the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.sharding_worker import WAYS, same
 from tests.helpers.toy_runs import Runner
 from vlm_rl.learner.architectures import SUPPORTED
 
@@ -68,3 +69,31 @@ def test_a_sharded_load_passes_the_self_check_and_takes_the_same_step(on_two_ran
     weights = whole.pop("weights"), sharded.pop("weights")
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
     assert whole == sharded and whole["norm"] > 0
+
+
+@pytest.fixture(scope="module")
+def visits(runner: Runner, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    """Return what two ranks trained and wrote, what one rank read and wrote, and what two ranks read of that."""
+    folder = tmp_path_factory.mktemp("visits")
+    (folder / "models").mkdir()
+    (folder / "models" / "qwen2_5_vl").symlink_to(tiny_model)
+    results = []
+    for number, ranks in enumerate((2, 1, 2)):
+        out = folder / f"{number}.pt"
+        done = runner(folder / "models", out, "visit", number, module=WORKER, ranks=ranks, deadline=500)
+        assert done.code == 0, done.output[-4000:]
+        results.append(torch.load(out, weights_only=False))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks_then_one_then_two_have_the_same_weights_and_moments(visits: list[Results], way: str) -> None:
+    trained, on_one, again = (visit[way] for visit in visits)
+    assert [len(trained), len(on_one), len(again)] == [2, 1, 2]
+    weights = trained[0][1]
+    for state, whole, weights_follow in (*trained, *on_one, *again):
+        assert same(whole, weights) and weights_follow
+        assert any(key.startswith("exp_avg_sq") and moment.any() for key, moment in state.items())
+    for before, after in zip(trained, again, strict=True):
+        assert same(after[0], before[0])

@@ -14,7 +14,8 @@
     dry_run         what a run needs in memory, before anything is loaded
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
+routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for another number of ranks), and
+deepspeed, the only file that imports DeepSpeed.
 
 Two changes to transformers are outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation, and policy replaces a vision model's `get_placeholder_mask`.
