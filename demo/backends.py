@@ -183,7 +183,7 @@ class CheckpointBackend:
     """A Backend (demo/replies.py): a checkpoint on this machine, with the prompt and banned ids of its training."""
 
     def __init__(self, checkpoint: AskableCheckpoint, cache: ModelCache) -> None:
-        self.name = checkpoint.name
+        self.name, self.template = checkpoint.name, checkpoint.template
         self._checkpoint, self._cache = checkpoint, cache
 
     def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:

@@ -97,7 +97,7 @@ class EndpointBackend:
 
     def __init__(self, endpoint: Endpoint, *, system: str, timeouts: Timeouts | None = None) -> None:
         """Take the system prompt that the checkpoints beside it are asked with."""
-        self.name = endpoint.name
+        self.name, self.template = endpoint.name, "plain"  # a model of others may know no tags
         self._endpoint, self._system, self._timeouts = endpoint, system, timeouts or Timeouts()
 
     def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:

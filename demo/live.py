@@ -9,7 +9,7 @@ A page chooses among the models that the operator named, never an address of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,19 +20,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.data.images import decode_image
-from vlm_rl.demo.ask_queue import MAX_COLUMNS, AskQueue, Limits
+from vlm_rl.demo.ask_queue import MAX_COLUMNS, AskQueue, AskState, Limits
 from vlm_rl.demo.backends import CheckpointBackend, Engine, ModelCache, find_checkpoints, load_checkpoint
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
 from vlm_rl.demo.live_context import LiveContext, LiveExample
+from vlm_rl.demo.live_grading import grade_reply, problem_to_grade
 from vlm_rl.demo.live_html import columns_html, gold_html, live_error_html, live_note_html
 from vlm_rl.demo.page_state import UNREADABLE, PageStates
 from vlm_rl.demo.replies import AskSettings, Backend, LiveQuestion
 from vlm_rl.demo.theme import asset
 from vlm_rl.demo.uploads import Uploads
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.directory import EvalResult, RunDirectory
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import IMAGE_MARKER
+from vlm_rl.types import IMAGE_MARKER, Grade, Problem
 
 _NOBODY = (
     "There is no model to ask: these runs have no checkpoint on this machine. Keep checkpoints/ beside the run, or "
@@ -83,25 +84,27 @@ def read_examples(runs: Sequence[RunDirectory], *, limit: int = _NUM_EXAMPLES) -
     by_benchmark: dict[str, list[LiveExample]] = {}
     for run in runs:
         with suppress(UserError, OSError, ValueError, KeyError, pa.ArrowException):
+            sets = run.config().data.eval
             for result in run.evals():
                 if result.benchmark not in by_benchmark:
-                    by_benchmark[result.benchmark] = _first_examples(result.benchmark, result.path)
-    sets = [examples for examples in by_benchmark.values() if examples]
-    share = limit // max(1, len(sets))
-    return [example for examples in sets for example in examples[: max(1, share)]][:limit]
+                    by_benchmark[result.benchmark] = _first_examples(result, sets)
+    stored = [examples for examples in by_benchmark.values() if examples]
+    share = limit // max(1, len(stored))
+    return [example for examples in stored for example in examples[: max(1, share)]][:limit]
 
 
-def _first_examples(benchmark: str, path: Any) -> list[LiveExample]:
-    with pq.ParquetFile(path) as file:
+def _first_examples(result: EvalResult, sets: Sequence[str]) -> list[LiveExample]:
+    with pq.ParquetFile(result.path) as file:
         batch = next(file.iter_batches(batch_size=64, columns=["problem_id", "question", "image", "gold"]), None)
     examples: dict[str, LiveExample] = {}
     for row in [] if batch is None else batch.to_pylist():
         if len(row["image"] or ()) == 1:
             with suppress(UserError):
                 decode_image(row["image"][0], where=row["problem_id"])
-                title = f"{benchmark} · {row['problem_id']}"
+                title = f"{result.benchmark} · {row['problem_id']}"
                 question = row["question"].replace(IMAGE_MARKER, "").strip()
-                examples.setdefault(title, LiveExample(title, question, row["image"][0], row["gold"] or ""))
+                problem = problem_to_grade(row, result.benchmark, sets)
+                examples.setdefault(title, LiveExample(title, question, row["image"][0], problem))
         if len(examples) == _NUM_EXAMPLES:
             break
     return list(examples.values())
@@ -215,16 +218,35 @@ class _Handlers:
             asked = self._asked(query, list(names or ()))
             colors = self._live.context.colors(query, asked)
             states = self._live.queue.ask(str(request.session_hash), asked, question, settings)
+            problem = self._problem_asked(query, question)
+            grades: dict[str, Grade] = {}
             with closing(states):
                 shown = ""
                 for state in states:
-                    page = columns_html(state, settings, colors=colors)
+                    if problem is not None:
+                        grades |= self._new_grades(problem, state, grades)
+                    page = columns_html(state, settings, colors=colors, grades=grades)
                     if page != shown:
                         yield page, *(free if state.is_over else busy)
                     shown = page
             yield gr.skip(), *free
         except UNREADABLE as error:
             yield live_error_html(str(error)), *free
+
+    def _problem_asked(self, query: str, question: LiveQuestion) -> Problem | None:
+        """Return the stored problem whose question and picture these are, so that its gold is the right answer."""
+        shown = self._live.context.problem(query)
+        known = [example for example in (shown, *self._live.examples) if example is not None]
+        return next((e.problem for e in known if e.is_asked(question.text, question.image)), None)
+
+    def _new_grades(self, problem: Problem, state: AskState, known: Mapping[str, Grade]) -> dict[str, Grade]:
+        """Return the grade of each answer that has ended by itself and has none yet."""
+        backends = self._live.queue.backends
+        return {
+            name: grade_reply(problem, reply.text, backends[name].template)
+            for name, reply in zip(state.names, state.replies, strict=True)
+            if name not in known and reply.phase == "ended" and reply.stop == "stop"
+        }
 
     def _asked(self, query: str, names: list[str]) -> list[str]:
         """Return the models chosen, else those of the checkpoints that the page shows."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlm_rl.demo.library import key_of
+from vlm_rl.demo.live_grading import problem_to_grade
 from vlm_rl.demo.page_state import NUM_COLORS, NUM_SLOTS, PageState, PageStates
 from vlm_rl.demo.problem_images import images_of
 from vlm_rl.demo.url_state import UrlState
-from vlm_rl.types import IMAGE_MARKER
+from vlm_rl.types import IMAGE_MARKER, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,15 @@ class LiveExample:
     title: str
     question: str
     image: bytes | None
-    gold: str
+    problem: Problem | None  # what an answer is graded against, without its images
+
+    @property
+    def gold(self) -> str:
+        return "" if self.problem is None else self.problem.answer
+
+    def is_asked(self, text: str, image: bytes | None) -> bool:
+        """Tell whether a question is this problem's, with its picture."""
+        return self.problem is not None and text.strip() == self.question and image == self.image
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,8 @@ class LiveContext:
             return None
         question = str(record["question"] or "").replace(IMAGE_MARKER, "").strip()
         image = images[0] if images else None
-        return LiveExample(state.problem_id, question, image, str(record["gold"] or ""))
+        problem = problem_to_grade(record, state.url.benchmark, base.sets)
+        return LiveExample(state.problem_id, question, image, problem)
 
 
 def shown_slots(state: PageState) -> dict[str, int]:

@@ -10,9 +10,11 @@ from markupsafe import Markup
 from vlm_rl.demo.ask_queue import AskState
 from vlm_rl.demo.rendering import render
 from vlm_rl.demo.replies import AskSettings, Reply, split_growing
+from vlm_rl.types import Grade
 
 _PHASES = {"waiting": "waiting", "loading": "loading", "writing": "writing …", "failed": "! failed"}
-_STOPS = {"": "", "stop": "✓ finished", "length": "cut at the limit", "cancelled": "stopped by you"}
+_STOPS = {"": "", "stop": "finished", "length": "cut at the limit", "cancelled": "stopped by you"}
+_VERDICTS = {"correct": "✓ correct", "wrong": "✗ wrong", "no_answer": "✗ no answer"}
 _COUNTERS = {
     "tokenizer": "",
     "server": ", counted by the server",
@@ -27,15 +29,20 @@ class _Column:
     name: str
     reply: Reply
     color: str  # a CSS colour
+    grade: Grade | None  # None while it runs, and where no gold is known
 
     @property
     def chip(self) -> str:
+        if self.grade is not None:
+            return _VERDICTS.get(self.grade.verdict, "? not judged")
         return _STOPS[self.reply.stop] if self.reply.phase == "ended" else _PHASES[self.reply.phase]
 
     @property
     def chip_kind(self) -> str:
+        if self.grade is not None:
+            return {"correct": "correct", "wrong": "wrong", "no_answer": "wrong"}.get(self.grade.verdict, "")
         if self.reply.phase == "ended":
-            return {"stop": "correct", "length": "cut"}.get(self.reply.stop, "")
+            return {"length": "cut"}.get(self.reply.stop, "")
         return "wrong" if self.reply.phase == "failed" else ""
 
     @property
@@ -70,12 +77,21 @@ class _Column:
         return split_growing(self.reply.text, is_over=self.reply.is_over)[1]
 
 
-def columns_html(state: AskState, settings: AskSettings, *, colors: Mapping[str, str]) -> Markup:
+def columns_html(
+    state: AskState, settings: AskSettings, *, colors: Mapping[str, str], grades: Mapping[str, Grade]
+) -> Markup:
     """Return all columns, their bars on one scale, and the line above them.
 
-    `colors` holds a CSS colour for each model's name.
+    Args:
+        state: what each model has answered so far.
+        settings: what all have in common.
+        colors: a CSS colour for each model's name.
+        grades: by name, of the answers that could be graded.
     """
-    columns = [_Column(name, reply, colors[name]) for name, reply in zip(state.names, state.replies, strict=True)]
+    columns = [
+        _Column(name, reply, colors[name], grades.get(name))
+        for name, reply in zip(state.names, state.replies, strict=True)
+    ]
     longest = max(1, *(reply.tokens for reply in state.replies))
     return render(
         "live_columns",

@@ -15,11 +15,14 @@ def images_of(record: Mapping[str, Any], benchmark: str, sets: Sequence[str]) ->
     """Return encoded images; none where neither place has them. `sets` are the folders that a run evaluates on."""
     if record["image"]:
         return tuple(record["image"])
-    for folder in sets:
-        path = Path(folder) / "data.parquet"
-        if path.parent.name == benchmark and path.is_file():
-            return _from_set(path, str(record["problem_id"]))
-    return ()
+    path = set_of(benchmark, sets)
+    return () if path is None else _from_set(path, str(record["problem_id"]))
+
+
+def set_of(benchmark: str, sets: Sequence[str]) -> Path | None:
+    """Return the rows of the prepared set with the benchmark's name, where it is on this machine."""
+    paths = (Path(folder) / "data.parquet" for folder in sets)
+    return next((path for path in paths if path.parent.name == benchmark and path.is_file()), None)
 
 
 @lru_cache(maxsize=64)

@@ -56,6 +56,7 @@ class Backend(Protocol):
     """A model that can be asked."""
 
     name: str  # as the page shows it
+    template: str  # where its answer is looked for; a key of TEMPLATES
 
     def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
         """Yield states of the answer, some ten a second, until it ends or is cancelled; closing the iterator ends it.

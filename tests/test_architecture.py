@@ -24,12 +24,12 @@ ROOMS: dict[str, set[str]] = {
     "recipe": {"data", "learner"},
     "study": {"data", "report", "run"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
-    "demo": {"data", "evaluation", "report", "run", "samplers"},
+    "demo": {"data", "evaluation", "grading", "report", "run", "samplers"},
     "doctor": {"data", "grading", "learner", "run", "samplers", "toy"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
-ABOVE = {"train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
+ABOVE = {"preflight", "train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}}
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
 BELOW_ONLY = {"grading": {"errors", "templates", "types"}}
@@ -40,7 +40,7 @@ INNER_ROOMS = {"evaluation/benchmarks", "report/charts"}
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
     "peft": "vlm_rl/learner/lora.py",
-    "vllm": "vlm_rl/samplers/vllm.py",
+    "vllm": "vlm_rl/samplers/vllm",  # the engine in this process, and what runs inside a server
     "gradio": "vlm_rl/demo/",
     "math_verify": "vlm_rl/grading/symbolic_server.py",
     "sympy": "vlm_rl/grading/symbolic_server.py",

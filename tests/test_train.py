@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from tests.helpers.graded_groups import RIGHT, WRONG, make_group
 from tests.helpers.prepared_sets import write_problems
+from tests.helpers.served import free_port
 from tests.helpers.toy_runs import (
     WORKER,
     Toys,
@@ -31,6 +32,7 @@ from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.config import Config, parse_config
 from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
+from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.hadw import Belief
 from vlm_rl.recorder import Timings
 from vlm_rl.run.checkpoint import newest_verified
@@ -85,6 +87,7 @@ def one_batch_run(toys: Toys) -> RunDirectory:
 def test_the_files_of_a_run(run: RunDirectory) -> None:
     assert {path.name for path in run.path.iterdir()} == {
         "config.yaml",
+        "log.txt",
         "metrics.jsonl",
         "rollouts",
         "checkpoints",
@@ -415,6 +418,22 @@ def all_keys(section: type[BaseModel]) -> set[str]:
     return keys
 
 
+def server_nobody_runs(toys: Toys) -> dict[str, Any]:
+    token = toys.folder / "server-token"
+    token.write_text("secret\n")
+    url = f"http://127.0.0.1:{free_port()}"
+    return {"sampler": "server", "servers": [url], "server_token": str(token), "server_timeout": 0.2}
+
+
+def test_a_run_that_no_server_serves_saves_and_stops(toys: Toys) -> None:
+    """It waits, says so, and leaves a checkpoint from which --resume continues."""
+    result = toys.runner("train", str(toys.config("unserved", rollout=server_nobody_runs(toys))))
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert "no rollout server is left: waiting up to 0.2 s for one" in result.output
+    assert "stopped after step 0; resume with: vlm-rl train" in result.output
+    assert [step for step, _ in toys.run("unserved").checkpoints()] == [0]
+
+
 def test_every_key_is_read(toys: Toys) -> None:
     """Two runs that turn features on: a key that nothing reads is an option that does nothing."""
     benchmark = benchmark_set(toys, "keys-set")
@@ -436,13 +455,14 @@ def test_every_key_is_read(toys: Toys) -> None:
             },
             "train": {"optimizer": "sgd", "deepspeed": {"wall_clock_breakdown": False}, "steps": 1},
         },
+        "server": {"rollout": server_nobody_runs(toys)},
     }
     read: set[str] = set()
     for name, changes in runs.items():
         out = toys.folder / f"keys-{name}.json"
         config = toys.config(f"keys-{name}", **changes)
         result = toys.runner("train", str(config), faults={"record_keys": {"out": str(out)}})
-        assert result.code == 0, result.output[-3000:]
+        assert result.code == (EXIT_STOPPED if name == "server" else 0), result.output[-3000:]
         read |= set(json.loads(out.read_text()))
     assert all_keys(Config) - read == REFUSED_UNLESS_DEFAULT
 

@@ -31,10 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command is _train and all("=" in word and not word.startswith("-") for word in rest):
+    if (
+        rest
+        and options.command in (_train, _serve)
+        and all("=" in word and not word.startswith("-") for word in rest)
+    ):
         options.overrides += rest  # key=value after an option: argparse no longer expects a positional argument there
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if output := getattr(options, "output", None):
+        os.environ["VLM_RL_OUTPUT"] = output  # read by run/terminal.py, and before libraries are imported
     try:
         options.command(options)
         sys.stdout.flush()  # a closed pipe shows here, not at interpreter exit
@@ -105,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_init,
         _add_config,
         _add_train,
+        _add_serve,
         _add_eval,
         _add_score,
         _add_grade,
@@ -117,6 +124,21 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add(commands)
     return parser
+
+
+def _add_output_options(command: argparse.ArgumentParser) -> None:
+    amount = command.add_mutually_exclusive_group()
+    amount.add_argument(
+        "-q", "--quiet", action="store_const", dest="output", const="quiet", help="print mistakes and the end alone"
+    )
+    amount.add_argument(
+        "-v",
+        "--verbose",
+        action="store_const",
+        dest="output",
+        const="verbose",
+        help="print what vLLM and DeepSpeed say",
+    )
 
 
 def _add_prepare(commands: Commands) -> None:
@@ -146,6 +168,9 @@ def _add_init(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> None:
+    from vlm_rl.preflight import preflight_sets
+
+    preflight_sets([*options.data, *options.eval])
     from vlm_rl.recipe.command import init
 
     init(options)
@@ -170,6 +195,7 @@ def _add_train(commands: Commands) -> None:
     train.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
     train.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
     train.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
+    _add_output_options(train)
     train.set_defaults(command=_train)
 
 
@@ -177,24 +203,58 @@ def _train(options: argparse.Namespace) -> None:
     if not options.dry_run:
         _refuse_bare_srun()
     from vlm_rl.config import load_config
-    from vlm_rl.run.terminal import is_main, resume_command
+    from vlm_rl.run.terminal import is_main, next_commands, resume_command
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
     config = load_config(path, options.overrides)
+    from vlm_rl.preflight import preflight, preflight_plan
+
     if options.dry_run:
+        config = preflight_plan(config)
         from vlm_rl.learner.dry_run import dry_run, print_dry_run
 
         print_dry_run(dry_run(config, num_ranks=options.ranks))
         return
+    config = preflight(config, resume=options.resume)
     from vlm_rl.train import train
 
     try:
         train(config, resume=options.resume)
+        if is_main():
+            print(next_commands(config.out, config.data.eval))
     except KeyboardInterrupt:
         if is_main() and (Path(config.out) / "config.yaml").is_file():
             command = resume_command(config.out)
             print(f"to resume from the newest checkpoint: {command}", file=sys.stderr)
         raise
+    except RuntimeError as error:
+        from vlm_rl.learner.out_of_memory import is_out_of_memory, memory_advice
+
+        if is_out_of_memory(error):
+            raise UserError(memory_advice(config, error, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))) from error
+        raise
+
+
+def _add_serve(commands: Commands) -> None:
+    serve = commands.add_parser("serve", help="start a vLLM server for the rollouts of a run")
+    serve.add_argument("config", type=Path, help="the run's YAML file")
+    serve.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; loopback is safe on any network")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument(
+        "--print", action="store_true", dest="only_print", help="print vLLM's own command, start nothing"
+    )
+    serve.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from vlm_rl.config import load_config
+    from vlm_rl.preflight import preflight_plan
+
+    config = preflight_plan(load_config(options.config, options.overrides))
+    from vlm_rl.samplers.serve import serve
+
+    serve(config, host=options.host, port=options.port, only_print=options.only_print)
 
 
 def _add_eval(commands: Commands) -> None:
@@ -205,7 +265,7 @@ def _add_eval(commands: Commands) -> None:
         "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
         "       vlm-rl eval export RECORDS --to FORMAT --out FILE",
     )
-    evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, e.g. a checkpoint")
+    evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, or a run: RUN, RUN/60, RUN/latest")
     evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
     evaluate.add_argument("--out", type=Path, help="folder for records and summaries")
     evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=_SAMPLER_HELP)
@@ -228,6 +288,7 @@ def _add_eval(commands: Commands) -> None:
         help="blank, shuffled: is the image needed?",
     )
     evaluate.add_argument("--seed", type=int, default=0, help="of the sampling")
+    _add_output_options(evaluate)
     evaluate.set_defaults(command=_eval)
     actions = evaluate.add_subparsers(prog="vlm-rl eval", title="on results that exist", metavar="ACTION")
     _add_eval_compare(actions)
@@ -236,11 +297,14 @@ def _add_eval(commands: Commands) -> None:
 
 def _eval(options: argparse.Namespace) -> None:
     _refuse_bare_srun()
-    from vlm_rl.evaluation.command import evaluate_sets
+    from vlm_rl.preflight import preflight_eval
 
     for name in ("model", "data", "out"):  # the parser cannot require them: compare and export go without
         if getattr(options, name) is None:
             raise UserError(f"--{name} is missing; vlm-rl eval needs --model, --data and --out")
+    options.model = preflight_eval(options.model, options.data)
+    from vlm_rl.evaluation.command import evaluate_sets
+
     evaluate_sets(options)
 
 
@@ -415,14 +479,19 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
+    from vlm_rl.demo.library import find_runs
+
+    for folder in options.runs:
+        find_runs(folder)
     from vlm_rl.demo.default_runs import default_folders
     from vlm_rl.demo.endpoints import parse_endpoints
-    from vlm_rl.demo.live import LiveOptions
-    from vlm_rl.demo.server import launch
 
     if options.live_models < 1:
         raise UserError(f"--live-models is {options.live_models}; it must be at least 1")
     endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
+    from vlm_rl.demo.live import LiveOptions
+    from vlm_rl.demo.server import launch
+
     live = LiveOptions(endpoints, engine=options.live_engine, max_loaded=options.live_models)
     folders = options.runs or default_folders()
     launch(
@@ -480,6 +549,10 @@ def _quickstart(options: argparse.Namespace) -> None:
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
 
+    from vlm_rl.run.cores import set_threads
+
+    if note := set_threads():
+        print(note, flush=True)
     from vlm_rl.data_prep.quickstart_data import make_quickstart_data
     from vlm_rl.toy.quickstart import print_seeds, quickstart
 
@@ -504,6 +577,9 @@ def _add_doctor(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> None:
+    for path in (options.model, options.config):
+        if path is not None and not path.exists():
+            raise UserError(f"{path} is not there: correct the path")
     from vlm_rl.doctor.command import doctor
 
     if code := doctor(options):

@@ -45,6 +45,7 @@ MUTABLE_KEYS = (
     "log.",
     "eval.",
     "rollout.max_gap",
+    "rollout.server",  # where the servers are, their token, and how long to wait for them
     "train.max_skipped_in_a_row",
     "reward.function_timeout",
     *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
@@ -353,11 +354,27 @@ class RewardConfig(ConfigSection):
         return {**self.functions, **{name: section for name, section in sections.items() if section is not None}}
 
 
+def is_server_address(text: str) -> bool:
+    """Tell whether this is http://HOST:PORT, or https, and nothing more."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port) and parts.path in ("", "/")
+    except ValueError:
+        return False
+
+
 class RolloutConfig(ConfigSection):
     """How responses are sampled."""
 
-    sampler: Literal["auto", "vllm", "transformers"] = "auto"
-    """The engine; auto: vllm where it is installed, else transformers."""
+    sampler: Literal["auto", "vllm", "transformers", "server"] = "auto"
+    """The engine; auto: vllm where it is installed, else transformers. server: those of rollout.servers."""
+    servers: list[str] | str = []
+    """The addresses of servers that `vlm-rl serve` has started, such as http://127.0.0.1:8000, or a file with one a
+    line, which is read again before each sync. See docs/scaling.md."""
+    server_token: str = "~/.cache/vlm_rl/server_token"
+    """The file with the token that the servers ask for. `vlm-rl serve` writes it where it is missing."""
+    server_timeout: PositiveFloat = 600.0
+    """Seconds to wait while no server answers; then the run saves its state and ends with exit code 75."""
     prompts_per_step: PositiveInt = 128
     """P: prompts in a rollout batch, over all ranks."""
     responses_per_prompt: PositiveInt = 8
@@ -374,12 +391,23 @@ class RolloutConfig(ConfigSection):
     """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
     null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
     batch_size: PositiveInt = 256
-    """Responses that one rank's engine generates at the same time."""
+    """Responses that one rank's engine, or one server, generates at the same time."""
     vllm: dict[str, Any] = {}
     """Passed to vllm.LLM unchanged. Options that the learner decides are refused, and so is tensor parallelism: each
     rank has an engine with the whole model."""
 
     def conflicts(self) -> Iterator[str]:
+        if bool(self.servers) != (self.sampler == "server"):
+            yield (
+                f"sampler is {self.sampler!r} and servers is {self.servers!r}: sampler: server needs addresses, "
+                "and no other engine uses them"
+            )
+        if isinstance(self.servers, list):
+            yield from (
+                f"servers: {url!r} is not an address such as http://127.0.0.1:8000"
+                for url in self.servers
+                if not is_server_address(url)
+            )
         if self.top_p != 1.0 or self.top_k != 0:
             yield (
                 f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from vlm_rl.distributed import from_main, share
+from vlm_rl.distributed import from_main, share, world_size
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.servers import ServersGoneError
 from vlm_rl.session import Session
 
 
@@ -32,7 +33,15 @@ def evaluate_if_due(s: Session) -> None:
         if from_main(partial(_is_complete, s.run, name, s.step, settings)):
             continue
         with s.recorder.progress(name, total=len(share(problems))) as advance:
-            summary = evaluate_into(s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how)
+            try:
+                summary = evaluate_into(
+                    s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how
+                )
+            except ServersGoneError as error:
+                if world_size() > 1:  # the other ranks may be done, and saving needs them
+                    raise
+                s.ask_to_stop(error)
+                break
         s.recorder.evaluation(name, s.step, summary)
     s.stop_if_asked(s.state())
 

@@ -17,6 +17,7 @@ from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import rollout_rows
+from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
 from vlm_rl.run.trackers import make_trackers
 from vlm_rl.types import Group
@@ -30,6 +31,7 @@ class Recorder:
         self.run = run
         self.attempt = attempt
         self.samples_every = config.log.samples_every
+        self.log = RunLog(run.path) if self.is_main else None
         self.trackers = make_trackers(config.log.trackers if self.is_main else [], run.path, config)
         self.last_step = start
         self.line = StepLine(total=config.train.steps, start=start)
@@ -49,7 +51,7 @@ class Recorder:
         self.run.append_metrics(step, self.attempt, metrics)
         for tracker in self.trackers:
             tracker.log(step, metrics)
-        self.line.done(step, metrics)
+        self.log_line(self.line.done(step, metrics))
         if self.samples_every and step % self.samples_every == 0:
             sample_table(rows, step=step)
 
@@ -58,24 +60,33 @@ class Recorder:
         if self.is_main:
             self.run.append_metrics(step, self.attempt, metrics)
 
+    def log_line(self, text: str) -> None:
+        """Write a line into log.txt that was printed already."""
+        if self.log is not None:
+            self.log.info(text)
+
     def note(self, text: str) -> None:
         """Print a line between those of the steps."""
         if self.is_main:
             self.line.note(text)
+            self.log_line(text)
 
     def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
         """Print the line of one evaluation."""
-        if self.is_main:
-            self.line.note(f"step {step}  {score_line(benchmark, summary)}")
+        self.note(f"step {step}  {score_line(benchmark, summary)}")
 
     def progress(self, benchmark: str, *, total: int) -> AbstractContextManager[Advance]:
         """Return a progress bar for an evaluation of `total` problems; it replaces the live line."""
         self.line.close()
         return progress(f"evaluating {benchmark}", total=total)
 
-    def close(self) -> None:
-        """Remove the live line and close the trackers."""
+    def close(self, failure: BaseException | None = None) -> None:
+        """Remove the live line, log what ended the run before its time, and close log and trackers."""
         self.line.close()
+        if self.log is not None:
+            if failure is not None:
+                self.log.failure(failure)
+            self.log.close()
         for tracker in self.trackers:
             tracker.close()
 

@@ -10,15 +10,17 @@ import time
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import MUTABLE_KEYS, Config, DataConfig, TrainConfig, changed_keys
+from vlm_rl.config import Config, DataConfig, TrainConfig
 from vlm_rl.data.adapters import BaseModel, base_of
 from vlm_rl.data.model_folder import (
     check_base_weights,
@@ -47,17 +49,20 @@ from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
+from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, verify_model, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
-from vlm_rl.run.terminal import resume_command
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.run.terminal import Stages, make_console, resume_command
+from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.serve import token_path
+from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem, Prompt
+from vlm_rl.types import Problem, Prompt, Rollout
 
 # Mean |log-prob of the learner - of the sampler| per token that rounding cannot explain.
 DEFAULT_MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -78,10 +83,14 @@ class Session:
         Rank 0 acquires the lock of the run directory; the caller releases it. Raises UserError for a mistake in
         configuration, data, model or run directory, and where another process writes into that directory.
         """
+        stages = Stages()
         self.config = config
+        self.stop_requested, self.stop_reason = False, "stopped by SIGTERM"
         self.algorithm = resolve_algorithm(config.algorithm)
         self.device = init_ranks()
         self.problems, self.eval_sets = _load_problems(config)
+        evaluated = sum(map(len, self.eval_sets.values()))
+        stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")
         self.run = RunDirectory(config.out)
         self.lock = lock
         # Rank 0 looks and tells the others: a shared file system may show them the files later.
@@ -114,10 +123,14 @@ class Session:
             judge_cache=self.run.path / "judge_cache",
         )
         self.reward.check_golds(self.problems)
+        stages.done("checks", "prompts, rewards, golds")
         self.policy = self._load_policy(model_path)
+        stages.done("model", f"{self.builder.config.model_type}, compared with the unmodified model")
         self.learner = self._make_learner()
         self.reference = self._load_reference() if config.algorithm.kl_coef else None
+        stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._make_sampler(model_path)
+        stages.done("engine", self.sampler.name)
         self.sampling = SamplingParams(
             temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_tokens,
@@ -133,21 +146,22 @@ class Session:
         if checkpoint:
             self._restore(*checkpoint)
 
-        self.recorder = self._start_run(resume)
+        self.recorder = self._start_run(resume, stages)
         if resume:
-            self.recorder.line.note(self._where_it_resumes(checkpoint))
-        self.stop_requested = False
+            self.recorder.note(self._where_it_resumes(checkpoint))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.grader.start()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.sampler.close()
         self.grader.close()
         self.reward.close()
-        self.recorder.close()
+        self.recorder.close(error)
 
     # -- building ------------------------------------------------------------------------------------
 
@@ -175,9 +189,10 @@ class Session:
         self.probe_prompt = max(check.prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
         self.rounding = check.limit
         if rank() == 0:
-            print(layer_patches.describe(policy.replaced_layers), flush=True)
+            console = make_console()
+            console.print(layer_patches.describe(policy.replaced_layers), soft_wrap=True)
             if policy.is_padded:
-                print(f"rows: padded, through transformers' own attention, {PADDED_COST}", flush=True)
+                console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
         policy.freeze(self.config.model.freeze)
         if (offload := self.config.model.offload_activations) or self.config.model.gradient_checkpointing:
             policy.enable_checkpointing(offload=offload)
@@ -226,6 +241,8 @@ class Session:
 
     def _make_sampler(self, model_path: Path) -> Sampler:
         config = self.config
+        if config.rollout.sampler == "server":
+            return self._make_server_sampler(model_path)
         return make_sampler(
             config.rollout.sampler,
             model_path=str(model_path),
@@ -237,17 +254,39 @@ class Session:
             seed=config.seed,
         )
 
+    def _make_server_sampler(self, model_path: Path) -> ServerSampler:
+        config = self.config.rollout
+        settings = ServerSettings(
+            config.servers,
+            token_file=token_path(config.server_token),
+            timeout=config.server_timeout,
+            model_sha256=sha256((Path(self.config.model.path) / "config.json").read_bytes()).hexdigest(),
+        )
+        return ServerSampler(
+            settings,
+            model_path=str(model_path),
+            builder=self.builder,
+            max_model_len=self.config.data.max_prompt_tokens + config.max_tokens,
+            dtype=self._dtype(),
+            weights=self.learner.stream_weights,
+            is_stopped=lambda: self.stop_requested,
+            note=lambda text: self.recorder.note(text),
+        )
+
     def _dtype(self) -> torch.dtype:
         return model_dtype(self.device, self.config.model.dtype)
 
     # -- the run directory ---------------------------------------------------------------------------
 
-    def _start_run(self, resume: bool) -> Recorder:
+    def _start_run(self, resume: bool, stages: Stages) -> Recorder:
         from_main(self.run.remove_leftovers if resume else self._create_run)
         attempts = [int(record["attempt"]) for record in self.run.metrics()]
         if rank() == 0 and (contaminated := contaminated_sources(self.problems)):
             self.run.stamp_contaminated(contaminated)
-        return Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+        recorder = Recorder(self.run, self.config, attempt=1 + max(attempts, default=0), start=self.step)
+        for line in stages.lines:
+            recorder.log_line(line)
+        return recorder
 
     def _create_run(self) -> None:
         self.run.create(self.config)
@@ -339,11 +378,31 @@ class Session:
 
     # -- what a step asks of the session -------------------------------------------------------------
 
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, step: int, on_group: OnGroup | None = None
+    ) -> list[list[Rollout]]:
+        """Draw responses to this rank's prompts, on all ranks at once. See Sampler.generate."""
+        draw = self.sampler.generate
+        if isinstance(self.sampler, ServerSampler):
+            draw = partial(self.sampler.generate, together=True)
+        return draw(prompts, params, seed=self.config.seed, step=step, on_group=on_group)
+
     def sync_weights(self) -> None:
         """Stream the policy's weights into the sampler.
 
         Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
+        Where no rollout server is left, the run is asked to stop, so that the caller can finish its step and save.
         """
+        try:
+            self._sync_weights()
+        except ServersGoneError as error:
+            self.ask_to_stop(error)
+
+    def ask_to_stop(self, reason: ServersGoneError) -> None:
+        """Let the next `stop_if_asked` save and stop, and say why."""
+        self.stop_reason, self.stop_requested = f"{reason}: stopped", True
+
+    def _sync_weights(self) -> None:
         fingerprint = FingerprintBuilder(dtype=self.sampler.dtype)
         self.sampler.load_weights(fingerprint.watch(self.learner.stream_weights()), version=self.learner.num_updates)
         self.weights = fingerprint.result()
@@ -353,7 +412,7 @@ class Session:
     def _check_by_a_probe(self) -> None:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
         params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
-        (rollouts,) = self.sampler.generate([self.probe_prompt], params, seed=self.config.seed, step=-1)
+        (rollouts,) = self.generate([self.probe_prompt], params, step=-1)
         gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
         limit = max(self.rounding, self.max_gap)  # a few tokens: never below what is accepted of a whole batch
         if not gap <= limit:  # NaN too
@@ -387,7 +446,7 @@ class Session:
             self.save(state)
         if rank() == 0:
             command = resume_command(self.run.path)
-            print(f"stopped by SIGTERM after step {state['step']}; resume with: {command}", flush=True)
+            print(f"{self.stop_reason} after step {state['step']}; resume with: {command}", flush=True)
         raise StoppedError
 
     def _on_sigterm(self, *_: object) -> None:
@@ -415,22 +474,10 @@ def _checkpoint_to_resume(run: RunDirectory, config: Config, lock: RunLock) -> R
     Raises UserError where the configuration differs from the run's own in a key that a resume may not change, where
     another process writes there, and where there are checkpoints of which none verifies.
     """
-    previous = run.open().config().model_dump()
-    changed = [key for key in changed_keys(previous, config.model_dump()) if not key.startswith(MUTABLE_KEYS)]
-    if changed:
-        raise UserError(
-            f"{run.path}: cannot resume with a different {changed[0]}: the run has "
-            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
-        )
+    check_resumable(run, config)
     lock.acquire()
     newest = recover(run.path / "checkpoints")
     return (newest[0], newest[1].info) if newest else None
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
 
 
 def _make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:

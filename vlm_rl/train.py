@@ -32,6 +32,7 @@ from vlm_rl.periodic_evaluation import evaluate_if_due
 from vlm_rl.recorder import Timings, step_metrics
 from vlm_rl.rewards import Scoring
 from vlm_rl.run.lock import RunLock
+from vlm_rl.samplers.servers import ServersGoneError
 from vlm_rl.session import Session
 from vlm_rl.types import Group, Problem, Reward, Rollout
 
@@ -56,12 +57,14 @@ def train(config: Config, *, resume: bool = False) -> None:
 
     Raises:
         UserError: for a mistake in configuration, data or model, before anything is written.
-        StoppedError: after SIGTERM, once the state is saved; exits with errors.EXIT_STOPPED.
+        StoppedError: after SIGTERM, or where no rollout server is left, once the state is saved; exits with
+            errors.EXIT_STOPPED.
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
     with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s:
         s.sync_weights()
+        s.stop_if_asked(s.state())
         evaluate_if_due(s)
         while s.step < config.train.steps:
             train_step(s)
@@ -71,7 +74,12 @@ def train(config: Config, *, resume: bool = False) -> None:
 def train_step(s: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
     before, timings = s.state(), Timings(s.recorder.phase)
-    batch = collect(s, timings)
+    try:
+        batch = collect(s, timings)
+    except ServersGoneError as error:
+        s.ask_to_stop(error)
+        s.stop_if_asked(before)
+        raise
     s.stop_if_asked(before)  # abandons this step and saves its beginning
     parts = split(batch.groups, s.config.train.mini_batch_prompts)
     weights = [weigh(s, part) for part in parts]
@@ -126,7 +134,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     s.ledger.check()
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
-        s.recorder.line.note(f"step {s.step + 1}  {text}")
+        s.recorder.note(f"step {s.step + 1}  {text}")
     groups, metrics = with_advantages(s, kept)
     accuracy = float(np.mean(verdicts)) if verdicts else None
     return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics | asking_metrics(sampled))
@@ -180,7 +188,7 @@ def sample_and_grade(
             def score(index: int, group: Sequence[Rollout]) -> None:
                 scoring.add(index, [(mine[index], asked[index], rollout) for rollout in group])
 
-            rollouts = s.sampler.generate(asked, s.sampling, seed=s.config.seed, step=s.step, on_group=score)
+            rollouts = s.generate(asked, s.sampling, step=s.step, on_group=score)
         with timings.phase("reward"):  # only the wait for unfinished grading
             rewards = scoring.rewards()
             return gather_shares([(tuple(group), rewards[index]) for index, group in enumerate(rollouts)])

@@ -524,7 +524,7 @@ def test_two_models_of_one_name_are_the_operators_mistake():
 
 def test_settings_and_estimates_are_told():
     estimated = Reply("writing", "x", 7, 2, "estimate", is_split_exact=False)
-    page = columns_html(AskState(0, ["a"], [estimated]), SHORT, colors={"a": "red"})
+    page = columns_html(AskState(0, ["a"], [estimated]), SHORT, colors={"a": "red"}, grades={})
     assert "seed 3 · temperature 1 · at most 24 tokens" in page
     assert "≈ 7" in page and "reasoning ≈ 2 · answer ≈ 5" in page and "estimated" in page
 
@@ -710,7 +710,7 @@ def test_stop_ends_what_is_generated_and_so_does_leaving(page, server):
         tab.wait_for_selector(".live-status b:text-is('done')")
         endless, untrained = tab.locator(".live-card .chip").all_inner_texts()
         assert endless == "stopped by you"
-        assert untrained in ("stopped by you", "✓ finished"), "which may draw its end before the click arrives"
+        assert untrained in ("stopped by you", "finished"), "which may draw its end before the click arrives"
         assert "≈" in tab.locator(".live-counts").first.inner_text(), "an estimate is called one"
         wait_for(lambda: page.queue.num_asking == 0)
         assert tab.is_enabled("#live-ask") and tab.is_disabled("#live-stop")
@@ -745,7 +745,7 @@ def test_hostile_uploads_are_refused_in_words_and_a_good_one_is_shown(page, tmp_
         fill(tab, tokens=8)
         tab.click("#live-ask")
         tab.wait_for_selector(".live-status b:text-is('done')")
-        assert tab.locator(".live-card .chip").first.inner_text() == "✓ finished"
+        assert tab.locator(".live-card .chip").first.inner_text() == "finished"
         tab.click(".live-clear")
         tab.wait_for_selector("#live-picture .live-hint:not([hidden])")
         assert tab.evaluate("window.pwned") is None and visit.failures == []

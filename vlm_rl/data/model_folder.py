@@ -15,6 +15,7 @@ from vlm_rl.errors import UserError
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 _HASH_THREADS = 4
+SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
 
 
 def check_model_folder(path: str | Path) -> None:
@@ -50,6 +51,25 @@ def check_model_folder(path: str | Path) -> None:
                 f"model.path: {folder} holds an adapter of the model in {base.path}, which is not there: put it back"
             )
         check_model_folder(base.path)
+
+
+def read_model_config(path: str) -> tuple[str, dict[str, Any]]:
+    """Return the file of the model's configuration and its content: the local folder's, else our copy of it.
+
+    Raises UserError where there is neither.
+    """
+    local, shipped = Path(path) / "config.json", SHIPPED / f"{Path(path).name}.json"
+    for file in (local, shipped):
+        if file.is_file():
+            try:
+                return str(file), json.loads(file.read_text(encoding="utf-8"))
+            except (ValueError, OSError) as error:
+                raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
+    names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json")))
+    raise UserError(
+        f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
+        f"({names}): download the model there first, or correct the path"
+    )
 
 
 def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int, settings: str) -> int:

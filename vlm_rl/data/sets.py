@@ -32,10 +32,7 @@ def load_set(path: str | Path) -> list[Problem]:
     from vlm_rl.distributed import from_main  # here, since it loads torch, which reading the problems does not need
 
     path = Path(path)
-    file = path / "data.parquet"
-    if not file.is_file():
-        raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
-    read_manifest(path)
+    file = check_is_set(path)
     try:
         images = ImageColumn(file)
         _check_columns(file, images.schema)
@@ -56,6 +53,15 @@ def load_set(path: str | Path) -> list[Problem]:
         problems[problem.id] = problem
     from_main(lambda: _check_images(path, list(problems.values())))
     return list(problems.values())
+
+
+def check_is_set(path: str | Path) -> Path:
+    """Return the file with the rows of a prepared set. Raises UserError for what is none; no row is read."""
+    file = Path(path) / "data.parquet"
+    if not file.is_file():
+        raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
+    read_manifest(path)
+    return file
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -69,6 +69,8 @@ def rollout(subject: RecipeUnderTest) -> Check:
     share = options.get("gpu_memory_utilization", ENGINE_SHARE)
     response = (plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens) * plan.kv_bytes_per_token
     on_gpu = torch.cuda.is_available()
+    if memory.is_served:
+        return _fits("rollout", subject, memory.rollout, ", the servers' memory apart", "use more ranks")
     if on_gpu and share * total < memory.engine_weights + response:
         needed = f"{(memory.engine_weights + response) / _GIB:.1f} GiB for weights and one response at full length"
         detail = f"the engine's share is {share * total / _GIB:.1f} GiB; it needs {needed}"

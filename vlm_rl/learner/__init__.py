@@ -12,6 +12,7 @@
     shared_prefix_attention   attention over a packed row
     sft             a supervised start on reasoning traces
     dry_run         what a run needs in memory, before anything is loaded
+    out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
 routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for another number of ranks), and
@@ -26,6 +27,7 @@ __all__ = [
     "dry_run",
     "layer_patches",
     "learner",
+    "out_of_memory",
     "packing",
     "planning",
     "policy",

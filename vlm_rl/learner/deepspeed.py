@@ -233,10 +233,11 @@ def import_deepspeed() -> ModuleType:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         os.environ.setdefault("LOCAL_SIZE", "1")  # ZeRO 3 would start numactl at each reduction to count devices
+    level = logging.INFO if os.environ.get("VLM_RL_OUTPUT") == "verbose" else logging.ERROR
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(level)
     import deepspeed
 
     deepspeed.ops.__dict__["__compatible_ops__"] = {}
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the import sets it back
+    logging.getLogger("DeepSpeed").setLevel(level)  # the import sets it back
     return deepspeed

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, ModelPart, TrainConfig
-from vlm_rl.data.model_folder import check_context
+from vlm_rl.data.model_folder import SHIPPED, check_context, read_model_config
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import (
@@ -44,7 +44,6 @@ from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.run.terminal import make_console
 
-SHIPPED = Path(__file__).parents[1] / "assets" / "models"
 _GIB = 2**30
 LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 _LIVE_PARAMETERS = 1e9  # DeepSpeed's default of stage3_max_live_parameters
@@ -61,6 +60,7 @@ class Memory:
     activations: int  # of one full packed row, images and output head included
     engine_weights: int  # the rollout engine's own copy
     kv_cache: int  # of all responses side by side, each at its longest
+    is_served: bool = False  # engine and cache are on rollout servers, not on this device
 
     @property
     def update(self) -> int:
@@ -70,7 +70,7 @@ class Memory:
     @property
     def rollout(self) -> int:
         """Return the bytes while the engine samples, before its first key-value block."""
-        return self.weights + self.optimizer + self.engine_weights
+        return self.weights + self.optimizer + (0 if self.is_served else self.engine_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
-    source, raw = _model_configuration(config.model.path)
+    source, raw = read_model_config(config.model.path)
     model = _build(raw, source)
     check_context(
         model.config,
@@ -158,22 +158,6 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
 
 
 # -- the model ------------------------------------------------------------------------------------
-
-
-def _model_configuration(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the file of the model's configuration and its content: the local folder's, else our copy of it."""
-    local, shipped = Path(path) / "config.json", SHIPPED / f"{Path(path).name}.json"
-    for file in (local, shipped):
-        if file.is_file():
-            try:
-                return str(file), json.loads(file.read_text(encoding="utf-8"))
-            except (ValueError, OSError) as error:
-                raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
-    names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json")))
-    raise UserError(
-        f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
-        f"({names}): download the model there first, or correct the path"
-    )
 
 
 def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
@@ -242,6 +226,7 @@ def _memory(config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: i
         activations=_activations(config, model, dtype, patched=patched),
         engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()),
         kv_cache=_side_by_side(config, ranks) * cache_bytes(model.config, longest, dtype),
+        is_served=config.rollout.sampler == "server",
     )
 
 
@@ -255,7 +240,8 @@ def _most_resident(config: TrainConfig) -> float:
 
 def _side_by_side(config: Config, ranks: int) -> int:
     r = config.rollout
-    return min(r.batch_size, -(-r.prompts_per_step // ranks) * r.responses_per_prompt)
+    engines = 1 if r.sampler == "server" else ranks  # one server may get them all
+    return min(r.batch_size, -(-r.prompts_per_step // engines) * r.responses_per_prompt)
 
 
 def cache_bytes(config: Any, tokens: int, dtype: torch.dtype) -> int:
@@ -443,13 +429,16 @@ def _memory_table(plan: DryRun) -> Table:
         f"estimate: a row of {row:,} tokens, {'with' if checkpointing else 'without'} gradient checkpointing, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )
-    table.add_row("update phase", _gib(m.update), "the sum so far; the engine sleeps", style="bold", end_section=True)
-    table.add_row("engine weights", _gib(m.engine_weights), "the rollout engine's own, dropped in the update")
+    update = "the sum so far" if m.is_served else "the sum so far; the engine sleeps"
+    table.add_row("update phase", _gib(m.update), update, style="bold", end_section=True)
+    engine = "on each rollout server, not here" if m.is_served else "the rollout engine's own, dropped in the update"
+    table.add_row("engine weights", _gib(m.engine_weights), engine)
     table.add_row("rollout phase", _gib(m.rollout), "with the learner's weights and optimizer", style="bold")
     table.add_row(
         "key-value cache",
         _gib(m.kv_cache),
-        f"at most, on top: {plan.responses_side_by_side} responses side by side at full length, "
+        f"at most, {'on each server' if m.is_served else 'on top'}: "
+        f"{plan.responses_side_by_side} responses side by side at full length, "
         f"{plan.kv_bytes_per_token / 1024:g} KiB a token; with less, some of them wait",
     )
     return table

@@ -22,11 +22,11 @@ from PIL import Image
 
 from vlm_rl.config import Config, DataConfig, parse_config
 from vlm_rl.data.images import GRID, grid_size
-from vlm_rl.data.model_folder import open_config
+from vlm_rl.data.model_folder import SHIPPED, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import SHIPPED, DryRun, dry_run
+from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import IMAGE_MARKER, Problem
 

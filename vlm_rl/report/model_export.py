@@ -21,6 +21,7 @@ from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, ba
 from vlm_rl.data.model_folder import check_model_folder, check_weights
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.checkpoint_names import find_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.manifest import MANIFEST, Manifest, read_manifest
 from vlm_rl.run.writing import writing
@@ -57,22 +58,6 @@ def export(options: argparse.Namespace) -> Path:
             raise
     print(f"{out}: step {read_manifest(folder).step} of {run.path}{', merged with its base model' if merges else ''}")
     return out
-
-
-def find_checkpoint(path: Path) -> tuple[RunDirectory, Path]:
-    """Return the run and the folder of a checkpoint: RUN/checkpoints/step-000060, RUN/60, or RUN for its last one.
-
-    Raises UserError where there is none.
-    """
-    if path.resolve().parent.name == "checkpoints" and path.is_dir():
-        return RunDirectory(path.resolve().parents[1]).open(), path
-    step = int(path.name) if path.name.isdecimal() and not path.exists() else None
-    run = RunDirectory(path if step is None else path.parent).open()
-    known = dict(run.checkpoints())
-    if not known or (step is not None and step not in known):
-        has = f"it has {', '.join(map(str, known))}" if known else "it has none"
-        raise UserError(f"{run.path} has no checkpoint{'' if step is None else f' of step {step}'}: {has}")
-    return run, known[max(known) if step is None else step]
 
 
 def _write_model(folder: Path, work: Path, config: Config, *, merges: bool) -> None:

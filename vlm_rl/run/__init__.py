@@ -4,20 +4,26 @@ directory    read and write a run directory: the contract between training, repo
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
 checkpoint   checkpoints that are complete or absent
+checkpoint_names  what a user may call a checkpoint
 manifest     what a checkpoint says of its files, and of the run that it resumes
 lock         one writer at a time in a run directory
 writing      what the file system refuses, as a message
+run_log      log.txt: what rank 0 shows, with the time
 trackers     TensorBoard, trackio and wandb behind one interface
+cores        how many cores are allowed and free
 terminal     lines, progress bars and tables
 """
 
 __all__ = [
     "checkpoint",
+    "checkpoint_names",
+    "cores",
     "directory",
     "eval_record",
     "lock",
     "manifest",
     "rollout_row",
+    "run_log",
     "terminal",
     "trackers",
     "writing",

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.finite_weights import non_finite_tensor
+from vlm_rl.run.checkpoint_names import LATEST
 from vlm_rl.run.manifest import (
     MANIFEST,
     CheckpointError,
@@ -38,7 +39,6 @@ from vlm_rl.run.manifest import (
 )
 from vlm_rl.run.writing import ADVICE
 
-LATEST = "latest"
 # step-000060, or step-000060.old, which is set aside while a save replaces the same step.
 _NAME = re.compile(r"step-(\d{6,})(\.old)?")
 _TEMPORARY = ".tmp-"

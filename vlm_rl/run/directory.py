@@ -6,6 +6,7 @@
     eval/<benchmark>/step-000060.parquet one row per response (EvalRecord)
     eval/<benchmark>/step-000060.json    its summary, written last
     checkpoints/step-000060/             owned by vlm_rl.run.checkpoint
+    log.txt                              what rank 0 showed, with the time (vlm_rl.run.run_log)
     controls.json                        optional: accuracies that show what the learning curve means
     CONTAMINATED.json                    only where the run was trained on rows of a benchmark
 

@@ -54,9 +54,50 @@ def is_main() -> bool:
 
 
 def make_console() -> Console:
-    """Return this process's console: standard output on rank 0, silent on the others."""
+    """Return this process's console: standard output on rank 0, silent on the others and after --quiet."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
-    return Console(quiet=not is_main(), highlight=False, markup=False, width=width)
+    is_quiet = not is_main() or os.environ.get("VLM_RL_OUTPUT") == "quiet"
+    return Console(quiet=is_quiet, highlight=False, markup=False, width=width)
+
+
+class Stages:
+    """A line for each stage of a start, with its seconds.
+
+    stages = Stages()
+    problems = load()
+    stages.done("data", f"{len(problems)} problems")     # data        0.4 s  1,024 problems
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or make_console()
+        self._begun = time.monotonic()
+        self.lines: list[str] = []
+
+    def done(self, name: str, detail: str = "") -> None:
+        """Print that the stage since the last call, or the start, is over."""
+        now = time.monotonic()
+        line = f"{name:<10}{now - self._begun:6.1f} s  {visible(detail)}".rstrip()
+        self._begun = now
+        self.lines.append(line)
+        self._console.print(Text(line), soft_wrap=True)
+
+
+def next_commands(out: str | Path, evaluated: Sequence[str]) -> str:
+    """Return where a finished run is, and the commands that look at it.
+
+    Args:
+        out: the run directory.
+        evaluated: the sets that it was evaluated on.
+    """
+    run = shlex.quote(str(out))
+    data = shlex.quote(evaluated[0]) if evaluated else "SET"
+    results = shlex.quote(f"{str(out).rstrip('/')}-eval")
+    return (
+        f"the run is in {run}; next:\n"
+        f"  vlm-rl report {run} --out {shlex.quote(str(Path(out) / 'report.html'))}\n"
+        f"  vlm-rl demo {run}\n"
+        f"  vlm-rl eval --model {run} --data {data} --out {results}"
+    )
 
 
 def resume_command(out: str | Path) -> str:
@@ -110,8 +151,8 @@ class StepLine:
             self._status.start()
         self._status.update(text)
 
-    def done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the step's line. A metric that is absent or not finite shows as a dash."""
+    def done(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Print the step's line and return it. A metric that is absent or not finite shows as a dash."""
         self._stop()
         now = time.monotonic()
         seconds = metrics.get("step_time", now - self._last_time)
@@ -130,6 +171,7 @@ class StepLine:
         line.append(f"  {seconds:.1f} s", style="not bold")
         line.append(f"  ETA {clock(left)}", style="dim not bold")
         self._console.print(line, soft_wrap=True)
+        return line.plain
 
     def note(self, text: str) -> None:
         """Print a line between those of the steps, such as the result of an evaluation."""

@@ -6,8 +6,9 @@ A run's own record is metrics.jsonl. A tracker only mirrors it: none is needed, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -30,10 +31,7 @@ class Tracker(Protocol):
 
 
 def make_trackers(names: Sequence[str], run_dir: Path, config: Config) -> list[Tracker]:
-    """Return one tracker per name, in order. Raises UserError for an unknown name or a missing library."""
-    unknown = [name for name in names if name not in TRACKERS]
-    if unknown:
-        raise UserError(f"log.trackers: unknown tracker {unknown[0]!r}; known: {', '.join(TRACKERS)}")
+    """Return one tracker per name, in order. Raises UserError for a missing library."""
     return [TRACKERS[name](run_dir, config) for name in names]
 
 
@@ -87,14 +85,19 @@ def _trackio(run_dir: Path, config: Config) -> Tracker:
     )
 
 
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise UserError for a tracker whose library, which has the tracker's name, is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise UserError(
+                f"log.trackers: {name} is not installed; install it (`uv pip install {name}`) "
+                "or remove it from the list; metrics.jsonl is written either way"
+            )
+
+
 def _library(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise UserError(
-            f"log.trackers: {name} is not installed; install it (`uv pip install {name}`) "
-            "or remove it from the list; metrics.jsonl is written either way"
-        ) from None
+    check_trackers([name])
+    return import_module(name)
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:

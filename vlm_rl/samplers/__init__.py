@@ -1,11 +1,14 @@
-"""Rollout engines: transformers on any machine, vLLM where it is installed.
+"""Rollout engines: transformers on any machine, vLLM where it is installed, and servers of vLLM.
 
     base          what a sampler promises (Sampler, SamplingParams); loads no torch
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
+    serve         start a vLLM server for a run
+    servers       the rollout engine on such servers
 
-Private to this room: the engines (transformers, vllm), vllm_worker (what runs inside vLLM's worker) and distribution,
-from which the transformers engine draws.
+Private to this room: the engines (transformers, vllm), vllm_worker (what runs inside vLLM's worker), vllm_options
+(what every vLLM is given) and distribution, from which the transformers engine draws. vllm_endpoint and vllm_transfer
+run inside a server; server_client, server_push, gloo_link and schedule are the parts of `servers`.
 """
 
-__all__ = ["base", "factory", "fingerprint"]
+__all__ = ["base", "factory", "fingerprint", "serve", "servers"]

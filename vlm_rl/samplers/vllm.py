@@ -1,4 +1,4 @@
-"""The fast engine: vLLM inside this process. The only file that imports vllm.
+"""The fast engine: vLLM inside this process. What runs inside a server imports vllm too, nothing else does.
 
 Weights are streamed into the running engine. Its three caches (prefix blocks, image inputs, image embeddings)
 are then reset, since they belong to the old weights. They are reset before every `generate` too, so that a
@@ -8,7 +8,6 @@ response never depends on what was generated earlier.
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import os
 import random
@@ -19,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
+from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options, prompt_request, sampling_options
 from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
@@ -36,27 +35,6 @@ from vlm_rl.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     import vllm
-
-_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner shares these cores
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, where the device is a CPU
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
-}
-
-_OURS = {
-    "model": "model.path",
-    "dtype": "model.dtype",
-    "max_model_len": "data.max_prompt_tokens and rollout.max_tokens",
-    "max_num_seqs": "rollout.batch_size",
-    "seed": "seed",
-    **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), "the learner's needs"),
-    **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), "the learner's needs"),
-    **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "torchrun, which starts one engine a rank"),
-    "data_parallel_size": "torchrun, which starts one engine a rank",
-}
-"""Options of vllm.LLM that rollout.vllm may not set, and what decides them instead."""
 
 
 class VllmSampler:
@@ -85,45 +63,30 @@ class VllmSampler:
         Raises UserError for one of `options` that the learner's or the run's settings decide, and for what vLLM
         itself refuses.
         """
-        for key in options or {}:
-            if key in _OURS:
-                raise UserError(f"rollout.vllm.{key} cannot be set: it is decided by {_OURS[key]}; remove it")
         self.policy_version = 0
         self.dtype = dtype
         self._builder = builder
         self._max_model_len = max_model_len
         self._vllm = import_vllm()
         self._on_cpu = not torch.cuda.is_available()
-        settings: dict[str, Any] = {
-            "model": model_path,
-            "dtype": str(dtype).removeprefix("torch."),
-            "max_model_len": max_model_len,
-            "max_num_seqs": batch_size,
-            "seed": seed,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
-            "trust_remote_code": False,
-            "use_tqdm_on_load": False,
-            "enforce_eager": self._on_cpu,
-            "enable_sleep_mode": not self._on_cpu,
-        }
-        if self._on_cpu:
-            # A prompt cut into chunks samples a token that vLLM discards and then winds the request's
-            # generator back, which CPU generators cannot do: seeded requests die.
-            settings["enable_chunked_prefill"] = False
-            settings["max_num_batched_tokens"] = max(8192, max_model_len)
-        else:
-            settings["gpu_memory_utilization"] = 0.45  # the learner lives on the same device
-        if builder.is_vision:
-            size = {"shortest_edge": builder.min_pixels, "longest_edge": builder.max_pixels}
-            settings["mm_processor_kwargs"] = {"size": size}
-            settings["limit_mm_per_prompt"] = {"video": 0}
+        settings = engine_options(
+            model_path=model_path,
+            builder=builder,
+            max_model_len=max_model_len,
+            batch_size=batch_size,
+            dtype=dtype,
+            seed=seed,
+            on_cpu=self._on_cpu,
+            options=options,
+        )
+        settings.setdefault("enable_sleep_mode", not self._on_cpu)
+        if not self._on_cpu:
+            settings.setdefault("gpu_memory_utilization", 0.45)  # the learner lives on the same device
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            settings["distributed_executor_backend"] = "external_launcher"
+            settings.setdefault("distributed_executor_backend", "external_launcher")
         try:
             with _global_random_state_kept(), _memory_left_alone(), _threads_kept():
-                self._llm = self._vllm.LLM(**{**settings, **(options or {})})
+                self._llm = self._vllm.LLM(**settings)
         except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
             reason = " ".join(str(error).split())
             raise UserError(
@@ -244,27 +207,13 @@ class VllmSampler:
         self._llm.llm_engine.reset_encoder_cache()
 
     def _sampling(self, params: SamplingParams, seed: int, *, whole: bool = True) -> vllm.SamplingParams:
-        """Return vLLM's parameters; with `whole` a response is given out once, when it has ended."""
-        kinds = self._vllm.sampling_params.RequestOutputKind
-        # Not from_optional(): that clamps a bias to -100, and a large enough logit would get past it.
-        return self._vllm.SamplingParams(
-            n=1,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=0.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-            repetition_penalty=1.0,
-            min_tokens=0,
-            max_tokens=params.max_tokens,
+        return sampling_options(
+            self._vllm,
+            params,
             seed=seed,
-            stop_token_ids=list(self._builder.eos_ids),
-            logit_bias=dict.fromkeys(self._builder.banned_ids, -float("inf")) or None,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=kinds.FINAL_ONLY if whole else kinds.CUMULATIVE,
+            eos_ids=list(self._builder.eos_ids),
+            banned_ids=list(self._builder.banned_ids),
+            whole=whole,
         )
 
     def _rollout(self, prompt: Prompt, index: int, output: vllm.CompletionOutput) -> Rollout:
@@ -280,7 +229,9 @@ def import_vllm() -> Any:
     """Return the vllm module, imported with the environment that it needs."""
     # In this process: weights are handed over as tensors, and callables run in the worker.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for key, value in _ENVIRONMENT.items():
+    if os.environ.get("VLM_RL_OUTPUT") == "verbose":
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+    for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
@@ -290,24 +241,35 @@ def import_vllm() -> Any:
     return vllm
 
 
+class NcclGroup:
+    """The learner's end of the group of two of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
+
+    def __init__(self, address: str) -> None:
+        """Take a free port of this address; the server joins at it."""
+        import_vllm()
+        from vllm.utils.network_utils import get_open_port
+
+        self._where = {"master_address": address, "master_port": get_open_port(), "world_size": 2}
+        self.init_info = {**self._where, "rank_offset": 1, "packed": False}
+
+    def join(self) -> None:
+        """Wait for the server."""
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        self._group = trainer_init(self._where)
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send one tensor."""
+        self._group.broadcast(tensor.cuda(), src=0, stream=torch.cuda.current_stream())
+        torch.cuda.current_stream().synchronize()
+
+
 def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
     return [group[g] for g in sorted(group)]
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:
-    """Return vLLM's request for the prompt. vLLM expands the placeholders: an expanded list would expand twice.
-
-    Each image comes with its hash: vLLM would take its own, which is slower, once for each response of the group.
-    """
-    request: dict[str, Any] = {"prompt_token_ids": prompt.sampler_ids.tolist()}
-    if prompt.images:
-        request["multi_modal_data"] = {"image": list(prompt.images)}
-        request["multi_modal_uuids"] = {"image": [_digest(image) for image in prompt.images]}
-    return request
-
-
-def _digest(image: Image.Image) -> str:
-    return hashlib.blake2b(image.tobytes(), digest_size=16, key=repr((image.mode, image.size)).encode()).hexdigest()
+    return prompt_request(prompt.sampler_ids.tolist(), prompt.images)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from vlm_rl.config import MUTABLE_KEYS, changed_keys, save_config
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.run.checkpoint import verify
+from vlm_rl.run.cores import allowed_cores
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.manifest import CheckpointError
 from vlm_rl.run.terminal import clock, make_console, visible
@@ -242,7 +243,7 @@ class StudyRunner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(max(1, _num_cores() // self.jobs))},
+                env={**os.environ, "OMP_NUM_THREADS": str(max(1, allowed_cores() // self.jobs))},
                 start_new_session=True,  # Ctrl-C reaches us alone; the runs get a SIGTERM, on which they save
                 pass_fds=(self.lock,),
             )
@@ -286,7 +287,3 @@ def log_tail(path: Path) -> list[str]:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
     return [line for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,295 @@
+"""Rollouts on two real vLLM servers of the toy policy, which are stopped, killed and lied to.
+
+The tests run in their order: the last three kill one server after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from tests.helpers.lying_proxy import Lie, changed, lying_proxy
+from tests.helpers.rollout_servers import RolloutServer
+from tests.helpers.toy_runs import Toys, toy_problem
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.errors import UserError
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers import server_push
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Prompt, Rollout
+
+pytestmark = pytest.mark.slow
+PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
+
+
+@dataclass
+class Fleet:
+    """Two servers, and a learner beside them."""
+
+    toys: Toys
+    servers: list[RolloutServer]
+    token: Path
+    model: torch.nn.Module
+    prompts: list[Prompt]
+    builder: PromptBuilder
+    notes: list[str]
+
+    def sampler(self, **settings: Any) -> ServerSampler:
+        config = (self.toys.model / "config.json").read_bytes()
+        given = ServerSettings(
+            [server.url for server in self.servers],
+            token_file=self.token,
+            timeout=60.0,
+            model_sha256=sha256(config).hexdigest(),
+        )
+        self.notes.clear()
+        return ServerSampler(
+            replace(given, **settings),
+            model_path=str(self.toys.model),
+            builder=self.builder,
+            max_model_len=174,
+            dtype=torch.float32,
+            weights=self.model.named_parameters,
+            is_stopped=lambda: False,
+            note=self.notes.append,
+        )
+
+    def sync(self, sampler: ServerSampler, version: int) -> None:
+        """Push other weights than before, and prove that they arrived."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1.01)
+        fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+        sampler.load_weights(fingerprint.watch(self.model.named_parameters()), version=version)
+        check_fresh(sampler, fingerprint.result())
+
+
+@pytest.fixture(scope="module")
+def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    pytest.importorskip("vllm")
+    folder = tmp_path_factory.mktemp("servers")
+    rollout = {"sampler": "vllm", "batch_size": 4, "server_token": str(folder / "token")}
+    config = toys.config("served-config", rollout=rollout)
+    builder = PromptBuilder(toys.model, template=TEMPLATES["think_answer"], max_pixels=1_003_520)
+    model = AutoModelForImageTextToText.from_pretrained(toys.model, dtype=torch.float32)
+    prompts = [builder.build(toy_problem(index, "train", 12)) for index in range(8)]
+    with RolloutServer(config, folder / "first") as first, RolloutServer(config, folder / "second") as second:
+        first.wait()
+        second.wait()
+        yield Fleet(toys, [first, second], folder / "token", model, prompts, builder, [])
+
+
+def same(left: list[list[Rollout]], right: list[list[Rollout]]) -> bool:
+    """Tell whether two calls of generate gave the same tokens, with log-probs equal but for float noise."""
+    pairs = [(a, b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)]
+    return all(
+        a.ids.tolist() == b.ids.tolist() and np.allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0) for a, b in pairs
+    )
+
+
+def draw(sampler: ServerSampler, fleet: Fleet, on_group: Callable[[int, Any], None] | None = None) -> Any:
+    return sampler.generate(fleet.prompts, PARAMS, seed=1, step=2, on_group=on_group)
+
+
+def test_a_late_server_gets_the_weights_and_draws_the_same(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With both servers and with the second alone: the same responses, from weights sent in several parts."""
+    monkeypatch.setattr(server_push, "_PART", 1 << 20)
+    first, second = (server.url for server in fleet.servers)
+    addresses = tmp_path / "servers.txt"
+    addresses.write_text(f"{first}\n")
+    sampler = fleet.sampler(servers=str(addresses))
+    fleet.sync(sampler, 1)
+    alone = draw(sampler, fleet)
+    addresses.write_text(f"{first}/\n{second}\n")
+    fleet.sync(sampler, 2)
+    assert len(sampler._rooms) == 2
+    both = draw(sampler, fleet)
+    assert not same(alone, both)  # other weights
+    assert {rollout.policy_version for group in both for rollout in group} == {2}
+    only_second = fleet.sampler(servers=[second])
+    only_second.load_weights(fleet.model.named_parameters(), version=2)
+    assert same(draw(only_second, fleet), both)
+
+
+def test_a_run_on_servers_equals_a_run_in_process(fleet: Fleet) -> None:
+    urls = [server.url for server in fleet.servers]
+    shared = {"batch_size": 4, "server_token": str(fleet.token)}
+    train = {"steps": 2}
+    served = fleet.toys.train_run("served", rollout={**shared, "sampler": "server", "servers": urls}, train=train)
+    inside = fleet.toys.train_run("in-process", rollout={**shared, "sampler": "vllm"}, train=train)
+    for step in (1, 2):
+        ours, theirs = (rollout_columns(run, step) for run in (served, inside))
+        assert ours["token_ids"] == theirs["token_ids"] and len(ours["token_ids"]) == 16
+        assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(ours["logprobs"], theirs["logprobs"], strict=True))
+
+
+def rollout_columns(run: RunDirectory, step: int) -> dict[str, list[Any]]:
+    import pyarrow.parquet as pq
+
+    (path,) = (run.path / "rollouts").glob(f"step-*{step}.parquet")
+    return pq.read_table(path, columns=["token_ids", "logprobs"]).to_pydict()
+
+
+def test_other_weights_are_noticed(fleet: Fleet) -> None:
+    """By their checksum where a tensor was not sent as it is, by the label of tokens where another run has pushed."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 3)
+    with torch.no_grad():
+        next(fleet.model.parameters()).view(-1)[0] += 1
+    fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+    for name, parameter in fleet.model.named_parameters():
+        fingerprint.add(name, parameter)
+    with pytest.raises(StaleWeightsError, match="does not hold the learner's weights"):
+        check_fresh(sampler, fingerprint.result())
+    headers = {"Authorization": f"Bearer {fleet.token.read_text().strip()}"}
+    first, second = (server.url for server in fleet.servers)
+    httpx.post(f"{first}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
+    groups = draw(sampler, fleet)
+    assert len(groups) == 8 and list(sampler._rooms) == [second]
+    assert any(first in note and "not" in note for note in fleet.notes), fleet.notes
+    httpx.post(f"{second}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
+    assert same(draw(sampler, fleet), groups) is False  # pushed again, with the tensor changed above
+    assert any("waiting up to 60 s" in note for note in fleet.notes)
+
+
+def test_a_server_without_the_token_or_with_another_model_is_not_used(fleet: Fleet, tmp_path: Path) -> None:
+    for path in ("/health", "/weight_info", "/vlm_rl/info", "/v1/models", "/pause"):
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert httpx.get(fleet.servers[0].url + path, headers=headers).status_code == 401, path
+    assert (fleet.token.stat().st_mode & 0o777) == 0o600
+    (tmp_path / "token").write_text("wrong")
+    for change, reason in (
+        ({"model_sha256": "0" * 64}, "it serves another model: start it with `vlm-rl serve`"),
+        ({"token_file": tmp_path / "token"}, "HTTP 401"),
+    ):
+        sampler = fleet.sampler(timeout=0.5, **change)
+        sampler.load_weights(fleet.model.named_parameters(), version=1)
+        with pytest.raises(ServersGoneError, match=r"no rollout server has worked for 0.5 s: http://127"):
+            draw(sampler, fleet)
+        assert any(reason in note for note in fleet.notes), fleet.notes
+    with pytest.raises(UserError, match="cannot be read"):
+        fleet.sampler(token_file=tmp_path / "none")
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "an error": (lambda _: (500, b"<html>oops"), "HTTP 500: <html>oops"),
+    "garbage": (lambda _: (200, b"\xff\x00{"), "not JSON"),
+    "another shape": (lambda _: (200, b'{"responses": 3}'), "not a group of responses"),
+    "too few": (
+        lambda reply: (200, json.dumps({"responses": reply["responses"][1:]}).encode()),
+        "3 responses instead",
+    ),
+    "aborted": (changed(lambda r: r.update(ids=[65], logprobs=[-1.0], versions=[[0, 1, "x"]])), "without an end"),
+    "no number": (changed(lambda r: r["logprobs"].__setitem__(0, math.nan)), "not finite"),
+    "no token": (changed(lambda r: r["ids"].__setitem__(0, 10**9)), "no id of the vocabulary"),
+    "old weights": (changed(lambda r: r["versions"][0].__setitem__(2, "old")), "its tokens are of the weights"),
+    "a gap": (changed(lambda r: r["versions"][0].__setitem__(0, 1)), "versions with gaps"),
+}
+
+
+def test_garbage_is_refused(fleet: Fleet) -> None:
+    """Whatever a server says instead of a group: the group is drawn elsewhere, and the note says what was wrong."""
+    first, second = (server.url for server in fleet.servers)
+    with lying_proxy(first) as proxy:
+        sampler = fleet.sampler(servers=[proxy.url, second])
+        whole: list[list[Rollout]] = []
+        for version, (name, (lie, reason)) in enumerate(LIES.items()):
+            proxy.lie = None
+            sampler.load_weights(fleet.model.named_parameters(), version=version)
+            assert len(sampler._rooms) == 2, fleet.notes
+            whole = whole or draw(sampler, fleet)  # the weights are the same each time
+            proxy.lie = lie
+            assert same(draw(sampler, fleet), whole), name
+            assert list(sampler._rooms) == [second] and reason in fleet.notes[-1], (name, fleet.notes)
+
+
+def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
+    """SIGSTOP mid-rollout: its groups go to the other one. After SIGCONT it works again from the next sync on."""
+    sampler = fleet.sampler(silence=4.0)
+    fleet.sync(sampler, 4)
+    whole = draw(sampler, fleet)
+    hung = fleet.servers[1]
+    try:
+        seen: list[int] = []
+
+        def stop(index: int, _: Any) -> None:
+            if not seen:
+                hung.send(signal.SIGSTOP)
+            seen.append(index)
+
+        assert same(draw(sampler, fleet, stop), whole)
+        assert sorted(seen) == list(range(8))  # each once
+        assert list(sampler._rooms) == [fleet.servers[0].url]
+        fleet.sync(sampler, 5)  # does not wait for it longer than `silence`
+    finally:
+        hung.send(signal.SIGCONT)
+    fleet.sync(sampler, 6)
+    assert len(sampler._rooms) == 2
+    draw(sampler, fleet)
+
+
+def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_push, "_PART", 1 << 20)
+    sampler = fleet.sampler(silence=10.0)
+    fleet.sync(sampler, 7)
+    whole = draw(sampler, fleet)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, named in enumerate(fleet.model.named_parameters()):
+            if number == 20:
+                fleet.servers[1].send(signal.SIGKILL)
+            yield named
+
+    fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+    sampler.load_weights(fingerprint.watch(tensors()), version=8)
+    check_fresh(sampler, fingerprint.result())
+    assert list(sampler._rooms) == [fleet.servers[0].url]
+    assert same(draw(sampler, fleet), whole)
+
+
+def test_a_learner_killed_during_a_push_is_replaced(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its update stays unfinished on the server, whose next learner sends all weights."""
+    monkeypatch.setattr(server_push, "_PART", 1 << 18)
+    lost = fleet.sampler(silence=10.0)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(fleet.model.named_parameters())[:20]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lost.load_weights(tensors(), version=1)
+    lost.close()
+    fleet.sync(fleet.sampler(silence=10.0), 9)
+
+
+def test_where_all_servers_are_gone_the_rollout_ends(fleet: Fleet) -> None:
+    """SIGKILL of the last one mid-rollout; what it had answered stays counted once."""
+    sampler = fleet.sampler(timeout=1.0)
+    fleet.sync(sampler, 10)
+    seen: list[int] = []
+
+    def kill(index: int, _: Any) -> None:
+        if not seen:
+            fleet.servers[0].send(signal.SIGKILL)
+        seen.append(index)
+
+    with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
+        draw(sampler, fleet, kill)
+    assert len(seen) == len(set(seen)) < 8

@@ -1,0 +1,137 @@
+"""Mistakes that need neither torch nor a model to be seen are answered before either is imported, all at once."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.example_run import build_run
+from vlm_rl.config import load_config
+from vlm_rl.errors import UserError
+from vlm_rl.preflight import preflight
+from vlm_rl.run.checkpoint_names import find_checkpoint, resolve_model
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.run_log import RunLog
+from vlm_rl.run.terminal import next_commands
+
+RUN_ALL = """
+import contextlib, io, json, sys
+from vlm_rl.cli import main
+answers = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(words)
+    answers.append([code, said.getvalue(), sorted({"torch", "transformers", "gradio"} & set(sys.modules))])
+print(json.dumps(answers))
+"""
+
+
+def test_a_mistake_is_answered_before_a_heavy_import(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"out: {tmp_path}/run\nmodel: {{path: {tmp_path}/model}}\ndata: {{train: [{tmp_path}/a, {tmp_path}/b]}}\n"
+    )
+    (tmp_path / "file").write_text("")
+    train, nowhere = ["train", str(recipe)], str(tmp_path / "nowhere")
+    commands: list[tuple[list[str], list[str]]] = [
+        (
+            train,
+            [f"no model folder at {tmp_path}/model", f"{tmp_path}/a is not a prep", f"{tmp_path}/b is not a prep"],
+        ),
+        (
+            [*train, "algorithm.name=ppo"],
+            ["algorithm.name is 'ppo'", "no model folder", f"{tmp_path}/b is not a prep"],
+        ),
+        ([*train, f"out={tmp_path}/file/run"], ["cannot write the run directory", "no model folder"]),
+        ([*train, "--resume"], [f"no run directory at {tmp_path}/run"]),
+        ([*train, "--dry-run"], [f"no model folder at {tmp_path}/model, and its name is none of"]),
+        (["eval", "--model", nowhere, "--data", nowhere, "--out", "x"], ["no model folder", "is not a prepared set"]),
+        (["demo", nowhere], ["no run directory"]),
+        (["doctor", "--model", nowhere], ["is not there"]),
+        (["doctor", "--config", nowhere], ["is not there"]),
+        (["init", "--model", "m", "--data", nowhere], ["is not a prepared set"]),
+        (["export", nowhere, "--out", "x"], ["no run directory"]),
+        (["quickstart", "--algorithm", "ppo"], ["algorithm.name is 'ppo'"]),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, json.dumps([words for words, _ in commands])],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    for (words, expected), (code, said, heavy) in zip(commands, json.loads(done.stdout), strict=True):
+        assert (code, heavy) == (2, []), words
+        assert [part for part in expected if part not in said] == [], words
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "recipe.yaml"], "a refused run leaves nothing"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = build_run(tmp_path / "run", steps=1, eval_steps=())
+    for step in (2, 10):
+        folder = made.path / "checkpoints" / f"step-{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "MANIFEST.json").write_text("{}")
+    (made.path / "checkpoints" / "latest").write_text("step-000010\n")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("", 10),
+        ("latest", 10),
+        ("checkpoints/latest", 10),
+        ("2", 2),
+        ("checkpoints", 10),
+        ("checkpoints/step-000002", 2),
+    ],
+)
+def test_a_run_may_be_named_where_a_model_is_wanted(run: RunDirectory, name: str, step: int) -> None:
+    folder = run.path / "checkpoints" / f"step-{step:06d}"
+    assert resolve_model(run.path / name) == folder
+    assert find_checkpoint(run.path / name)[1] == folder
+
+
+def test_a_checkpoint_that_a_run_does_not_have(run: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no checkpoint of step 3: it has 2, 10"):
+        resolve_model(run.path / "3")
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(UserError, match="has no checkpoint: it has none"):
+        resolve_model(run.path)
+    assert resolve_model(tmp_path / "elsewhere") == tmp_path / "elsewhere"  # what it is, others say
+
+
+def test_a_resume_names_every_mistake_but_not_the_model(run: RunDirectory) -> None:
+    """The checkpoint has taken the model's place; a set that is gone and a key that was changed are named."""
+    config = load_config(run.path / "config.yaml")
+    config = config.model_copy(update={"seed": config.seed + 1})
+    with pytest.raises(UserError) as refusal:
+        preflight(config, resume=True)
+    assert "cannot resume with a different seed" in str(refusal.value)
+    assert "is not a prepared set" in str(refusal.value) and "model" not in str(refusal.value)
+
+
+def test_the_log_holds_what_is_shown_what_libraries_warn_of_and_the_end(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.info("step 1/2  \x1b[31mred")
+    logging.getLogger("some.library").warning("careful")
+    log.failure(ValueError("broken"))
+    log.close()
+    logging.getLogger("some.library").warning("too late")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[0].endswith("INFO vlm_rl: step 1/2  <1b>[31mred")
+    assert lines[1].endswith("WARNING some.library: careful")
+    assert lines[2].endswith("ERROR vlm_rl: the run ended: broken") and lines[-1] == "ValueError: broken"
+
+
+def test_the_next_commands_can_be_pasted() -> None:
+    said = next_commands("my runs/a", ["data/held out"])
+    assert "vlm-rl eval --model 'my runs/a' --data 'data/held out' --out 'my runs/a-eval'" in said
+    assert "vlm-rl demo 'my runs/a'" in said and "vlm-rl report 'my runs/a' --out 'my runs/a/report.html'" in said

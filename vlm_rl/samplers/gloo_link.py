@@ -1,0 +1,52 @@
+"""A gloo group of two, learner and server: weights over TCP, one tensor at a time. Imports no vllm.
+
+Each server has a group of its own, so that one that dies or stops breaks no other.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import ProcessGroupGloo
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's address on the way to a host; nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def join(host: str, port: int, *, rank: int, timeout: timedelta) -> ProcessGroupGloo:
+    """Join the group of two whose store is at this address. Raises RuntimeError after the timeout."""
+    return join_store(TCPStore(host, port, is_master=False, timeout=timeout), host, rank=rank, timeout=timeout)
+
+
+def join_store(store: TCPStore, peer: str, *, rank: int, timeout: timedelta) -> ProcessGroupGloo:
+    """Join the group of two with this store, from the address that leads to the peer."""
+    options = ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(peer))]
+    return ProcessGroupGloo(store, rank, 2, options)
+
+
+def send(group: ProcessGroupGloo, tensor: Tensor) -> None:
+    """Send a tensor's bytes. Raises RuntimeError where the other side is gone, or takes longer than the timeout."""
+    data = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    if data.numel():
+        group.broadcast(data, 0).wait()
+
+
+def receive(group: ProcessGroupGloo, *, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Return the tensor that the other side sends."""
+    data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+    if data.numel():
+        group.broadcast(data, 0).wait()
+    return data.view(dtype).view(*shape)

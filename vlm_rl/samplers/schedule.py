@@ -1,0 +1,48 @@
+"""Which server answers which group: the one with the least work, and another one where that is lost. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+
+class Schedule:
+    """Groups that are still to be answered, and those in progress at each server."""
+
+    def __init__(self, groups: Iterable[int], *, size: int, rooms: Mapping[str, int], first: int = 0) -> None:
+        """Begin with nothing in progress.
+
+        Args:
+            groups: their numbers, in the order in which they are begun.
+            size: responses of a group.
+            rooms: the most responses in progress at each server; a group always fits an idle one.
+            first: the server to begin with, so that ranks do not all begin with the same.
+        """
+        names = list(rooms)
+        shift = first % len(names) if names else 0
+        self.waiting = deque(groups)
+        self.at: dict[str, list[int]] = {name: [] for name in names[shift:] + names[:shift]}
+        self._most = {name: max(1, room // size) for name, room in rooms.items()}
+
+    @property
+    def left(self) -> bool:
+        """Whether a group is waiting or in progress."""
+        return bool(self.waiting) or any(self.at.values())
+
+    def next(self) -> tuple[str, int] | None:
+        """Begin a group at the server with the fewest; None where none is waiting, or no server has room."""
+        free = [name for name, groups in self.at.items() if len(groups) < self._most[name]]
+        if not self.waiting or not free:
+            return None
+        name = min(free, key=lambda name: len(self.at[name]))
+        group = self.waiting.popleft()
+        self.at[name].append(group)
+        return name, group
+
+    def done(self, server: str, group: int) -> None:
+        """Take an answered group off."""
+        self.at[server].remove(group)
+
+    def lose(self, server: str) -> None:
+        """Take a server off; its groups are the next to begin elsewhere."""
+        self.waiting.extendleft(reversed(self.at.pop(server)))

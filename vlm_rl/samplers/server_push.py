@@ -1,0 +1,207 @@
+"""Push the learner's weights to servers, part by part. A server that fails drops out, and the others go on.
+
+push = Push(servers, label="a1b2-7", ...)
+push.begin()
+push.send(tensors)      # as often as there are parts
+push.finish()
+push.failed             # why, by the address of the server
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httpx
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import ProcessGroupGloo
+
+from vlm_rl.samplers.fingerprint import NamedTensors
+from vlm_rl.samplers.gloo_link import address_towards, join_store, send
+from vlm_rl.samplers.server_client import ServerError, ask, connected
+
+_PART = 256 << 20  # bytes of gathered weights that wait to be sent
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One start of a server: one that was started again is another."""
+
+    url: str
+    instance: str
+    backend: str
+
+
+class Link(Protocol):
+    """The learner's end of a connection that carries weights."""
+
+    def init_info(self) -> dict[str, Any]:
+        """Return what the server needs in order to join."""
+        ...
+
+    def join(self) -> None:
+        """Wait for the server."""
+        ...
+
+    def send(self, tensor: Tensor) -> None:
+        """Send one tensor."""
+        ...
+
+
+class GlooLink:
+    """A connection over TCP, from and to host memory."""
+
+    def __init__(self, host: str, seconds: float) -> None:
+        self._host, self._seconds = host, seconds
+        self._timeout = timedelta(seconds=seconds)
+        address = address_towards(host)
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self._address = address
+
+    def init_info(self) -> dict[str, Any]:
+        """See Link.init_info."""
+        return {"master_address": self._address, "master_port": self._store.port, "seconds": self._seconds}
+
+    def join(self) -> None:
+        """See Link.join."""
+        self._group: ProcessGroupGloo = join_store(self._store, self._host, rank=0, timeout=self._timeout)
+
+    def send(self, tensor: Tensor) -> None:
+        """See Link.send."""
+        send(self._group, tensor)
+
+
+class NcclLink:
+    """A connection of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
+
+    def __init__(self, host: str, seconds: float) -> None:
+        from vlm_rl.samplers.vllm import NcclGroup
+
+        self._group = NcclGroup(address_towards(host))
+
+    def init_info(self) -> dict[str, Any]:
+        """See Link.init_info."""
+        return self._group.init_info
+
+    def join(self) -> None:
+        """See Link.join."""
+        self._group.join()
+
+    def send(self, tensor: Tensor) -> None:
+        """See Link.send."""
+        self._group.send(tensor)
+
+
+_LINKS: dict[str, Callable[[str, float], Link]] = {"gloo": GlooLink, "nccl": NcclLink}
+BACKENDS = frozenset(_LINKS)
+
+
+class Push:
+    """One update of all weights, of every server at the same time."""
+
+    def __init__(
+        self, peers: Sequence[Peer], links: dict[Peer, Link], *, label: str, token: str, seconds: float
+    ) -> None:
+        """Prepare it; nothing is sent.
+
+        Args:
+            peers: the servers.
+            links: connections of earlier updates; those that are new or broken are changed here.
+            label: of the new weights.
+            token: that the servers ask for.
+            seconds: that a server may take for each request.
+        """
+        self.peers = list(peers)
+        self.failed: dict[str, str] = {}
+        self._links, self._label, self._token, self._seconds = links, label, token, seconds
+
+    def begin(self) -> None:
+        """Stop what the servers are drawing, drop what they cached, and connect."""
+        self._each(self._begin)
+
+    def send(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Send some of the weights."""
+        info = {
+            "names": [name for name, _ in tensors],
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+            "shapes": [list(tensor.shape) for _, tensor in tensors],
+        }
+
+        async def deliver(client: httpx.AsyncClient, peer: Peer) -> None:
+            receiving = self._post(client, "/update_weights", {"update_info": info})
+            await _both(receiving, asyncio.to_thread(_send_all, self._links[peer], tensors))
+
+        self._each(deliver)
+
+    def finish(self) -> None:
+        """Let the servers draw from the new weights."""
+        self._each(self._finish)
+
+    async def _begin(self, client: httpx.AsyncClient, peer: Peer) -> None:
+        await self._post(client, "/pause?mode=abort")
+        if peer not in self._links:
+            host = urlsplit(peer.url).hostname or ""
+            link = await asyncio.to_thread(_LINKS[peer.backend], host, self._seconds)
+            joining = self._post(client, "/init_weight_transfer_engine", {"init_info": link.init_info()})
+            await _both(joining, asyncio.to_thread(link.join))
+            self._links[peer] = link
+        await self._post(client, "/collective_rpc", {"method": "vlm_rl_end_update"})
+        # Whatever happens from here on, its weights are none that anybody knows.
+        await self._post(client, "/update_weight_version", {"new_version": "in an update"})
+        await self._post(client, "/start_weight_update")
+
+    async def _finish(self, client: httpx.AsyncClient, _: Peer) -> None:
+        await self._post(client, "/finish_weight_update", {"weight_version": self._label})
+        await self._post(client, "/resume")
+
+    async def _post(self, client: httpx.AsyncClient, path: str, body: Mapping[str, Any] | None = None) -> None:
+        await ask(client, path, body, seconds=self._seconds)
+
+    def _each(self, work: Callable[[httpx.AsyncClient, Peer], Coroutine[Any, Any, None]]) -> None:
+        """Do this with every server; those that fail drop out."""
+
+        async def attempt(peer: Peer) -> None:
+            try:
+                async with connected(peer.url, self._token) as client:
+                    await work(client, peer)
+            except (ServerError, RuntimeError, OSError) as error:  # torch's of a connection are RuntimeErrors
+                self.failed[peer.url] = str(error).splitlines()[0]
+                self._links.pop(peer, None)
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*map(attempt, self.peers))
+
+        asyncio.run(all_of_them())
+        self.peers = [peer for peer in self.peers if peer.url not in self.failed]
+
+
+def parts(tensors: NamedTensors) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the tensors in parts of about 256 MB, so that no second copy of the model is ever complete."""
+    part: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        part.append((name, tensor.detach().clone()))  # a gathered one is released at the next
+        size += tensor.numel() * tensor.element_size()
+        if size >= _PART:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+async def _both(asking: Coroutine[Any, Any, None], working: Coroutine[Any, Any, None]) -> None:
+    """Wait for both, also where the first fails: a thread cannot be cancelled."""
+    results = await asyncio.gather(asking, working, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _send_all(link: Link, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    for _, tensor in tensors:
+        link.send(tensor)

@@ -1,0 +1,145 @@
+"""What `vlm-rl serve` adds to the address of a vLLM server: a token on every route, and groups of responses.
+
+vLLM loads Endpoint as an ASGI middleware. Its own API key leaves the routes that replace weights open.
+
+    GET  /vlm_rl/info        what is served, for the learner to compare with what it needs
+    POST /vlm_rl/generate    one prompt with its images, and all its responses
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import os
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import vllm
+from PIL import Image
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.vllm_options import prompt_request, sampling_options
+
+_INSTANCE = uuid.uuid4().hex  # a server that was started again is another one
+TOKEN_FILE = "VLM_RL_SERVER_TOKEN_FILE"  # the environment variable with its path
+
+
+class Endpoint:
+    """The middleware. Raises OSError at the server's start where there is no token to read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.token = Path(os.environ[TOKEN_FILE]).read_text().strip()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer our own routes, and pass on vLLM's, once the token is right."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if not self._is_allowed(scope):
+            if scope["type"] != "http":
+                return await send({"type": "websocket.close", "code": 1008})
+            return await JSONResponse({"error": "wrong or missing token"}, 401)(scope, receive, send)
+        if scope["path"] == "/vlm_rl/info":
+            return await JSONResponse(await _info(_engine(scope)))(scope, receive, send)
+        if scope["path"] == "/vlm_rl/generate":
+            reply = await _unless_disconnected(_generate(_engine(scope), await _body(receive)), receive)
+            return None if reply is None else await reply(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, f"Bearer {self.token}".encode())
+
+
+def _engine(scope: Scope) -> Any:
+    return scope["app"].state.engine_client
+
+
+async def _info(engine: Any) -> dict[str, Any]:
+    config = engine.vllm_config
+    model = config.model_config
+    return {
+        "model": hashlib.sha256((Path(model.model) / "config.json").read_bytes()).hexdigest(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.max_model_len,
+        "logprobs_mode": model.logprobs_mode,
+        "pixels": ((model.multimodal_config and model.multimodal_config.mm_processor_kwargs) or {}).get("size"),
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "backend": config.weight_transfer_config and config.weight_transfer_config.backend,
+        "world_size": config.parallel_config.world_size_across_dp,
+        "vllm": vllm.__version__,
+        "instance": _INSTANCE,
+        "weight_version": await engine.get_weight_version(),
+    }
+
+
+async def _body(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _unless_disconnected(work: Any, receive: Receive) -> JSONResponse | None:
+    """Return the work's reply; None where the client has left before, and the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _generate(engine: Any, body: bytes) -> JSONResponse:
+    """Draw one response for each seed. A request that cannot be read, or that vLLM refuses, is answered with 400."""
+    try:
+        asked = json.loads(body)
+        images = [_image(item) for item in asked["images"]]
+        params = SamplingParams(**asked["params"])
+        tokens = {"eos_ids": asked["eos_ids"], "banned_ids": asked["banned_ids"]}
+        settings = [sampling_options(vllm, params, seed=seed, **tokens) for seed in asked["seeds"]]
+        responses = await _gathered([_response(engine, asked["ids"], images, setting) for setting in settings])
+    except (ValueError, TypeError, KeyError, AssertionError) as error:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"[:500]}, 400)
+    return JSONResponse({"responses": responses})
+
+
+async def _gathered(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Return all results in order; the first exception cancels the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _response(engine: Any, ids: Sequence[int], images: Sequence[Image.Image], setting: Any) -> dict[str, Any]:
+    results = [result async for result in engine.generate(prompt_request(ids, images), setting, uuid.uuid4().hex)]
+    (output,) = results[-1].outputs
+    return {
+        "ids": list(output.token_ids),
+        "logprobs": list(output.logprobs.logprobs),
+        "versions": [[span.start, span.end, span.version] for span in output.weight_versions or ()],
+        "finish": output.finish_reason,
+    }
+
+
+def _image(item: dict[str, Any]) -> Image.Image:
+    return Image.frombytes("RGB", tuple(item["size"]), base64.b64decode(item["data"]))

@@ -1,0 +1,143 @@
+"""What vLLM is given, in this process and as a server: the engine's options, a prompt, and how to draw.
+
+One place for both, so that a server draws from the distribution that the learner differentiates. Nothing here imports
+vllm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.errors import UserError
+from vlm_rl.samplers.base import SamplingParams
+
+if TYPE_CHECKING:
+    import vllm
+
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner shares these cores
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, where the device is a CPU
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
+}
+
+_OURS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_tokens",
+    "max_num_seqs": "rollout.batch_size",
+    "seed": "seed",
+    **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), "the learner's needs"),
+    **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), "the learner's needs"),
+    **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "torchrun, which starts one engine a rank"),
+    "data_parallel_size": "torchrun, which starts one engine a rank",
+}
+"""Options of vllm.LLM that rollout.vllm may not set, and what decides them instead."""
+
+
+def engine_options(
+    *,
+    model_path: str,
+    builder: PromptBuilder,
+    max_model_len: int,
+    batch_size: int,
+    dtype: torch.dtype,
+    seed: int,
+    on_cpu: bool,
+    options: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the options of vllm.LLM that the learner's distribution needs; `options` are the user's own.
+
+    Raises UserError for one of `options` that the learner's or the run's settings decide.
+    """
+    for key in options or {}:
+        if key in _OURS:
+            raise UserError(f"rollout.vllm.{key} cannot be set: it is decided by {_OURS[key]}; remove it")
+    settings: dict[str, Any] = {
+        "model": model_path,
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_model_len": max_model_len,
+        "max_num_seqs": batch_size,
+        "seed": seed,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "trust_remote_code": False,
+        "use_tqdm_on_load": False,
+        "enforce_eager": on_cpu,
+    }
+    if on_cpu:
+        # A prompt cut into chunks samples a token that vLLM discards and then winds the request's
+        # generator back, which CPU generators cannot do: seeded requests die.
+        settings["enable_chunked_prefill"] = False
+        settings["max_num_batched_tokens"] = max(8192, max_model_len)
+    if builder.is_vision:
+        size = {"shortest_edge": builder.min_pixels, "longest_edge": builder.max_pixels}
+        settings["mm_processor_kwargs"] = {"size": size}
+        settings["limit_mm_per_prompt"] = {"video": 0}
+    return {**settings, **(options or {})}
+
+
+def prompt_request(token_ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, Any]:
+    """Return vLLM's request for a prompt whose image placeholders are not expanded: vLLM expands them.
+
+    Each image comes with its hash: vLLM would take its own, which is slower, once for each response of the group.
+    """
+    request: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+    if images:
+        request["multi_modal_data"] = {"image": list(images)}
+        request["multi_modal_uuids"] = {"image": [_digest(image) for image in images]}
+    return request
+
+
+def _digest(image: Image.Image) -> str:
+    return hashlib.blake2b(image.tobytes(), digest_size=16, key=repr((image.mode, image.size)).encode()).hexdigest()
+
+
+def sampling_options(
+    module: Any,
+    params: SamplingParams,
+    *,
+    seed: int,
+    eos_ids: Sequence[int],
+    banned_ids: Sequence[int],
+    whole: bool = True,
+) -> vllm.SamplingParams:
+    """Return vLLM's parameters of one response; with `whole` it is given out once, when it has ended.
+
+    Args:
+        module: the vllm module.
+        params: those of all responses.
+        seed: of this response.
+        eos_ids: tokens that end it.
+        banned_ids: tokens that are never drawn.
+        whole: give the response out once; otherwise as it grows.
+    """
+    kinds = module.sampling_params.RequestOutputKind
+    # Not from_optional(): that clamps a bias to -100, and a large enough logit would get past it.
+    return module.SamplingParams(
+        n=1,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        min_tokens=0,
+        max_tokens=params.max_tokens,
+        seed=seed,
+        stop_token_ids=list(eos_ids),
+        logit_bias=dict.fromkeys(banned_ids, -float("inf")) or None,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=kinds.FINAL_ONLY if whole else kinds.CUMULATIVE,
+    )
