@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, LoraConfig
+from vlm_rl.config import Config, LoraConfig, TrainConfig
 from vlm_rl.data.model_folder import check_base_weights, check_context, check_model_folder
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
@@ -185,10 +185,11 @@ class Session:
         path = Path(self.config.model.path)
         check_model_folder(path)
         from_main(lambda: check_whole(path))
-        model = load_model(path, dtype=self._dtype(), rows=self.config.model.rows)
-        return Reference(
-            policy_of(model, self.config.model, **self._distribution()), zero_stage=self.config.train.zero_stage
+        stage = self.config.train.zero_stage
+        model = load_model(
+            path, dtype=self._dtype(), rows=self.config.model.rows, shard_for=TrainConfig(zero_stage=stage)
         )
+        return Reference(policy_of(model, self.config.model, **self._distribution()), zero_stage=stage)
 
     def _make_learner(self) -> Learner:
         mini_batches = -(-self.config.rollout.prompts_per_step // self.config.train.mini_batch_prompts)

@@ -82,7 +82,7 @@ def step_error(model: ModelUnderTest, stage: Literal[2, 3]) -> float:
     start, gradient, rows = _plain_gradient(model)
     lr = _norm(start) / _norm(gradient)
     config = TrainConfig(optimizer="sgd", lr=lr, grad_clip=1e30, zero_stage=stage)
-    learner = Learner(_policy(model, torch.bfloat16), config, total_optimizer_steps=1)
+    learner = Learner(_policy(model, torch.bfloat16, shard_for=config), config, total_optimizer_steps=1)
     learner.update([rows[rank()]], _loss)
     missed = {
         name: weight.detach().cpu().float() - start[name] + lr * gradient[name]
@@ -107,8 +107,9 @@ def _plain_gradient(model: ModelUnderTest) -> tuple[dict[str, Tensor], dict[str,
     return start, {name: p.grad.cpu() for name, p in named.items() if p.grad is not None}, rows
 
 
-def _policy(model: ModelUnderTest, dtype: torch.dtype) -> Policy:
-    return Policy(load_model(model.path, dtype=dtype), banned_ids=model.builder.banned_ids, temperature=1.0)
+def _policy(model: ModelUnderTest, dtype: torch.dtype, shard_for: TrainConfig | None = None) -> Policy:
+    network = load_model(model.path, dtype=dtype, shard_for=shard_for)
+    return Policy(network, banned_ids=model.builder.banned_ids, temperature=1.0)
 
 
 def _row(model: ModelUnderTest, policy: Policy, seed: int) -> PackedRow:

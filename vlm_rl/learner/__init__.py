@@ -19,7 +19,8 @@
     out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), and deepspeed, the only file that imports DeepSpeed.
+routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for another number of ranks), and
+deepspeed, the only file that imports DeepSpeed.
 
 A change to transformers is outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation.

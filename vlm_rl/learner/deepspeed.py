@@ -6,8 +6,9 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.errors import UserError
+from vlm_rl.learner.regroup import regrouped
 from vlm_rl.run.manifest import BUFFER_BYTES, FileEntry, HashedFile
 
 
@@ -63,7 +65,8 @@ def save_checkpoint(engine: Any, folder: Path, *, tag: str, whole: bool = True) 
 def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:
     """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
 
-    With `strict` every parameter must be there; otherwise those that are not keep their values.
+    With `strict` every parameter must be there; otherwise those that are not keep their values. The number of ranks
+    may be another than when it was written. Under ZeRO 3 the caller then loads the frozen weights.
 
     DeepSpeed's files are pickles, and a pickle may name any function to be called. torch is told to build nothing but
     tensors, plain values and the three classes that DeepSpeed stores. Raises UserError, which names the file, for
@@ -74,24 +77,56 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True)
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    read = engine.checkpoint_engine.load
-
-    def read_safely(path: str, map_location: Any = None) -> Any:
-        try:
-            return read(path, map_location=map_location)
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:
-            named = re.search(r"GLOBAL (\S+)", str(error))
-            reason = f"it names {named[1]}" if named else type(error).__name__
-            raise UserError(
-                f"{path} is not a file that DeepSpeed wrote ({reason}), and nothing in it was run: "
-                "move this checkpoint away, and do not trust where it comes from"
-            ) from None
-
-    engine.checkpoint_engine.load = read_safely
+    engine.checkpoint_engine.load = partial(_read_safely, engine.checkpoint_engine.load)
+    shards = sorted((folder / tag).glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
     with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]), _weights_only():
+        if shards and len(shards) != torch.distributed.get_world_size():
+            _load_from_other_ranks(engine, shards, strict=strict)
+            return True
         return engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)[0] is not None
+
+
+def _rank_of(shard: Path) -> int:
+    match = re.search(r"zero_pp_rank_(\d+)_", shard.name)
+    assert match, shard
+    return int(match[1])
+
+
+def _read_safely(read: Callable[..., Any], path: str, map_location: Any = None) -> Any:
+    try:
+        return read(path, map_location=map_location)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it names {named[1]}" if named else type(error).__name__
+        raise UserError(
+            f"{path} is not a file that DeepSpeed wrote ({reason}), and nothing in it was run: "
+            "move this checkpoint away, and do not trust where it comes from"
+        ) from None
+
+
+def _load_from_other_ranks(engine: Any, shards: Sequence[Path], *, strict: bool) -> None:
+    """Load masters and moments that a different number of ranks wrote, and the weights that belong to them."""
+    optimizer, stage, rank = engine.optimizer, engine.zero_optimization_stage(), torch.distributed.get_rank()
+    mapped = partial(torch.load, mmap=True)  # a rank reads no more than its own part
+    saved = [_read_safely(mapped, str(shard), "cpu")["optimizer_state_dict"] for shard in shards]
+    try:
+        mine = regrouped(optimizer, saved, zero_stage=stage, rank=rank)
+    except ValueError as error:
+        raise UserError(
+            f"{shards[0].parent}: cannot be cut for {torch.distributed.get_world_size()} ranks: {error}: resume on "
+            f"{len(shards)} ranks"
+        ) from None
+    if stage == 3:
+        optimizer.checkpoint_event_prologue()
+    else:
+        weights = _read_safely(mapped, str(shards[0].parent / "mp_rank_00_model_states.pt"), "cpu")
+        engine.load_module_state_dict(weights, strict=strict)
+    # DeepSpeed looks up its rank in a list of all states.
+    optimizer.load_state_dict([None] * rank + [mine], load_from_fp32_weights=True)
+    if stage == 3:
+        optimizer.checkpoint_event_epilogue()
 
 
 @contextmanager
@@ -111,6 +146,49 @@ def _weights_only() -> Iterator[None]:
 def gathered(parameters: Sequence[nn.Parameter], *, zero_stage: int) -> AbstractContextManager[Any]:
     """Hold the parameters whole on every rank for the length of a `with` block; ZeRO 3 shards them otherwise."""
     return import_deepspeed().zero.GatheredParameters(parameters) if zero_stage == 3 else nullcontext()
+
+
+@contextmanager
+def sharded_loading(config: TrainConfig | None, dtype: torch.dtype) -> Iterator[None]:
+    """Let transformers shard the models that it loads in a `with` block over the ranks, where the stage is ZeRO 3.
+
+    No rank then holds more than its share and one module. None, or another stage, changes nothing. Collective.
+    """
+    if config is None or config.zero_stage != 3:
+        yield
+        return
+    zero = import_deepspeed().zero
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    settings = HfDeepSpeedConfig(deepspeed_block(config, dtype))  # in force for as long as it is referenced
+    init = zero.Init
+    # By default it rounds the constants that modules make too: rotary frequencies in bfloat16 are off by up to .4 %.
+    zero.Init = partial(init, tensor_overrides=[])
+    try:
+        yield
+    finally:
+        zero.Init = init
+        del settings
+        unset_hf_deepspeed_config()  # an exception's traceback may still reference it
+
+
+@contextmanager
+def gathered_where_used(model: nn.Module) -> Iterator[None]:
+    """Let a model that was loaded in shards compute without an engine: each module gathers its own parameters.
+
+    Collective: all ranks call the same modules in the same order. A model that is not sharded stays as it is.
+    """
+    hooks = []
+    for module in model.modules():
+        if own := [parameter for parameter in module.parameters(recurse=False) if hasattr(parameter, "ds_id")]:
+            whole = gathered(own, zero_stage=3)
+            hooks.append(module.register_forward_pre_hook(lambda *_, whole=whole: whole.__enter__()))
+            hooks.append(module.register_forward_hook(lambda *_, whole=whole: whole.__exit__(None, None, None)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:

@@ -247,7 +247,7 @@ class Learner:
         return {path.relative_to(folder).as_posix(): entry for path, entry in written.items()}
 
     def load(self, folder: Path) -> None:
-        """Restore the weights and the optimizer that ``save`` wrote, on the same number of ranks.
+        """Restore the weights and the optimizer that ``save`` wrote, on any number of ranks.
 
         Raises UserError where the folder holds no state of DeepSpeed, or a state that would run code.
         """

@@ -96,8 +96,10 @@ def load_policy(
     settings, dtype = config.model, model_dtype(device, config.model.dtype)
     from_main(lambda: check_whole(path))
     in_4bit = settings.lora is not None and settings.lora.load_in_4bit
-    model: Any = load_model(path, dtype=dtype, rows=settings.rows, in_4bit_on=device if in_4bit else None)
-    if not in_4bit:
+    if in_4bit:
+        model: Any = load_model(path, dtype=dtype, rows=settings.rows, in_4bit_on=device)
+    else:
+        model = load_model(path, dtype=dtype, rows=settings.rows, shard_for=config.train)
         model.to(device)
     check = SelfCheck(model, prompts, banned_ids=banned_ids, temperature=temperature)
     policy = policy_of(model, settings, banned_ids=banned_ids, temperature=temperature)

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows
+from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows, TrainConfig
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.data.model_folder import own_attention
@@ -38,6 +38,7 @@ from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
+from vlm_rl.learner.deepspeed import sharded_loading
 from vlm_rl.learner.packing import Layout, PackedRow, PaddedRows, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
@@ -47,7 +48,12 @@ MAX_LOGITS = 2**26  # elements of the logit matrix held at once: 256 MiB in floa
 
 
 def load_model(
-    path: str | Path, *, dtype: torch.dtype, rows: Rows = "auto", in_4bit_on: torch.device | None = None
+    path: str | Path,
+    *,
+    dtype: torch.dtype,
+    rows: Rows = "auto",
+    shard_for: TrainConfig | None = None,
+    in_4bit_on: torch.device | None = None,
 ) -> PreTrainedModel:
     """Return the model of a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
 
@@ -55,6 +61,7 @@ def load_model(
         path: the folder.
         dtype: of the weights.
         rows: model.rows; Policy is given the same.
+        shard_for: a training whose ZeRO stage 3 shards the model over the ranks while it is loaded, on all together.
         in_4bit_on: put the linear layers of the language model in 4 bits on this device; None leaves them whole, on
             the CPU.
     """
@@ -66,9 +73,15 @@ def load_model(
     text = own_attention(config) if is_padded(config, rows) else attention.NAME
     implementation = {"text_config": text, "vision_config": vision} if is_vision else text
     extra = {} if in_4bit_on is None else quantized_loading(_whole_layers(auto, config), dtype, in_4bit_on)
-    model = auto.from_pretrained(
-        path, dtype=dtype, attn_implementation=implementation, trust_remote_code=False, use_safetensors=True, **extra
-    )
+    with sharded_loading(shard_for, dtype):
+        model = auto.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=implementation,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **extra,
+        )
     use_published_layout(model)
     return model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm_rl.config import CheckpointConfig
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import all_gather, barrier, rank, world_size
+from vlm_rl.distributed import all_gather, barrier, rank
 from vlm_rl.errors import UserError
 from vlm_rl.learner.learner import Learner
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, writing_checkpoint
@@ -34,12 +34,7 @@ def checkpoint_to_resume(run: RunDirectory, lock: RunLock) -> ResumePoint | None
 
 
 def restore_learner(learner: Learner, folder: Path, state: Mapping[str, Any]) -> None:
-    """Load weights, optimizer and counters. Raises UserError for another number of ranks, and for NaN."""
-    if state["world_size"] != world_size():
-        raise UserError(
-            f"{folder} was written by {state['world_size']} ranks and this run has {world_size()}: "
-            "start it with the same number of ranks"
-        )
+    """Load weights, optimizer and counters. Raises UserError for NaN."""
     learner.load(folder)
     if name := learner.non_finite():
         raise UserError(

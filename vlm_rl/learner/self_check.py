@@ -20,6 +20,7 @@ from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
+from vlm_rl.learner.deepspeed import gathered_where_used
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.policy import Policy
 from vlm_rl.types import Group, Problem, Prompt, Rollout
@@ -45,7 +46,7 @@ class SelfCheck:
         self.responses = [[rng.choice(allowed, size=n).astype(np.int32) for n in LENGTHS] for _ in prompts]
         reference = own_attention(model.config)
         score = partial(_unpacked, model, banned_ids=banned_ids, temperature=temperature)
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), _evaluating(model), gathered_where_used(model):
             with _attention_of(model, reference):
                 self.expected = self._each(score)
             self.noise = 0.0
@@ -68,7 +69,7 @@ class SelfCheck:
             weights_PG=np.zeros((len(groups), len(LENGTHS))),
             positions=partial(rope_positions, policy.model),
         )
-        with torch.no_grad():
+        with torch.no_grad(), gathered_where_used(policy):
             logp_K, _ = policy(row.to(self.expected.device))
         difference_K = (logp_K - self.expected).abs()
         gap = float(difference_K.max() if policy.model.dtype == torch.float32 else difference_K.mean())

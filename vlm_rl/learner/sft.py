@@ -58,8 +58,9 @@ def warm_start(
     """
     check_architecture(builder.config, path=model_path)
     dtype = model_dtype(init_ranks())
+    model = load_model(model_path, dtype=dtype, shard_for=config)
     # The ban, as in the reinforcement that follows: no probability is spent on ids that it never draws.
-    policy = Policy(load_model(model_path, dtype=dtype), banned_ids=builder.banned_ids, temperature=1.0)
+    policy = Policy(model, banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
     learner = Learner(policy, config, total_optimizer_steps=len(batches))
     prompts = PromptCache(builder)

@@ -9,6 +9,7 @@ import math
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,20 +32,21 @@ def join(host: str, port: int, *, rank: int, timeout: timedelta) -> ProcessGroup
 
 def join_store(store: TCPStore, peer: str, *, rank: int, timeout: timedelta) -> ProcessGroupGloo:
     """Join the group of two with this store, from the address that leads to the peer."""
-    options = ProcessGroupGloo._Options()
+    gloo: Any = ProcessGroupGloo  # the stubs lack what follows
+    options = gloo._Options()
     options._timeout = timeout
     options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(peer))]
-    return ProcessGroupGloo(store, rank, 2, options)
+    return gloo(store, rank, 2, options)
 
 
-def send(group: ProcessGroupGloo, tensor: Tensor) -> None:
+def send(group: Any, tensor: Tensor) -> None:
     """Send a tensor's bytes. Raises RuntimeError where the other side is gone, or takes longer than the timeout."""
     data = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
     if data.numel():
         group.broadcast(data, 0).wait()
 
 
-def receive(group: ProcessGroupGloo, *, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def receive(group: Any, *, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Return the tensor that the other side sends."""
     data = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
     if data.numel():

@@ -1,0 +1,99 @@
+"""Models that are loaded in shards, and shards that another number of ranks wrote: the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.sharding_worker import WAYS, same
+from tests.helpers.toy_runs import Runner
+from vlm_rl.learner.architectures import SUPPORTED
+
+WORKER = "tests.helpers.sharding_worker"
+Results = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def start(
+    runner: Runner, tiny_model: Path, family_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Results]:
+    """Return a function that starts ranks and returns what rank 0 wrote down of models of these types."""
+
+    def run(ranks: int, types: Sequence[str], *what: str) -> Results:
+        folder = tmp_path_factory.mktemp("sharding")
+        (folder / "models").mkdir()
+        for model_type in types:
+            source = tiny_model if model_type == "qwen2_5_vl" else family_model(model_type)
+            (folder / "models" / model_type).symlink_to(source)
+        out = folder / "results.pt"
+        done = runner(folder / "models", out, *what, module=WORKER, ranks=ranks, deadline=500)
+        assert done.code == 0, done.output[-4000:]
+        return torch.load(out, weights_only=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(start: Callable[..., Results]) -> Results:
+    return start(2, list(SUPPORTED), "trains")
+
+
+def check_load(load: dict[str, Any], *, ranks: int) -> None:
+    """Compare with the model that was loaded whole: weights, the files saved of them, and constants.
+
+    Constants, such as rotary frequencies, stay float32 beside weights in bfloat16.
+    """
+    assert load["same_weights"] and load["same_files"] and load["same_buffers"], load
+    assert load["share"] == pytest.approx(1 / ranks, rel=0.02)  # shards are padded
+
+
+def test_a_sharded_load_is_the_same_model(start: Callable[..., Results]) -> None:
+    check_load(start(1, ["qwen2_5_vl"])["qwen2_5_vl"], ranks=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", SUPPORTED)
+def test_a_rank_holds_its_share_of_a_model(on_two_ranks: Results, model_type: str) -> None:
+    check_load(on_two_ranks[model_type], ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["all weights", "adapters"])
+def test_a_sharded_load_passes_the_self_check_and_takes_the_same_step(on_two_ranks: Results, what: str) -> None:
+    whole, sharded = on_two_ranks[what]
+    assert torch.equal(whole.pop("expected"), sharded.pop("expected"))
+    weights = whole.pop("weights"), sharded.pop("weights")
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert whole == sharded and whole["norm"] > 0
+
+
+@pytest.fixture(scope="module")
+def visits(runner: Runner, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    """Return what two ranks trained and wrote, what one rank read and wrote, and what two ranks read of that."""
+    folder = tmp_path_factory.mktemp("visits")
+    (folder / "models").mkdir()
+    (folder / "models" / "qwen2_5_vl").symlink_to(tiny_model)
+    results = []
+    for number, ranks in enumerate((2, 1, 2)):
+        out = folder / f"{number}.pt"
+        done = runner(folder / "models", out, "visit", number, module=WORKER, ranks=ranks, deadline=500)
+        assert done.code == 0, done.output[-4000:]
+        results.append(torch.load(out, weights_only=False))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks_then_one_then_two_have_the_same_weights_and_moments(visits: list[Results], way: str) -> None:
+    trained, on_one, again = (visit[way] for visit in visits)
+    assert [len(trained), len(on_one), len(again)] == [2, 1, 2]
+    weights = trained[0][1]
+    for state, whole, weights_follow in (*trained, *on_one, *again):
+        assert same(whole, weights) and weights_follow
+        assert any(key.startswith("exp_avg_sq") and moment.any() for key, moment in state.items())
+    for before, after in zip(trained, again, strict=True):
+        assert same(after[0], before[0])
