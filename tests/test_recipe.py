@@ -100,7 +100,8 @@ def test_what_cannot_be_written(tmp_path: Path, capsys, arguments: list[str], wo
 
 def test_a_recipe_is_not_overwritten(tmp_path: Path, capsys) -> None:
     (tmp_path / "recipe.yaml").write_text("mine")
-    arguments = ["--model", SEVEN_B, "--data", "set", "--out", str(tmp_path / "recipe.yaml")]
+    data = write_problems(problems(1), tmp_path / "set", PIXELS)
+    arguments = ["--model", SEVEN_B, "--data", str(data), "--out", str(tmp_path / "recipe.yaml")]
     assert cli.main(["init", *arguments]) == 2 and "exists already" in capsys.readouterr().err
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
 
