@@ -521,10 +521,10 @@ class Config(ConfigSection):
 
     def conflicts(self) -> Iterator[str]:
         lora = self.model.lora
-        if lora is not None and lora.sync == "adapter" and self.rollout.sampler == "transformers":
+        if lora is not None and lora.sync == "adapter" and self.rollout.sampler not in ("auto", "vllm"):
             yield (
-                "model.lora.sync is adapter, and rollout.sampler is transformers, which takes merged weights alone: "
-                "use the vllm sampler, or model.lora.sync=merged"
+                f"model.lora.sync is adapter, and rollout.sampler is {self.rollout.sampler}, which takes merged "
+                "weights alone: use the vllm sampler, or model.lora.sync=merged"
             )
         yield from _conflict_of_4bit(self.model, self.train)
         prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts

@@ -155,7 +155,8 @@ def test_what_takes_no_adapter_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "run.yaml"
     file.write_text("out: run\nmodel: {path: m, lora: {sync: adapter}}\ndata: {train: [d]}\n")
     assert load_config(file).model.lora == LoraConfig(sync="adapter")
-    with pytest.raises(UserError, match=r"rollout\.sampler is transformers, which takes merged"):
-        load_config(file, ["rollout.sampler=transformers"])
+    for sampler in ("transformers", "server"):
+        with pytest.raises(UserError, match=rf"rollout\.sampler is {sampler}, which takes merged weights alone"):
+            load_config(file, [f"rollout.sampler={sampler}", "rollout.servers=['http://127.0.0.1:8000']"])
     with pytest.raises(UserError, match="sync is adapter, and targets names tower, where vLLM applies none"):
         load_config(file, ["model.lora.targets=[q_proj, tower]"])
