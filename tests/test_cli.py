@@ -26,8 +26,8 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
 COMMANDS = (
-    *("prepare", "init", "config", "sft", "train", "eval", "score", "grade", "study", "report", "demo", "export"),
-    *("quickstart", "doctor"),
+    *("prepare", "init", "config", "sft", "train", "serve", "eval", "score", "grade", "study", "report", "demo"),
+    *("export", "quickstart", "doctor"),
 )
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 
@@ -311,6 +311,7 @@ def test_two_sets_of_one_name_are_refused(refused, tmp_path: Path, tiny_model: P
     assert "'four'" in message
 
 
+@pytest.mark.slow
 def test_an_evaluation_can_be_reported(runner: Runner, tmp_path: Path, tiny_model: Path, toy_set: Path) -> None:
     out = tmp_path / "results"
     base = ["eval", "--model", tiny_model, "--data", toy_set, "--out", out, "--max-tokens", 8]

@@ -72,7 +72,7 @@ def test_the_reference_run_learns_and_saves(whole: tuple[RunDirectory, int]) -> 
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("share", [0.5, pytest.param(0.93, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [pytest.param(share, marks=pytest.mark.slow) for share in (0.5, 0.93)])
 def test_killed_while_writing_and_resumed(toys: Toys, changes: dict, whole: tuple[RunDirectory, int], share) -> None:
     """SIGKILL at a file operation of the run's folder: in the middle, and in the last save."""
     name = f"point-{share}"

@@ -307,7 +307,7 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
         ledger=ledger,
         builder=None,
         step=0,
-        recorder=SimpleNamespace(line=SimpleNamespace(note=lambda _: None)),
+        recorder=SimpleNamespace(note=lambda _: None),
     )
     batch = collect(s, cast(Timings, None))
     assert batch.accuracy == pytest.approx(5 / 12)

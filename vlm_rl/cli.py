@@ -276,7 +276,7 @@ def _add_serve(commands: Commands) -> None:
     serve.add_argument("config", type=Path, help="the run's YAML file")
     serve.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; loopback is safe on any network")
-    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on")
     serve.add_argument(
         "--print", action="store_true", dest="only_print", help="print vLLM's own command, start nothing"
     )

@@ -185,9 +185,9 @@ def accepted(attack: str) -> str:
 
 NOTHING = "0 accepted; none undecided"
 ATTACKS = (
-    Attack("hostile answers", PROMISE, NOTHING, lambda _folder: accepted("hostile")),
-    Attack("answers that ask to be accepted", PROMISE, NOTHING, lambda _folder: accepted("lures")),
-    Attack("golds with one thing changed", PROMISE, NOTHING, lambda _folder: accepted("almost")),
-    Attack("wrong answers of every kind", PROMISE, NOTHING, lambda _folder: accepted("kinds")),
-    Attack("random LaTeX as an answer", PROMISE, NOTHING, lambda _folder: accepted("random")),
+    Attack("hostile answers", PROMISE, NOTHING, lambda _folder: accepted("hostile"), slow=True),
+    Attack("answers that ask to be accepted", PROMISE, NOTHING, lambda _folder: accepted("lures"), slow=True),
+    Attack("golds with one thing changed", PROMISE, NOTHING, lambda _folder: accepted("almost"), slow=True),
+    Attack("wrong answers of every kind", PROMISE, NOTHING, lambda _folder: accepted("kinds"), slow=True),
+    Attack("random LaTeX as an answer", PROMISE, NOTHING, lambda _folder: accepted("random"), slow=True),
 )

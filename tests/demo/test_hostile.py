@@ -134,6 +134,7 @@ def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
     assert missing(text, ("other", "verdict", "reasoning", "category")) == []
 
 
+@pytest.mark.slow
 def test_no_endpoint_acts_in_the_live_panel(served, browser):
     with harmless(browser, f"{served.url}?tab=live") as visit:
         page = visit.page
@@ -149,6 +150,7 @@ def test_no_endpoint_acts_in_the_live_panel(served, browser):
     assert missing(text, ("endpoint", "endpoint-reasoning", "endpoint-answer", "endpoint-error")) == []
 
 
+@pytest.mark.slow
 def test_nothing_acts_in_the_exported_page(served, browser, tmp_path):
     with open_page(f"{served.url}?{urlencode(COMPARED | {'tab': 'export'})}", browser=browser) as visit:
         with visit.page.expect_download() as download:

@@ -30,7 +30,7 @@ def test_off_leaves_transformers_own_layers(tiny_model: Path) -> None:
     policy = policy_of(tiny_model, patched=False)
     assert policy.replaced_layers == [] == own_forwards(policy.model)
     assert policy.model.model.visual.config._attn_implementation == "sdpa"
-    assert "transformers' own, but attention" in describe(policy.replaced_layers)
+    assert "transformers' own, but the attention over packed rows" in describe(policy.replaced_layers)
 
 
 def test_on_replaces_layers_and_names_them(tiny_model: Path) -> None:

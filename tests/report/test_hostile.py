@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.helpers.browser import open_page
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.hostile import attack, hostile_run
@@ -54,6 +56,7 @@ def test_a_report_of_hostile_runs(tmp_path: Path, browser: Any) -> None:
     assert all(attack(f"run{i}") in both for i in range(2))
 
 
+@pytest.mark.slow
 def test_a_study_of_hostile_runs(tmp_path: Path, browser: Any) -> None:
     tree = study_tree(starts={"a": attack("start")}, seeds=[0, 1])
     tree["base"]["data"]["train"] = [attack("train-set")]
