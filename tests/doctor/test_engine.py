@@ -36,7 +36,7 @@ def test_rare_tokens_are_taken_together() -> None:
     assert engine.p_value(np.array([9_700, 300]), np.array([0.96, 0.04])) < engine.LEAST_P
 
 
-# --- ranks, in a fork of this process: DeepSpeed would change it ----------------------------------------
+# --- ranks, in a new process: DeepSpeed would change this one, and a fork would lack the threads of its groups -----
 
 
 def outcomes(model: Path, sender: Connection) -> None:
@@ -52,8 +52,9 @@ def outcomes(model: Path, sender: Connection) -> None:
 @pytest.mark.slow
 def test_the_checks_of_the_ranks(model: Path) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=outcomes, args=(model, sender))
+    child = multiprocessing.get_context("spawn").Process(target=outcomes, args=(model, sender))
     child.start()
+    sender.close()  # so that a child that ends without an answer is noticed
     try:
         assert receiver.poll(1000), "no answer"
         sound, broken = receiver.recv()
