@@ -127,6 +127,17 @@ def toys(tiny_model: Path, runner: Runner, tmp_path_factory: pytest.TempPathFact
     return make_toys(tmp_path_factory.mktemp("toys"), tiny_model=tiny_model, runner=runner)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _as_outside_of_torchrun() -> Generator[None]:
+    """Take back what a process group of this process sets: later tests' commands would take it for theirs."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    yield
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Generator[object]:
     """Yield a browser for all visits of a file."""
