@@ -6,7 +6,6 @@ this machine; otherwise the gold in the evaluation's record does, and its form s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,12 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.data.golds import infer_answer_type
+from vlm_rl.data.sets import problem_of_row
 from vlm_rl.demo.problem_images import set_of
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Grade, Problem
-
-_COLUMNS = ["question", "answer", "answer_type", "choices", "meta"]
 
 
 def problem_to_grade(record: Mapping[str, Any], benchmark: str, sets: Sequence[str]) -> Problem | None:
@@ -41,14 +39,9 @@ def problem_to_grade(record: Mapping[str, Any], benchmark: str, sets: Sequence[s
 @lru_cache(maxsize=64)
 def _from_set(path: Path, name: str) -> Problem | None:
     try:
-        rows = pq.read_table(path, columns=_COLUMNS, filters=[("id", "==", name)]).to_pylist()
-        if not rows:
-            return None
-        row = rows[0]
-        meta = json.loads(row["meta"] or "{}")
-        return Problem(
-            name, row["question"], (), row["answer"], row["answer_type"], tuple(row["choices"] or ()), meta=meta
-        )
+        columns = [column for column in pq.read_schema(path).names if column != "images"]
+        rows = pq.read_table(path, columns=columns, filters=[("id", "==", name)]).to_pylist()
+        return problem_of_row(rows[0], images=()) if rows else None
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
 

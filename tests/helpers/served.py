@@ -1,12 +1,14 @@
-"""An ASGI application on a free port, in a thread of the test's own process."""
+"""Servers of the tests: free ports, waiting for one, and an ASGI application in a thread of the test's process."""
 
 from __future__ import annotations
 
 import http.client
 import random
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -25,6 +27,27 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def wait_for_status(
+    process: subprocess.Popen[bytes], port: int, path: str, status: int, *, log: Path, seconds: float = 480
+) -> None:
+    """Wait until a server's process answers a path with this status; a failure shows the end of its log."""
+    end = time.monotonic() + seconds
+    while _status_of(port, path) != status:
+        assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
+        time.sleep(0.5)
+
+
+def _status_of(port: int, path: str) -> int | None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
 
 
 class Served:

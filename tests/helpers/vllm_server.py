@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from tests.helpers.served import free_port
+from tests.helpers.served import free_port, wait_for_status
 
 _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -32,10 +30,7 @@ def vllm_server(model: Path, log: Path, *, seconds: float = 480) -> Iterator[str
             start_new_session=True,
         )
     try:
-        end = time.monotonic() + seconds
-        while not _is_ready(port):
-            assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
-            time.sleep(0.5)
+        wait_for_status(process, port, "/health", 200, log=log, seconds=seconds)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
@@ -44,14 +39,3 @@ def vllm_server(model: Path, log: Path, *, seconds: float = 480) -> Iterator[str
         with suppress(ProcessLookupError):  # it starts others
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _is_ready(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()

@@ -176,7 +176,7 @@ def test_a_server_without_the_token_or_with_another_model_is_not_used(fleet: Fle
     assert (fleet.token.stat().st_mode & 0o777) == 0o600
     (tmp_path / "token").write_text("wrong")
     for change, reason in (
-        ({"model_sha256": "0" * 64}, "it serves another model: start it with `vlm-rl serve`"),
+        ({"model_sha256": "0" * 64}, "it serves a different model: start it with `vlm-rl serve`"),
         ({"token_file": tmp_path / "token"}, "HTTP 401"),
     ):
         sampler = fleet.sampler(timeout=0.5, **change)

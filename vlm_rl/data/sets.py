@@ -43,7 +43,7 @@ def load_set(path: str | Path) -> list[Problem]:
     problems: dict[str, Problem] = {}
     for index, row in enumerate(rows):
         fault = _fault_of(row)
-        problem = None if fault else _problem(row, images, index)
+        problem = None if fault else problem_of_row(row, _images_of(row, images, index))
         if problem is not None and problem.id in problems:
             fault = "has the id of an earlier row"
         if problem is None or fault:
@@ -199,12 +199,17 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return facts
 
 
-def _problem(row: Mapping[str, Any], images: ImageColumn, index: int) -> Problem:
+def _images_of(row: Mapping[str, Any], images: ImageColumn, index: int) -> Sequence[bytes]:
     count = len(row["images"] or ())
+    return StoredImages(images, index, count) if count else ()
+
+
+def problem_of_row(row: Mapping[str, Any], images: Sequence[bytes]) -> Problem:
+    """Return a row of data.parquet as a problem with these images; optional columns may be missing."""
     return Problem(
         id=row["id"],
         question=row["question"],
-        images=StoredImages(images, index, count) if count else (),
+        images=images,
         answer=row["answer"],
         answer_type=row["answer_type"],
         choices=tuple(row.get("choices") or ()),

@@ -66,7 +66,7 @@ def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True)
     """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
 
     With `strict` every parameter must be there; otherwise those that are not keep their values. The number of ranks
-    may be another than when it was written. Under ZeRO 3 the caller then loads the frozen weights.
+    may differ from that of the run that wrote it. Under ZeRO 3 the caller then loads the frozen weights.
 
     DeepSpeed's files are pickles, and a pickle may name any function to be called. torch is told to build nothing but
     tensors, plain values and the three classes that DeepSpeed stores. Raises UserError, which names the file, for

@@ -101,11 +101,20 @@ class RunDirectory:
             for parent in made:
                 with suppress(OSError):
                     parent.rmdir()
-            raise UserError(
-                f"cannot write the run directory {self.path}: {error.strerror or error}; "
-                "choose a different place with out=FOLDER"
-            ) from None
+            raise self._not_writable(error.strerror or str(error)) from None
         return self
+
+    def check_new(self) -> None:
+        """Raise UserError where `create` would fail, as far as that can be told without writing."""
+        self.refuse_existing()
+        parent = next(folder for folder in self.path.absolute().parents if folder.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+            raise self._not_writable(f"{parent} is not a folder that you may write to")
+
+    def _not_writable(self, why: str) -> UserError:
+        return UserError(
+            f"cannot write the run directory {self.path}: {why}; choose a different place with out=FOLDER"
+        )
 
     def refuse_existing(self) -> None:
         """Raise UserError where `create` would find something in its place."""

