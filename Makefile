@@ -18,8 +18,9 @@ RUN ?= $(OUT)
 # Folder of mathvision/, dynamath/, wemath/, logicvista/ and dapo_math/, each as its authors publish it; not part of
 # this project. Without it `make smoke` says what it must hold, and the tests that read it are skipped.
 SAMPLES ?= ../shared/data
-# Tests compare bits and run several processes side by side: one thread each.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Tests compare bits and run several processes side by side: one thread each. Containers often forbid bytecode
+# (PYTHONDONTWRITEBYTECODE), and then each of the suite's hundreds of processes compiles torch and vLLM anew.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST_ARGS ?=
 # Two files at a time: a file stays on one worker, so that its fixtures are built once. Deadlines
 # inside the tests are minutes for what takes seconds, and ports are chosen free, so the slow ones go side by side too.

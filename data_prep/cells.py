@@ -17,7 +17,7 @@ from vlm_rl.data.golds import LETTERS
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
 from vlm_rl.data_prep.records import Fields, RowError
 from vlm_rl.data_prep.row_golds import gold_of, last_box, number_gold
-from vlm_rl.types import IMAGE_MARKER
+from vlm_rl.types import IMAGE_MARKER, times_fault
 
 USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt")
 _TURN_KEYS = (("role", "content"), ("from", "value"))
@@ -154,6 +154,37 @@ def images_of(row: Fields, columns: list[str], store: ImageStore) -> list[ImageR
         if value not in (None, "", []):
             refs += [_image(item, store) for item in (value if isinstance(value, list) else [value])]
     return refs
+
+
+def video_of(
+    row: Fields, frames: str, times: str, *, fps: float | None, store: ImageStore
+) -> tuple[list[ImageRef], list[float]]:
+    """Return references to the frames of a row's video, and the seconds of each; nothing where it has no video.
+
+    Args:
+        row: the row.
+        frames: the column of the frames: a list of images, or a folder of images in the order of their names.
+        times: the column of their times, a list of seconds; "" where the rate gives them.
+        fps: the rate, in frames a second.
+        store: the images beside the table.
+
+    Raises RowError for a folder without images, and for times that a video cannot have.
+    """
+    value = cell(row, frames)
+    if value in (None, "", []):
+        return [], []
+    refs = store.folder(value) if isinstance(value, str) else images_of(row, [frames], store)
+    seconds = cell(row, times) if times else [number / (fps or 1.0) for number in range(len(refs))]
+    if isinstance(seconds, str):
+        try:
+            seconds = json.loads(seconds)
+        except (ValueError, RecursionError) as error:
+            raise RowError("bad_video", f"{times} must be a list of seconds: {error}") from None
+    if fault := times_fault(seconds):
+        raise RowError("bad_video", f"the row {fault}")
+    if len(seconds) != len(refs):
+        raise RowError("bad_video", f"the row has a video of {len(refs)} frames with {len(seconds)} times")
+    return refs, seconds
 
 
 def _image(value: Any, store: ImageStore) -> ImageRef:

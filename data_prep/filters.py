@@ -70,11 +70,11 @@ def cached(gold_check: GoldCheck) -> GoldCheck:
 
 
 def count_prompt_tokens(count_tokens: TokenCount | None, problem: Problem) -> int:
-    """Return the tokens of the prompt, each image counted as one, or -1 without a `count_tokens`.
+    """Return the tokens of the prompt, each image and pair of frames counted as one, or -1 without a `count_tokens`.
 
-    Raises RowError for a text that forms a control token of the tokenizer.
+    Raises RowError for a text that forms a control token of the tokenizer, and for a video that its model refuses.
     """
     try:
         return -1 if count_tokens is None else count_tokens(problem)
     except UserError as error:
-        raise RowError("control_token", str(error)) from None
+        raise RowError("bad_video" if problem.videos else "control_token", str(error)) from None

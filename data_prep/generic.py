@@ -12,10 +12,13 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   choices: options            # optional: a list of texts, or several columns
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
+  frames: clip                # optional: the frames of the row's only video: a list of images, or a folder of images
+  times: seconds              # with frames, unless fps says it: a list with the time of each frame in seconds
   box: bbox                   # optional: the gold box of the row's only image, four numbers
   response: trace             # optional: a whole response to learn from (`vlm-rl sft`), a text or a conversation
   id: uid                     # optional: without it, a hash of question, answer, response and the named images
 image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
+fps: 2                        # optional: frames a second of all videos, the first at 0 seconds
 answer_form: plain            # optional: plain, box, hashes (####), tag, option_number (from 0) or option_text
 answer_type: expression       # optional: for all rows; without it each gold's form decides
 test_only: false              # optional: mark as a benchmark
@@ -36,7 +39,7 @@ from pydantic import Field
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
-from vlm_rl.data_prep.cells import answer_of, cell, choices_of, gold_in, images_of, question_of
+from vlm_rl.data_prep.cells import answer_of, cell, choices_of, gold_in, images_of, question_of, video_of
 from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore
@@ -53,7 +56,7 @@ from vlm_rl.data_prep.records import (
 )
 from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
-from vlm_rl.types import AnswerType, Problem
+from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType, Problem
 
 _PATTERNS = ("*.parquet", "data/*.parquet", "*.jsonl", "*.arrow", "*.json", "*.csv", "*.tsv", "*.tar")
 
@@ -69,6 +72,8 @@ class Columns(ConfigSection):
     category: str = ""
     box: str = ""
     response: str = ""
+    frames: str = ""
+    times: str = ""
     id: str = ""
 
     def conflicts(self) -> Iterator[str]:
@@ -85,11 +90,19 @@ class GenericSet(ConfigSection):
     revision: str = ""
     files: list[str] = Field(default=[])
     image_folder: str = ""
+    fps: float | None = Field(default=None, gt=0)
     answer_form: Literal["plain", "box", "hashes", "tag", "option_number", "option_text"] = "plain"
     answer_type: Literal["choice", "integer", "float", "expression", "text", "list"] | None = None
     test_only: bool = False
     box_format: Literal["xyxy", "xywh"] = "xyxy"
     box_unit: Literal["pixels", "thousandths", "fractions"] = "pixels"
+
+    def conflicts(self) -> Iterator[str]:
+        times = [name for name, given in (("columns.times", self.columns.times), ("fps", self.fps)) if given]
+        if self.columns.frames and len(times) != 1:
+            yield "columns.frames needs the times of the frames: either columns.times or fps"
+        if times and not self.columns.frames:
+            yield f"{times[0]} is of the frames of videos, and columns.frames is missing"
 
     def text(self) -> str:
         """Return the mapping as the YAML file that says the same."""
@@ -183,12 +196,17 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     elif kind == "choice":
         choices = parse_choices(question)
     images = images_of(row, _listed(columns.images), store)
+    if columns.frames:
+        frames, times = video_of(row, columns.frames, columns.times, fps=mapping.fps, store=store)
+        before = question.partition(VIDEO_MARKER)[0].count(IMAGE_MARKER) if VIDEO_MARKER in question else len(images)
+        if frames:
+            images, meta["videos"] = [*images[:before], *frames, *images[before:]], [times]
     if columns.box and len(images) != 1:
         raise RowError("bad_box", f"a row with a box must have one image, not {len(images)}")
     identity = (
         id_of({columns.id: cell(row, columns.id)}, columns.id)
         if columns.id
-        else _digest(images, question, gold, *([meta["response"]] if columns.response else []))
+        else _digest(images, question, gold, *(str(meta[key]) for key in ("response", "videos") if key in meta))
     )
     problem = Problem(
         id=f"{mapping.source}-{identity}",

@@ -36,8 +36,9 @@ def locate(named: str, revision: str, patterns: Sequence[str] = ()) -> tuple[Pat
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
+        wanted = [*patterns, "README.md"] if patterns else None  # the card, which names the licence
         folder = snapshot_download(
-            named, repo_type="dataset", revision=revision, allow_patterns=list(patterns) or None, cache_dir=CACHE
+            named, repo_type="dataset", revision=revision, allow_patterns=wanted, cache_dir=CACHE
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]

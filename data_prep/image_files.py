@@ -22,6 +22,7 @@ from vlm_rl.errors import UserError
 T = TypeVar("T")
 
 ARCHIVES = ("images.zip", "images.tar")
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 MAX_MEMBERS = 1_000_000  # of one archive
 MAX_RATIO = 200  # unpacked over packed size of one member; JPEG and PNG hardly shrink at all
 
@@ -137,12 +138,25 @@ class ImageStore:
             return (ZipMember if self.archive.suffix == ".zip" else TarMember)(self.archive, name)
         return ImageFile(self.root, name)
 
+    def folder(self, name: str) -> list[ImageRef]:
+        """Return the images in a folder below the root, ordered by name. Raises RowError if there are none."""
+        base = self.root.resolve()
+        try:
+            folder = (base / name).resolve()
+            if not folder.is_relative_to(base):
+                raise RowError("image_outside", f"the folder {name!r} is outside of the data set's folder")
+            names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _SUFFIXES)
+        except (OSError, ValueError) as error:
+            raise RowError("image_missing", f"the folder {name!r:.80} cannot be read: {error}") from None
+        if not names:
+            raise RowError("image_missing", f"the folder {name!r} has no images")
+        return [ImageFile(self.root, f"{name}/{own}") for own in names]
+
     def is_empty(self) -> bool:
         """Tell whether no images were downloaded: there is no archive, and no image file below the folder."""
         if self.archive is not None or not self.root.is_dir():
             return self.archive is None
-        kinds = {".png", ".jpg", ".jpeg", ".webp"}
-        return not any(path.suffix.lower() in kinds for path in self.root.rglob("*"))
+        return not any(path.suffix.lower() in _SUFFIXES for path in self.root.rglob("*"))
 
     def _is_file(self, name: str) -> bool:
         try:

@@ -25,6 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.sets import load_set, read_manifest
+from vlm_rl.data_prep.card import write_card
 from vlm_rl.data_prep.partial_set import PartialSet
 from vlm_rl.data_prep.prepared_set import DATA, SetWriter, copy_rows, schema, write_manifest
 from vlm_rl.data_prep.report import write_report
@@ -90,6 +91,7 @@ def mix_sets(file: Path, out: Path) -> MixReport:
         facts |= {"kept": writer.num_rows, "rows_in": writer.num_rows, "dropped": {}, "notes": {}}
         write_manifest(partial.build, facts)
         write_report(partial.build, seed=plan.seed)
+        write_card(partial.build)
         partial.publish()
     return MixReport(out, taken, {path.name: len(rows) for path, rows in zip(paths, candidates, strict=True)})
 

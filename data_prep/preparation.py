@@ -3,8 +3,9 @@
     report = prepare("virl39k", Path("ViRL39K"), Path("data/virl39k"), Options(max_pixels=1_003_520))
 
 A prepared set is a folder with data.parquet, manifest.json (where the rows came from, how many were
-dropped and why), dropped.jsonl (examples of every reason) and report.html. It appears complete or not
-at all. Until then its finished shards are in `.NAME.partial` beside it; after a kill the same call resumes there.
+dropped and why), dropped.jsonl (examples of every reason), report.html and README.md (a data set card). It appears
+complete or not at all. Until then its finished shards are in `.NAME.partial` beside it; after a kill the same call
+resumes there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data_prep.card import licence_of, write_card
 from vlm_rl.data_prep.filters import cached, count_prompt_tokens, screen_row
 from vlm_rl.data_prep.generic import GenericSet, read_mapped
 from vlm_rl.data_prep.input_checksums import describe_inputs
@@ -108,6 +110,7 @@ def prepare(
             raise HopelessError(f"{out}: no row is left to write; dropped: {dict(counts.dropped)}{first}")
         report = _report(source, options, counts, stream)
         _write_facts(partial.build, report, counts, plan)
+        write_card(partial.build, licence=licence_of(path))
         partial.publish()
     return report
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from vlm_rl.errors import UserError
-from vlm_rl.types import IMAGE_MARKER, Problem
+from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, Problem, marker_fault, split_at_markers
 
 
 class StoredImage(Protocol):
@@ -128,26 +128,27 @@ def _check_text(problem: Problem) -> None:
 
 
 def with_markers(problem: Problem, num_images: int) -> Problem:
-    """Return the problem with one marker per image; its meta says so if they had to be added."""
-    question = fit_markers(problem.question, num_images)
+    """Return the problem with a marker for each image and video; its meta says so if they had to be added.
+
+    `num_images` counts frames too.
+    """
+    question = fit_markers(problem.question, num_images, problem.videos)
     if question == problem.question:
         return problem
     return replace(problem, question=question, meta={**problem.meta, "markers_prepended": True})
 
 
-def fit_markers(question: str, num_images: int) -> str:
-    """Return the question with one marker per image; if it has none, they are put in front.
+def fit_markers(question: str, num_images: int, videos: Sequence[Sequence[float]] = ()) -> str:
+    """Return the question with a marker for each image and video; if it has none, they are put in front.
 
     Raises RowError("marker_mismatch") if it has some but not as many: which image belongs where would be a guess.
     """
-    num_markers = question.count(IMAGE_MARKER)
-    if num_markers == num_images:
+    fault = marker_fault(question, num_images, videos)
+    if not fault:
         return question
-    if num_markers == 0:
-        return f"{IMAGE_MARKER * num_images}\n{question}"
-    raise RowError(
-        "marker_mismatch", f"the question has {num_markers} {IMAGE_MARKER} markers for {num_images} images"
-    )
+    if not split_at_markers(question, videos)[1]:
+        return f"{IMAGE_MARKER * (num_images - sum(map(len, videos)))}{VIDEO_MARKER * len(videos)}\n{question}"
+    raise RowError("marker_mismatch", f"the row {fault}")
 
 
 def text_of(row: Fields, *keys: str) -> str:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.prepared_set import DATA
 from vlm_rl.report.html import PageSection, data_uri, macros, page, write_page
-from vlm_rl.types import IMAGE_MARKER
+from vlm_rl.types import IMAGE_MARKER, name_videos
 
 CONTACTS = 24
 _EXAMPLES = 5  # shown of each drop reason
@@ -182,7 +182,8 @@ def _contact(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row as it is shown: its pictures as addresses, its image markers as a sign or gone."""
     marker = "▣" if len(row["images"]) > 1 else ""
     addresses = [data_uri(image["bytes"], max_side=400) for image in row["images"]]
-    return {**row, "addresses": addresses, "question": row["question"].replace(IMAGE_MARKER, marker).strip()}
+    question = name_videos(row["question"], json.loads(row["meta"]).get("videos", ()))
+    return {**row, "addresses": addresses, "question": question.replace(IMAGE_MARKER, marker).strip()}
 
 
 def _left_out(folder: Path, manifest: Mapping[str, Any]) -> PageSection:

@@ -24,6 +24,7 @@ from vlm_rl.data_prep.prepared_images import Grid, PreparedImage, prepare_image
 from vlm_rl.data_prep.prepared_set import SetWriter, sha256, to_row
 from vlm_rl.data_prep.records import DroppedRow, KeptRow, RowError, UsableRow
 from vlm_rl.errors import UserError
+from vlm_rl.types import group_by_marker, name_videos
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ScreenedRow:
     """A row that passed every check that needs no image."""
 
     row: UsableRow
-    text_tokens: int = -1  # of its prompt, each image counted as one; -1: not counted
+    text_tokens: int = -1  # of its prompt, each image and pair of frames counted as one; -1: not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,11 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
         for index, reference in enumerate(row.images)
     ]
     problem = replace(problem, meta=with_fractions(problem.meta, images))
-    tokens = _prompt_tokens(screened.text_tokens, images, task.grid)
+    groups = group_by_marker(problem.question, images, problem.videos)
+    for group in groups:
+        if len(sizes := {f"{image.width} x {image.height}" for image in group}) > 1:
+            raise RowError("bad_video", f"the frames of a video differ in size: {' and '.join(sorted(sizes))} pixels")
+    tokens = _prompt_tokens(screened.text_tokens, groups, task.grid)
     if task.max_prompt_tokens is not None and tokens > task.max_prompt_tokens:
         if not problem.test_only:
             detail = f"the prompt has {tokens} tokens, images expanded; the limit is {task.max_prompt_tokens}"
@@ -123,7 +128,7 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
     kept = KeptRow(
         where=row.where,
         id=problem.id,
-        text_key=text_key(problem.question, problem.meta.get("typeset_text", "")),
+        text_key=text_key(name_videos(problem.question, problem.videos), problem.meta.get("typeset_text", "")),
         answer=problem.answer,
         test_only=problem.test_only,
         sha256s=[image.original_sha256 for image in images],
@@ -135,10 +140,12 @@ def _finish(screened: ScreenedRow, task: ShardTask) -> tuple[KeptRow, dict[str, 
     return kept, to_row(problem, images, prompt_tokens=tokens)
 
 
-def _prompt_tokens(text_tokens: int, images: Sequence[PreparedImage], grid: Grid) -> int:
+def _prompt_tokens(text_tokens: int, groups: Sequence[Sequence[PreparedImage]], grid: Grid) -> int:
+    """Return the tokens of a prompt with the pictures of each marker; -1 where they are not counted."""
     if text_tokens < 0:
         return -1
-    return text_tokens + sum(image.width * image.height // grid.factor**2 - 1 for image in images)
+    tokens = [group[0].width * group[0].height // grid.factor**2 - 1 for group in groups]
+    return text_tokens + sum(-(-len(group) // 2) * more for group, more in zip(groups, tokens, strict=True))
 
 
 # -- worker processes ------------------------------------------------------------------------------

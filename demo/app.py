@@ -25,6 +25,7 @@ from vlm_rl.demo.problem_panel import problem_panel
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import render
 from vlm_rl.demo.summary_cards import count_html, summary_html
+from vlm_rl.demo.table_panel import table_panel
 from vlm_rl.demo.theme import asset, katex_files
 from vlm_rl.demo.training_panel import shown_runs, training_panel
 from vlm_rl.demo.url_state import CHANGES, FLAGS, MAX_OTHERS, MAX_TEXT, TABS, UNFILTERED, VERDICTS, UrlState
@@ -75,11 +76,17 @@ def build_page(states: PageStates, *, live: Callable[[gr.HTML], None]) -> gr.Blo
     """
     first = states.of(UrlState())
     with gr.Blocks(title="vlm-rl demo", analytics_enabled=False) as app:
-        gr.HTML(header_html(states.library))
-        bridge = gr.HTML("", html_template=_katex_place(), js_on_load=asset("demo.js"), elem_id="bridge")
+        _html("header", header_html(states.library))
+        script = asset("reading.js") + asset("demo.js")
+        bridge = gr.HTML("", html_template=_katex_place(), js_on_load=script, elem_id="bridge")
         components = Components(bridge, *_body(first, bridge, live))
         _wire(app, states, components)
     return app
+
+
+def _html(name: str, value: str = "") -> gr.HTML:
+    """Return a place for HTML of our templates, in the demo's style and not in gradio's."""
+    return gr.HTML(value, elem_id=name, apply_default_css=False)
 
 
 def _katex_place() -> str:
@@ -100,37 +107,46 @@ def _body(
         controls[key] = gr.Dropdown(interactive=True, elem_id=f"control-{key}", **options)
 
     with gr.Row(elem_classes="choose"):
-        dropdown("benchmark", "Benchmark", scale=1)
+        dropdown("benchmark", "Benchmark", scale=2)
         dropdown("base", "Baseline", scale=2)
-        dropdown("others", "Compare with (up to five)", multiselect=True, max_choices=MAX_OTHERS, scale=4)
-    panels["notes"] = gr.HTML()
-    panels["summary"] = gr.HTML(elem_id="summary")
-    with gr.Accordion("Filters", open=False, elem_id="filters"), gr.Row(elem_classes="filters"):
-        dropdown("change", "Change from the baseline")
-        dropdown("verdict", "Verdict")
-        dropdown("flags", "Flags", multiselect=True)
-        dropdown("category", "Category", multiselect=True)
-        dropdown("difficulty", "Difficulty", multiselect=True)
-        controls["low"] = gr.Textbox(label="Tokens from", min_width=90, max_length=9, elem_id="control-low")
-        controls["high"] = gr.Textbox(label="Tokens to", min_width=90, max_length=9, elem_id="control-high")
+        dropdown("others", "Compare with", multiselect=True, max_choices=MAX_OTHERS, scale=7)
+    panels["notes"] = _html("notes")
+    panels["summary"] = _html("summary")
+    with gr.Row(elem_classes="narrow"):
         controls["text"] = gr.Textbox(
-            label="Text contains (press Enter)", min_width=150, max_length=200, elem_id="control-text"
+            label="Search problems and responses",
+            placeholder="Search ids, questions, responses: /",
+            show_label=False,
+            container=False,
+            min_width=220,
+            max_length=200,
+            elem_id="control-text",
         )
-        dropdown("focus", "Search in")
-        clear = gr.Button("Clear filters", min_width=110, elem_id="clear")
-    panels["count"] = gr.HTML(elem_id="count")
+        with gr.Accordion("Filters", open=False, elem_id="filters"), gr.Row(elem_classes="filters"):
+            dropdown("change", "Change from the baseline")
+            dropdown("verdict", "Verdict")
+            dropdown("flags", "Flags", multiselect=True)
+            dropdown("category", "Category", multiselect=True)
+            dropdown("difficulty", "Difficulty", multiselect=True)
+            controls["low"] = gr.Textbox(label="Tokens from", min_width=90, max_length=9, elem_id="control-low")
+            controls["high"] = gr.Textbox(label="Tokens to", min_width=90, max_length=9, elem_id="control-high")
+            dropdown("focus", "Search in")
+            clear = gr.Button("Clear filters", min_width=110, elem_id="clear")
+        panels["count"] = _html("count")
     with gr.Tabs(selected=url.tab, elem_id="panels") as tabs:
         with gr.Tab(TABS["problems"], id="problems"):
-            panels["problems"] = gr.HTML(elem_id="problem")
+            panels["problems"] = _html("problem")
+        with gr.Tab(TABS["table"], id="table"):
+            panels["table"] = _html("table")
         with gr.Tab(TABS["lengths"], id="lengths"):
-            panels["lengths"] = gr.HTML(elem_id="lengths")
+            panels["lengths"] = _html("lengths")
         with gr.Tab(TABS["training"], id="training"):
             dropdown("runs", "Runs (default: those of the checkpoints above)", multiselect=True)
-            panels["training"] = gr.HTML(elem_id="training")
+            panels["training"] = _html("training")
         with gr.Tab(TABS["live"], id="live"):
             live(bridge)
         with gr.Tab(TABS["export"], id="export"):
-            panels["export"] = gr.HTML(elem_id="export")
+            panels["export"] = _html("export")
     controls["clear"] = clear
     return tabs, controls, panels
 
@@ -175,11 +191,14 @@ def _value(url: UrlState, key: str) -> Any:
 
 def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
     def arrive(address: str) -> list[Any]:
-        return _everything(states, UrlState.parse(address), components)
+        return _everything(states, UrlState.parse(address or states.first_view), components)
 
     def clicked(query: str, event: gr.EventData) -> list[Any]:
         patch = event._data.get("patch") if isinstance(event._data, dict) else ""
-        return _everything(states, UrlState.parse(query).patched(patch if isinstance(patch, str) else ""), components)
+        patch = patch if isinstance(patch, str) else ""
+        # a patch with a question mark is a whole address, to which the browser's Back led
+        url = UrlState.parse(patch) if patch.startswith("?") else UrlState.parse(query).patched(patch)
+        return _everything(states, url, components)
 
     def cleared(query: str) -> list[Any]:
         return _everything(states, UrlState.parse(query).patched(UNFILTERED), components)
@@ -291,6 +310,8 @@ def _panels_of(state: PageState, components: Components) -> list[Any]:
         drawn["training"] = training_panel(state.library, state.url, state.run_slots())
     elif tab == "export":
         drawn["export"] = export_panel(state)
+    elif tab == "table":
+        drawn["table"] = table_panel(state)
     elif tab == "problems":
         drawn["problems"] = problem_panel(state)
     return [state.url.query(), *[drawn.get(name, gr.skip()) for name in components.panels]]

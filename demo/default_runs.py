@@ -6,6 +6,7 @@ from pathlib import Path
 
 _QUICKSTART = Path("runs/quickstart")
 RECORDED = Path(__file__).parent / "assets" / "recorded"
+FIRST_VIEW = "sort=difference"  # what these open with: the problem whose lengths differ most
 
 
 def default_folders() -> list[Path]:

@@ -14,17 +14,16 @@ from vlm_rl.report.vega import Spec, embed
 class ChartCard:
     """One or more charts under one title."""
 
-    name: str  # of the picture that it is saved as
     title: str
     charts: tuple[Markup, ...]
     caption: str = ""
     hint: str = ""  # what a click does; the exported page has no clicks
 
 
-def chart_card(name: str, title: str, *specs: Spec | None, caption: str = "", hint: str = "") -> list[ChartCard]:
+def chart_card(title: str, *specs: Spec | None, caption: str = "", hint: str = "") -> list[ChartCard]:
     """Return the card of some charts in a list; the empty list where none of them has data."""
     charts = tuple(embed(spec, title) for spec in specs if spec is not None)
-    return [ChartCard(name, title, charts, caption, hint)] if charts else []
+    return [ChartCard(title, charts, caption, hint)] if charts else []
 
 
 def color(slot: int) -> str:

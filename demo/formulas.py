@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 _MAX_FORMULA = 2_000  # characters; longer ones stay text
-_MAX_FORMULAS = 200  # of one text
-_TAGS = re.compile(r"(</?(?:answer|think)>)")
+MAX_FORMULAS = 200  # of one text
+TAGS = re.compile(r"(</?(?:answer|think)>)")
 _START = re.compile(r"\\boxed\s*\{|\$\$|\\\[|\\\(|\$(?=[^\s$])")
 _ENDS = {"$$": "$$", r"\[": r"\]", r"\(": r"\)"}
 _COMMAND = re.compile(r"\\[a-zA-Z]+|[\^_]\{")
@@ -30,7 +30,7 @@ def spans_of(text: str) -> list[Span]:
     """Split a text into plain text, tags of the response template, and formulas."""
     spans: list[Span] = []
     position = 0
-    for _ in range(_MAX_FORMULAS):
+    for _ in range(MAX_FORMULAS):
         formula = _next_formula(text, position)
         if formula is None:
             break
@@ -52,21 +52,32 @@ def value_spans(text: str) -> list[Span]:
 
 
 def _plain(text: str) -> list[Span]:
-    return [Span("tag" if _TAGS.fullmatch(part) else "text", part) for part in _TAGS.split(text) if part]
+    return [Span("tag" if TAGS.fullmatch(part) else "text", part) for part in TAGS.split(text) if part]
 
 
 def _next_formula(text: str, position: int) -> tuple[int, int, str, bool] | None:
     """Return (start, end, source, is display) of the next formula at or after `position`; None without one."""
     for start in _START.finditer(text, position):
-        opened = start.group()
-        if opened.startswith(r"\boxed"):
-            end = _after_closing_brace(text, start.end())
-            source = text[start.start() : end]
-        else:
-            end = _after_closing_delimiter(text, start.end(), opened)
-            source = text[start.end() : end - len(_ENDS.get(opened, "$"))]
-        if end and source.strip() and len(source) <= _MAX_FORMULA:
-            return start.start(), end, source, opened in ("$$", r"\[")
+        formula = formula_at(text, start.start())
+        if formula is not None:
+            return start.start(), *formula
+    return None
+
+
+def formula_at(text: str, position: int) -> tuple[int, str, bool] | None:
+    """Return (end, source, is display) of the formula that begins at `position`; None without one."""
+    start = _START.match(text, position)
+    if start is None:
+        return None
+    opened = start.group()
+    if opened.startswith(r"\boxed"):
+        end = _after_closing_brace(text, start.end())
+        source = text[position:end]
+    else:
+        end = _after_closing_delimiter(text, start.end(), opened)
+        source = text[start.end() : end - len(_ENDS.get(opened, "$"))]
+    if end and source.strip() and len(source) <= _MAX_FORMULA:
+        return end, source, opened in ("$$", r"\[")
     return None
 
 

@@ -28,6 +28,7 @@ from vlm_rl.demo.lengths import (
     spread,
 )
 from vlm_rl.demo.page_state import PageState
+from vlm_rl.demo.phrases import phrase_uses
 from vlm_rl.demo.problem_panel import empty_panel
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import number, render, share_text
@@ -68,6 +69,7 @@ def lengths_html(state: PageState, *, interactive: bool = True) -> Markup:
         *_verdict_card(state, lengths),
         *_change_card(state),
         *_difficulty_card(state),
+        *_phrase_card(state),
         *_training_card(state),
     ]
     return render("lengths", figures=cards, maps=_mass_cards(state), interactive=interactive)
@@ -112,7 +114,7 @@ def _ecdf_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[ChartCar
     if spec is not None and not state.url.part:
         del spec["usermeta"]["legend"][len(curves) :]  # a dot shares the entry of its curve
     title = "Share of responses with at most so many tokens"
-    return chart_card("lengths-ecdf", title, spec, caption=_cut_text(state))
+    return chart_card(title, spec, caption=_cut_text(state))
 
 
 def _shown_problem(state: PageState, index: int, length_R: np.ndarray) -> Series:
@@ -147,7 +149,7 @@ def _histogram_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[Cha
     ]
     spec = histogram_chart(edges, bars, x_title=_tokens_title(state))
     hint = "" if state.url.part else _CLICK_HINT
-    return chart_card("lengths-histogram", "How many tokens a response has", spec, hint=hint)
+    return chart_card("How many tokens a response has", spec, hint=hint)
 
 
 def _bin_patches(edges: np.ndarray, focus: str) -> list[str]:
@@ -166,7 +168,7 @@ def _verdict_card(state: PageState, lengths: Sequence[np.ndarray]) -> list[Chart
             rows.append(_quantiles(state, index, length_R[correct_R == is_right], is_right=is_right))
     spec = quantile_bars(rows, x_title=_tokens_title(state))
     caption = "Line: p10 to p90. Box: the middle half. Dot: median. Filled: right. Hollow: wrong or no answer."
-    return chart_card("lengths-verdict", "Right against wrong answers", spec, caption=caption, hint=_CLICK_HINT)
+    return chart_card("Right against wrong answers", spec, caption=caption, hint=_CLICK_HINT)
 
 
 def _quantiles(state: PageState, index: int, length_R: np.ndarray, *, is_right: bool) -> Quantiles:
@@ -207,16 +209,25 @@ def _change_card(state: PageState) -> list[ChartCard]:
         intervals.append(Interval(label, change.mean, change.low, change.high, color=color(slot)))
     means = forest(intervals, x_title="mean change, 95 % interval")
     caption = (
-        "One point per problem: large and filled where its verdict became right, large and hollow where it became "
-        "wrong, small elsewhere."
+        f"{points_text(len(state.order), limit)}: large and filled where its verdict became right, large and hollow "
+        "where it became wrong, small elsewhere."
     )
     return chart_card(
-        "lengths-changes",
         "Change per problem against the baseline",
         points,
         means,
         caption=caption,
         hint="Click a point to see its problem.",
+    )
+
+
+def points_text(num_problems: int, limit: int) -> str:
+    """Say which problems have a point: all, or an even selection where they would hide each other."""
+    if num_problems <= limit:
+        return "One point per problem"
+    return (
+        f"{limit:,} of {num_problems:,} problems are drawn for each checkpoint, evenly chosen by their change, with "
+        "both ends; the means are over all. A point is"
     )
 
 
@@ -260,7 +271,6 @@ def _difficulty_card(state: PageState) -> list[ChartCard]:
     spec = scatter(groups, x_title="mean tokens", y_title="accuracy", percent=True, joined=True)
     when = state.table.base_when
     return chart_card(
-        "lengths-difficulty",
         f"Does length pay? By difficulty {when}",
         spec,
         caption=f"Each point: the problems of one pass rate {when}, from hardest (small) to easiest (large).",
@@ -272,6 +282,30 @@ def _difficulty_tip(state: PageState, label: str, point: DifficultyPoint) -> str
     return (
         f"{label}\n{DIFFICULTIES[point.difficulty][1]} {state.table.base_when}, {point.num_problems:,} problems\n"
         f"{point.length:.0f} tokens, {share_text(point.accuracy)} right, {share_text(point.cut)} cut"
+    )
+
+
+def _phrase_card(state: PageState) -> list[ChartCard]:
+    """Return the phrases whose use differs most from the baseline's, a row for each checkpoint beside it."""
+    uses = [use for of_phrase in phrase_uses(state.table, state.keep_P) for use in of_phrase]
+    alone = len(state.table.checkpoints) == 2
+    intervals = [
+        Interval(
+            f"“{use.phrase}”" if alone else f"“{use.phrase}” · {state.labels[use.checkpoint]}",
+            use.change.mean,
+            use.change.low,
+            use.change.high,
+            color=color(state.colors[use.checkpoint]),
+            tip=f"in {use.count:,} of {use.num:,} responses",
+            click=urlencode({"text": use.phrase, "focus": state.url.keys[use.checkpoint], **_TO_PROBLEMS}),
+        )
+        for use in uses
+    ]
+    return chart_card(
+        "Phrases of reasoning, against the baseline",
+        forest(intervals, x_title="change of the share of responses that say it, points", percent=True),
+        caption="Paired by problem, with the 95 % interval; filled where it excludes 0. The list is fixed.",
+        hint="Click a dot to see the responses.",
     )
 
 
@@ -299,7 +333,7 @@ def _training_card(state: PageState) -> list[ChartCard]:
     cut_text = f"At most {share_text(cut)} of a step were cut." if cut else "None was cut."
     caption = f"Of all {what} of a step{smooth}. Line: median. Band: the middle half. Dashed: p90. {cut_text}"
     spec = lines(series, y_title="tokens", from_zero=True)
-    return chart_card("lengths-training", "Length over training", spec, caption=caption)
+    return chart_card("Length over training", spec, caption=caption)
 
 
 def _mass_cards(state: PageState) -> list[ChartCard]:
@@ -313,5 +347,5 @@ def _mass_cards(state: PageState) -> list[ChartCard]:
         title = f"{runs[0].algorithm} · {name}" if len(state.library.runs) > 1 else runs[0].algorithm
         steps = [int(step) for step in mass[0]]
         spec = heatmap(mass[1][::-1], columns=steps, rows=_TENTHS[::-1], titles=("step", "tenth by length"))
-        cards += chart_card(f"gradient-mass-{len(cards) + 1}", title, spec)
+        cards += chart_card(title, spec)
     return cards

@@ -12,7 +12,7 @@ import pyarrow as pa
 from vlm_rl.demo.lengths import Summary, checkpoint_summaries
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
 from vlm_rl.demo.problem_table import ProblemTable, build_table, keep, ordered, settle
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.url_state import SORT_COLUMNS, SORTS, SortColumn, UrlState
 from vlm_rl.errors import UserError
 
 # what reading a file raises that changed meanwhile
@@ -84,6 +84,16 @@ class PageState:
         return "No problem passes the filters."
 
 
+def order_names(state: PageState) -> dict[str, str]:
+    """Return what each order of the problems is called; that of a column of the table is there while it is chosen."""
+    column = SortColumn.parse(state.url.sort)
+    if column is None:
+        return SORTS
+    name = SORT_COLUMNS[column.name]
+    label = f"{state.labels[column.checkpoint]}, {name}" if column.is_of_checkpoint else name
+    return {**SORTS, state.url.sort: f"{label} {'↓' if column.is_descending else '↑'}"}
+
+
 def _runs_title(runs: Sequence[str]) -> str:
     return runs[0] if len(runs) == 1 else f"{runs[0].rpartition('/')[0]}, {len(runs)} seeds"
 
@@ -91,8 +101,9 @@ def _runs_title(runs: Sequence[str]) -> str:
 class PageStates:
     """Builds page states and keeps the last tables."""
 
-    def __init__(self, library: Library, *, size: int = 16) -> None:
+    def __init__(self, library: Library, *, first_view: str = "", size: int = 16) -> None:
         self.library = library
+        self.first_view = first_view  # the query of an address without one
         self._tables: dict[tuple[str, tuple[str, ...]], ProblemTable] = {}
         self._size = size
 

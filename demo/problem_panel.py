@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +10,27 @@ import numpy as np
 from markupsafe import Markup
 
 from vlm_rl.demo.library import EvaluatedCheckpoint
-from vlm_rl.demo.page_state import PageState
+from vlm_rl.demo.page_state import PageState, order_names
 from vlm_rl.demo.problem_images import images_of
 from vlm_rl.demo.problem_table import DIFFICULTIES, ProblemTable
 from vlm_rl.demo.rendering import render
-from vlm_rl.demo.url_state import FLAGS, SORTS
+from vlm_rl.demo.url_state import FLAGS
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, name_images, split_response
 
 _MAX_SQUARES = 200  # problems of the strip at a time
-_STRIP_KINDS = {
-    "up": "became right",
-    "down": "became wrong",
-    "right": "right in both",
-    "still": "wrong in both",
+_STRIP_KINDS = {  # sign and words; colour alone would not tell them apart for everybody
+    "up": ("▲", "became right"),
+    "down": ("▼", "became wrong"),
+    "right": ("●", "right in both"),
+    "still": ("○", "wrong in both"),
+}
+KEYS = {
+    "← →": "previous and next problem",
+    "/": "search",
+    "t": "table and back",
+    "d": "mark the differences",
+    "s": "scroll together",
+    "m": "plain text or Markdown",
 }
 
 
@@ -86,6 +94,11 @@ class Column:
         return self.record["stop_reason"] == "length"
 
     @property
+    def response(self) -> str:
+        """Return the whole response."""
+        return str(self.record["response"] or "")
+
+    @property
     def stop_text(self) -> str:
         """Return why the response ended, for readers."""
         reason = str(self.record["stop_reason"])
@@ -108,12 +121,12 @@ class Column:
     @property
     def reasoning(self) -> str | None:
         """Return the response's reasoning, or None where it has none."""
-        return split_response(self.record["response"] or "")[0]
+        return split_response(self.response)[0]
 
     @property
     def answer(self) -> str:
         """Return the response without its reasoning."""
-        return split_response(self.record["response"] or "")[1]
+        return split_response(self.response)[1]
 
     @property
     def extracted(self) -> str | None:
@@ -165,13 +178,14 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A square for each problem around the one that is shown."""
+    """What became of the problems, with a square for each one around the one that is shown."""
 
     squares: tuple[Square, ...]
     before: int  # problems to the left of it
     after: int
     compared: str
-    kinds: Mapping[str, str]
+    counts: Mapping[str, int]  # of all problems that pass the filters, by kind
+    kinds: Mapping[str, tuple[str, str]]
 
 
 def problem_panel(state: PageState) -> Markup:
@@ -187,12 +201,14 @@ def problem_panel(state: PageState) -> Markup:
         next=following,
         place=state.position + 1,
         count=count,
-        orders=SORTS,
+        problem_id=state.table.ids[index],
+        orders=order_names(state),
         order=state.url.sort,
         is_folded=bool(state.url.fold),
         strip=strip_of(state.table, state.order, state.position),
         problem=problem_card(state, index),
         columns=columns_of(state, index),
+        keys=KEYS,
     )
 
 
@@ -251,21 +267,21 @@ def _reasoning_tokens(checkpoint: EvaluatedCheckpoint, record: Mapping[str, Any]
     return int(split.reasoning_R[0])
 
 
-def strip_of(table: ProblemTable, order: Sequence[int] | np.ndarray, position: int) -> Strip:
+def strip_of(table: ProblemTable, order: np.ndarray, position: int) -> Strip:
     """Return the strip around a position: what became of each problem from the first to the last checkpoint."""
     start = max(0, min(position - _MAX_SQUARES // 2, len(order) - _MAX_SQUARES))
-    before, after = table.score_CP[0], table.score_CP[-1]
-    squares = []
-    for place, p in enumerate(order[start : start + _MAX_SQUARES], start):
-        if after[p] == before[p]:
-            kind = "right" if after[p] >= 0.5 else "still"
-        else:
-            kind = "up" if after[p] > before[p] else "down"
-        squares.append(Square(table.ids[p], kind, place == position))
+    before, after = table.score_CP[0, order], table.score_CP[-1, order]
+    same = np.where(after >= 0.5, "right", "still")
+    kinds = np.where(after > before, "up", np.where(after < before, "down", same))
+    squares = tuple(
+        Square(table.ids[order[place]], str(kinds[place]), place == position)
+        for place in range(start, min(start + _MAX_SQUARES, len(order)))
+    )
     return Strip(
-        squares=tuple(squares),
+        squares=squares,
         before=start,
         after=len(order) - start - len(squares),
         compared=f"{table.checkpoints[0].label} → {table.checkpoints[-1].label}",
+        counts={kind: int((kinds == kind).sum()) for kind in _STRIP_KINDS},
         kinds=_STRIP_KINDS,
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
 from vlm_rl.demo.responses import Responses, positions
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.url_state import MAX_OTHERS, SortColumn, UrlState
 
 # difficulty classes by the pass rate before training: the upper end of each, and what the page calls it
 DIFFICULTIES = {
@@ -180,20 +180,38 @@ def _any(masks: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
 
 
 def ordered(table: ProblemTable, keep_P: np.ndarray, sort: str, focus: str = "") -> np.ndarray:
-    """Return the indices of the kept problems in an order of url_state.SORTS; ties stay in the data set's order."""
+    """Return the indices of the kept problems in an order of url_state.SORTS or by a column of the table.
+
+    Ties stay in the data set's order.
+    """
     kept = np.flatnonzero(keep_P)
     if not len(kept) or not sort:
         return kept
+    column = SortColumn.parse(sort)
+    if column is not None:
+        _, rank = np.unique(_values(table, column)[kept], return_inverse=True)
+        return kept[np.argsort(-rank if column.is_descending else rank, kind="stable")]
     rows = [index for index, checkpoint in enumerate(table.checkpoints) if checkpoint.key == focus and index]
     last = rows[0] if rows else len(table.checkpoints) - 1
-    growth = (table.length_CP[last] - table.length_CP[0])[kept]
+    lengths = table.length_CP[:, kept]
+    growth = lengths[last] - lengths[0]
     keys = {
+        "difference": lengths.min(axis=0) - lengths.max(axis=0),
         "growth": -growth,
         "shrink": growth,
-        "longest": -table.length_CP[:, kept].max(axis=0),
+        "longest": -lengths.max(axis=0),
         "hardest": np.nan_to_num(table.base_rate_P[kept], nan=2.0),
     }
     return kept[np.argsort(keys[sort], kind="stable")]
+
+
+def _values(table: ProblemTable, column: SortColumn) -> np.ndarray:
+    """Return what the table says in a column."""
+    if column.is_of_checkpoint:
+        return (table.score_CP if column.name == "score" else table.length_CP)[column.checkpoint]
+    if column.name == "difficulty":
+        return np.nan_to_num(table.base_rate_P, nan=2.0)
+    return np.array(table.ids) if column.name == "id" else table.category_P.astype(str)
 
 
 # -- the address on this data --------------------------------------------------------------------
@@ -219,14 +237,17 @@ def settle(url: UrlState, library: Library) -> tuple[UrlState, list[str]]:
     else:
         base = base or there[0]
         others = [key for key in there if key != base]
+    others = others[:MAX_OTHERS]
+    column = SortColumn.parse(url.sort)
     return (
         replace(
             url,
             benchmark=benchmark,
             base=base,
-            others=tuple(others[:5]),
+            others=tuple(others),
             focus=url.focus if url.focus in (base, *others) else "",
             runs=runs,
+            sort="" if column is not None and column.checkpoint > len(others) else url.sort,
         ),
         unknown,
     )

@@ -3,6 +3,7 @@
 The environment escapes every value (vlm_rl.report.html.environment). Its filters:
 
     formulas   a text with its formulas marked for the page's script
+    markdown   a text with its Markdown as elements, and its formulas marked
     value      a short value such as an answer, which may be a formula as a whole
     number     1,200; 0.25; 12
     share      a share as 12.3 %
@@ -19,6 +20,7 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from vlm_rl.demo.formulas import Span, spans_of, value_spans
+from vlm_rl.demo.markdown import pieces_of
 from vlm_rl.demo.url_state import UNFILTERED
 from vlm_rl.report.html import environment
 
@@ -57,6 +59,11 @@ def value_html(text: str) -> Markup:
     return _spans_html(value_spans(text))
 
 
+def markdown_html(text: str) -> Markup:
+    """Return a model's text as HTML: its Markdown as elements, its formulas and template tags marked."""
+    return render("markdown", pieces=pieces_of(text))
+
+
 def _spans_html(spans: list[Span]) -> Markup:
     return render("formulas", spans=spans)
 
@@ -64,6 +71,7 @@ def _spans_html(spans: list[Span]) -> Markup:
 _ENVIRONMENT = environment("vlm_rl.demo")
 _ENVIRONMENT.filters |= {
     "formulas": formulas_html,
+    "markdown": markdown_html,
     "value": value_html,
     "number": number,
     "share": share_text,

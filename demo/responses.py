@@ -5,6 +5,7 @@ R: responses in their stored order. P: problems in their order of appearance.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,8 +61,14 @@ class Responses:
 
     @cached_property
     def texts(self) -> pa.Table:
-        """Return question, response, extracted answer and gold of every record."""
-        return self.rows(["question", "response", "extracted", "gold"])
+        """Return id, question, response, extracted answer and gold of every record."""
+        return self.rows(["problem_id", "question", "response", "extracted", "gold"])
+
+    @cached_property
+    def question_P(self) -> list[str]:
+        """Return the question of each problem; empty where the records have none."""
+        questions = self.rows(["question"])["question"]
+        return [text or "" for text in questions.take([self.row_of[name][0] for name in self.ids]).to_pylist()]
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the stored records, of several runs one after the other."""
@@ -78,12 +85,28 @@ class Responses:
         )
 
     def holds_text_R(self, text: str) -> np.ndarray:
-        """Mark the responses whose question, text, extracted answer or gold contain `text`; case does not matter."""
+        """Mark the responses whose id, question, text, extracted answer or gold contain `text` in any case."""
         holds = np.zeros(len(self.problem_R), dtype=bool)
         for name in self.texts.column_names:
             column = _compute.match_substring(self.texts[name], text, ignore_case=True)
             holds |= _compute.fill_null(column, False).to_numpy()
         return holds
+
+    def says_R(self, phrases: tuple[str, ...]) -> np.ndarray:
+        """Mark the responses that say each phrase as whole words in any case, bool [R, phrases]; found once."""
+        if phrases not in self._says:
+            texts = _compute.utf8_lower(_compute.fill_null(self.texts["response"], ""))
+            says = np.stack([_compute.match_substring(texts, phrase).to_numpy() for phrase in phrases], axis=1)
+            for place, phrase in enumerate(phrases):  # the slower search where the faster one has found something
+                rows = np.flatnonzero(says[:, place])
+                whole = _compute.match_substring_regex(texts.take(rows), rf"\b{re.escape(phrase)}\b")
+                says[rows, place] = whole.to_numpy()
+            self._says[phrases] = says
+        return self._says[phrases]
+
+    @cached_property
+    def _says(self) -> dict[tuple[str, ...], np.ndarray]:
+        return {}
 
     def records(self, problem_id: str) -> list[dict[str, Any]]:
         """Return a problem's whole records, by sample."""

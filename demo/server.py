@@ -40,15 +40,20 @@ HEAD_SECONDS = 10.0  # for the head of a request
 
 
 _MAX_EVENTS = 200  # waiting for their turn
-_MAX_SESSIONS = 200  # whose components' last values gradio holds
+MAX_SESSIONS = 200  # whose components' last values gradio holds
 
 
-def make_server(folders: Sequence[Path], *, access: Access | None = None, live: LiveOptions | None = None) -> ASGIApp:
-    """Return the page behind its guard, as an ASGI application. Raises UserError where there is nothing to show."""
+def make_server(
+    folders: Sequence[Path], *, access: Access | None = None, live: LiveOptions | None = None, first_view: str = ""
+) -> ASGIApp:
+    """Return the page behind its guard, as an ASGI application. Raises UserError where there is nothing to show.
+
+    `first_view` is the query of an address that has none.
+    """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
     warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data
     library = Library(folders)
-    states = PageStates(library)
+    states = PageStates(library, first_view=first_view)
     live_panel = open_live(states, live)
     outer = FastAPI(openapi_url=None, routes=list(live_panel.uploads.routes()))
     _add_exports(outer, states)
@@ -60,7 +65,7 @@ def guarded(page: gr.Blocks, outer: FastAPI, *, access: Access | None = None) ->
     """Return a page with its style, in an application that may have routes of its own, behind the guard."""
     access = access or Access()
     page.queue(max_size=_MAX_EVENTS)
-    page.state_session_capacity = _MAX_SESSIONS
+    page.state_session_capacity = MAX_SESSIONS
     inner: Any = gr.mount_gradio_app(
         outer,
         page,
@@ -163,6 +168,7 @@ def launch(
     public_url: str = "",
     token_file: Path | None = None,
     live: LiveOptions | None = None,
+    first_view: str = "",
 ) -> None:
     """Serve the page until interrupted.
 
@@ -177,7 +183,7 @@ def launch(
     token = read_token(token_file) if token_file else None
     fresh = secrets.token_urlsafe(24) if token is None and (open_wider or public_url) else None
     access = Access(token=token or fresh, open_wider=open_wider, public_url=public_url)
-    app = make_server(folders, access=access, live=live)
+    app = make_server(folders, access=access, live=live, first_view=first_view)
     threading.Thread(target=vega.scripts, daemon=True).start()  # bundled before somebody looks at a chart
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -21,16 +21,21 @@ def stylesheet_of_page() -> str:
     return stylesheet("cards") + asset("page.css")
 
 
-def stylesheet_of_app() -> str:
-    """Return the same under gradio, where the `dark` class of the body decides, whatever the system says."""
+def stylesheet_of_bundle() -> str:
+    """Return the same where the `dark` class of the body decides, whatever the system says."""
     light, dark = _ROOT.findall(stylesheet("cards"))
     themes = f"body:not(.dark) {{{light} color-scheme: light; }} body.dark {{{dark} color-scheme: dark; }}"
-    return stylesheet("cards") + themes + asset("page.css") + asset("gradio.css") + asset("live.css")
+    return stylesheet("cards") + themes + asset("page.css") + asset("switches.css")
+
+
+def stylesheet_of_app() -> str:
+    """Return the bundle's styles and those of the page under gradio."""
+    return stylesheet_of_bundle() + asset("gradio.css") + asset("live.css")
 
 
 def head() -> str:
-    """Return what the page's head needs: the rules for a phone."""
-    return f"<style>{asset('phone.css')}</style>"
+    """Return what the page's head needs: the rules for the switches and for a phone."""
+    return f"<style>{asset('switches.css')}{asset('phone.css')}</style>"
 
 
 def katex_files(frontend: Path) -> tuple[str, str] | None:

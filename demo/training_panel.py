@@ -133,7 +133,7 @@ def _metric_card(metric: _Metric, runs: Sequence[OpenRun], slots: Mapping[str, i
         if np.nan_to_num(values).any():
             series.append(Series(run.name, steps, values, color=color(slots[run.name]), smooth=True))
     spec = lines(series, y_title=metric.unit, percent=metric.is_share, height=_HEIGHT)
-    return chart_card(f"training-{metric.name.replace('/', '-')}", metric.title, spec)
+    return chart_card(metric.title, spec)
 
 
 # -- rollouts ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ url.patched("at=toy-7&tab=problems")           ->  what a click on a point asks 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,7 +17,14 @@ MAX_OTHERS = 5  # beside the baseline
 MAX_QUERY = 8_000  # characters of an address
 MAX_TEXT = 200  # characters of one value
 
-TABS = {"problems": "Problems", "lengths": "Lengths", "training": "Training", "live": "Live", "export": "Export"}
+TABS = {
+    "problems": "Problems",
+    "table": "Table",
+    "lengths": "Lengths",
+    "training": "Training",
+    "live": "Live",
+    "export": "Export",
+}
 CHANGES = {
     "": "any",
     "changed": "verdict changed",
@@ -33,13 +41,44 @@ FLAGS = {
 }
 SORTS = {
     "": "Dataset order",
+    "difference": "lengths differ most",
     "growth": "length grew most",
     "shrink": "length shrank most",
     "longest": "longest first",
     "hardest": "hardest first",
 }
+SORT_COLUMNS = {
+    "id": "problem",
+    "category": "category",
+    "difficulty": "difficulty",
+    "score": "score",
+    "length": "tokens",
+}  # of the table; the last two have one for each checkpoint
 VERDICTS = {"": "any", "correct": "right", "wrong": "wrong or no answer"}
 PARTS = {"": "whole response", "reasoning": "reasoning only", "answer": "answer only"}
+
+
+@dataclass(frozen=True, slots=True)
+class SortColumn:
+    """A column of the table that the problems are ordered by; in an address id, score.2, or -score.2 downwards."""
+
+    name: str  # of SORT_COLUMNS
+    checkpoint: int = 0  # its place in the table
+    is_descending: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> SortColumn | None:
+        """Read the value of `sort`; None where it names no column."""
+        match = re.fullmatch(rf"(-?)(?:(id|category|difficulty)|(score|length)\.([0-{MAX_OTHERS}]))", text)
+        if match is None:
+            return None
+        sign, name, name_of_checkpoint, place = match.groups()
+        return cls(name or name_of_checkpoint, int(place or 0), bool(sign))
+
+    @property
+    def is_of_checkpoint(self) -> bool:
+        """Tell whether each checkpoint has such a column."""
+        return self.name in ("score", "length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +165,6 @@ def _read(name: str, texts: Sequence[str]) -> Any:
         return default
     if name in _OPTIONAL or isinstance(default, int):
         return int(texts[-1]) if texts[-1].isascii() and texts[-1].isdecimal() and len(texts[-1]) < 10 else default
+    if name == "sort" and SortColumn.parse(texts[-1]):
+        return texts[-1]
     return texts[-1] if texts[-1] in _ALLOWED.get(name, (texts[-1],)) else default

@@ -40,8 +40,11 @@ def shared_data() -> Path:
 
 # The files that take longest begin first, so that no worker waits at the end (see SIDE_BY_SIDE in the Makefile).
 LONGEST = (
-    "test_train.py",
     "test_learner.py",
+    "test_servers.py",
+    "test_family_run.py",
+    "test_adapter_sync.py",
+    "test_train.py",
     "test_attacks.py",
     "test_resume.py",
     "test_samplers.py",
@@ -99,16 +102,6 @@ def family_model(tiny_model: Path) -> Callable[[str], Path]:
         return build_family(model_type, tiny_model.parent / "families" / model_type, tokenizer_of=tiny_model)
 
     return build
-
-
-@pytest.fixture(scope="session")
-def vllm_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Yield the address, up to /v1, of vLLM's own server of the tiny model, which it calls `tiny`."""
-    pytest.importorskip("vllm")
-    from tests.helpers.vllm_server import vllm_server
-
-    with vllm_server(tiny_model, tmp_path_factory.mktemp("vllm") / "log") as url:
-        yield url
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ class Walk:
     toys: Toys
     sampler: str
     ranks: int
+    async_save: bool = False
     whole: RunDirectory = field(init=False)
     points: list[tuple[int, int, str]] = field(init=False)  # (rank, number, what is done to which file)
 
@@ -64,7 +65,7 @@ class Walk:
 
     @property
     def name(self) -> str:
-        return f"{self.sampler}-{self.ranks}"
+        return f"{self.sampler}-{self.ranks}{'-async' if self.async_save else ''}"
 
     def start(self, run: str, faults: Sequence[Mapping[str, Any]] = ()) -> ExitResult:
         """Train in the folder `run`, or resume there; `faults` has those of each rank."""
@@ -72,13 +73,15 @@ class Walk:
             run,
             data={"eval": [str(self.toys.heldout)]},
             eval={"every": 2},
-            checkpoint={"every": 1, "keep_last": 1},
+            checkpoint={"every": 1, "keep_last": 1, "async_save": self.async_save},
             rollout={"sampler": self.sampler},
             train={"steps": 2, "zero_stage": 0 if self.ranks == 1 else 2},
         )
         is_begun = (self.toys.run(run).path / "config.yaml").exists()
         words = ["train", str(config), *(["--resume"] if is_begun else [])]
-        return self.toys.runner(*words, ranks=self.ranks, faults_of_ranks=faults)
+        # vLLM compiles one small function, for seconds; nothing of it lies in the run's folder.
+        environment = {"TORCH_COMPILE_DISABLE": "1"}
+        return self.toys.runner(*words, ranks=self.ranks, faults_of_ranks=faults, environment=environment)
 
     def crash(self, rank: int, number: int, what: str) -> None:
         """Kill a run at this point, resume it and compare. Raises AssertionError, which names the point."""
@@ -111,9 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash_walk")
     parser.add_argument("--samplers", nargs="+", default=["transformers", "vllm"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--async-save", action="store_true", help="runs with checkpoint.async_save")
     parser.add_argument("--points", type=int, help="a sample of each kind of run; default: every point")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--part", default="1/1", help="2/3: every third point, from the second")
+    parser.add_argument("--first", type=int, default=1, help="the point to begin with, after a walk that was stopped")
     options = parser.parse_args(arguments)
     part, parts = map(int, options.part.split("/"))
     failed = 0
@@ -122,9 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         toys = make_toys(Path(folder), tiny_model=tiny, runner=runner)
         for sampler in options.samplers:
             for ranks in options.ranks:
-                run = Walk(toys, sampler, ranks)
+                run = Walk(toys, sampler, ranks, options.async_save)
                 points = run.sample(options.points, options.seed) if options.points else run.points
-                failed += walk(run, points[part - 1 :: parts])
+                failed += walk(run, points[options.first - 1 :][part - 1 :: parts])
     return 1 if failed else 0
 
 

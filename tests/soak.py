@@ -27,8 +27,9 @@ from tests.helpers.toy_runs import ROOT, Runner, clean_environment, make_toys
 DEMO = [sys.executable, "-m", "vlm_rl", "demo"]
 STEPS = 2_000
 VISITS = 400
-# What may be more at the end: allocators and caches settle late; a leak of one object per step passes all of these.
-ALLOWED = {"MiB": 1.05, "files": 1.0, "threads": 1.0, "processes": 1.0, "temporary files": 1.0}
+# What may be more at the end: allocators and caches settle late, and a pool of threads breathes. A leak of one
+# object per step passes all of these.
+ALLOWED = {"MiB": 1.05, "files": 1.0, "threads": 1.1, "processes": 1.0, "temporary files": 1.0}
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def train(folder: Path) -> bool:
 def demo(folder: Path) -> bool:
     """Open the demo's page on the recorded runs VISITS times, each time on a different problem, tab and search."""
     from tests.helpers.browser import open_browser, open_page
+    from vlm_rl.demo.server import MAX_SESSIONS
 
     port = free_port()
     recorded = sorted(str(path) for path in (ROOT / "demo" / "assets" / "recorded").iterdir() if path.is_dir())
@@ -146,7 +148,7 @@ def demo(folder: Path) -> bool:
                 assert visit.failures == []
             if (use := use_of(process, temporary)) is not None:
                 uses.append(use)
-    return is_flat(uses, "demo")
+    return is_flat(uses[MAX_SESSIONS:], f"demo, after the first {MAX_SESSIONS} visits, whose values it may hold")
 
 
 def wait_for_port(port: int) -> None:

@@ -17,6 +17,7 @@ import vlm_rl
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
+from vlm_rl.commands import measuring, showing
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.preparation import prepare
@@ -27,7 +28,7 @@ from vlm_rl.types import Problem
 
 COMMANDS = (
     *("prepare", "init", "config", "sft", "train", "serve", "eval", "score", "grade", "study", "report", "demo"),
-    *("export", "quickstart", "doctor"),
+    *("track", "export", "quickstart", "doctor"),
 )
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 
@@ -145,7 +146,7 @@ except SystemExit:
 
 
 def test_our_own_faults_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_grade", lambda options: 1 / 0)
+    monkeypatch.setattr(measuring, "_grade", lambda options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["grade", "--gold", "1", "--response", "1"])
 
@@ -326,7 +327,7 @@ def test_an_evaluation_can_be_reported(runner: Runner, tmp_path: Path, tiny_mode
     assert f"truncated {result.summary['truncated_share']:.2f}" in line
     blank = runner(*base, "--sampler", "transformers", "--images", "blank")
     assert blank.code == 0, blank.output
-    assert [one.benchmark for one in RunDirectory(out).evals()] == ["four", "four-blank"]
+    assert [result.benchmark for result in RunDirectory(out).evals()] == ["four", "four-blank"]
     assert cli.main(["report", str(out), "--out", str(tmp_path / "report.html")]) == 0
     assert "this folder holds no training" in (tmp_path / "report.html").read_text()
 
@@ -366,7 +367,7 @@ def test_a_message_goes_to_stderr_and_stdout_stays_empty(capsys, monkeypatch: py
     def fail(_: object) -> None:
         raise UserError("the place: what is wrong; the next step")
 
-    monkeypatch.setattr(cli, "_report", fail)
+    monkeypatch.setattr(showing, "_report", fail)
     assert cli.main(["report", "x"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "vlm-rl: the place: what is wrong; the next step\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,14 @@ from pydantic import BaseModel
 
 from vlm_rl import cli
 from vlm_rl.config import Config, HadwConfig, load_config, parse_config, save_config
+from vlm_rl.config.foreign_names import SETTINGS
 from vlm_rl.errors import UserError
-from vlm_rl.foreign_names import SETTINGS
 from vlm_rl.recipe.reference import find_keys, pages
 from vlm_rl.study.plan import load_study
 from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+SHIPPED = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("papers/*/*.yaml")])
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 SUPERVISED = sorted((CONFIGS / "sft").glob("*.yaml"))
 MINIMAL = """\
@@ -54,6 +56,22 @@ def refusal(path: Path, *overrides: str) -> str:
 def test_some_files_are_shipped() -> None:
     assert SHIPPED and STUDIES and SUPERVISED
     assert {*SHIPPED, *STUDIES, *SUPERVISED} == {*CONFIGS.rglob("*.yaml")}
+
+
+def test_the_page_of_the_papers_names_every_run_of_theirs() -> None:
+    """Each name with braces stands for a file for every choice, as in a shell."""
+    page = (CONFIGS.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    patterns = re.findall(r"`(configs/[^`]*)`", page)
+    named = {CONFIGS.parent / name for pattern in patterns for name in choices(pattern)}
+    assert all(path.is_file() for path in named)
+    papers = {path for path in (CONFIGS / "papers").rglob("*.yaml") if path.stem != "base"}
+    assert papers <= named and len(papers) == 18 + 12 + 2 and len(named) == 18 + 12 + 2 + 5
+
+
+def choices(pattern: str) -> list[str]:
+    """Return the names that a pattern with {a,b} stands for."""
+    parts = [part.strip("{}").split(",") for part in re.split(r"(\{[^}]*\})", pattern)]
+    return ["".join(words) for words in itertools.product(*parts)]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -101,6 +119,39 @@ def test_overrides_win_over_the_file_and_the_last_over_the_first(minimal: Path) 
     minimal.write_text(MINIMAL + "train: {steps: 5, lr: 0.5}\n")
     config = load_config(minimal, ["train.steps=7", "train.steps=9"])
     assert (config.train.steps, config.train.lr) == (9, 0.5)
+
+
+def test_a_file_takes_what_it_does_not_give_from_the_one_it_extends(minimal: Path, tmp_path: Path) -> None:
+    minimal.write_text(MINIMAL + "train: {steps: 5, lr: 0.5}\nlog: {trackers: [wandb]}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {minimal.name}\nout: elsewhere\ntrain: {{steps: 7}}\nlog: {{trackers: []}}\n")
+    config = load_config(child, ["train.warmup_steps=3"])
+    assert (config.out, config.train.steps, config.train.lr, config.train.warmup_steps) == ("elsewhere", 7, 0.5, 3)
+    assert config.log.trackers == [] and config.data == load_config(minimal).data
+    assert load_config(child) == load_config(minimal, ["out=elsewhere", "train.steps=7", "log.trackers=[]"])
+
+
+@pytest.mark.parametrize(
+    ("extends", "words"),
+    [
+        ("none.yaml", ["extends is 'none.yaml'", "name of a YAML file"]),
+        ("3", ["extends is 3", "name of a YAML file"]),
+        ("child.yaml", ["extends a third file"]),
+    ],
+)
+def test_what_a_file_cannot_extend_is_refused(extends: str, words: list[str], tmp_path: Path) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {extends}\n")
+    said = refusal(child)
+    assert "child.yaml" in said or extends in said
+    assert all(word in said for word in words), said
+
+
+def test_a_mistake_names_both_files(minimal: Path, tmp_path: Path) -> None:
+    minimal.write_text(MINIMAL + "train: {stepps: 5}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {minimal.name}\n")
+    assert f"child.yaml, which extends {minimal.name}: unknown key train.stepps" in refusal(child)
 
 
 def test_the_engines_own_blocks_pass_through_verbatim(minimal: Path) -> None:
@@ -155,7 +206,7 @@ def test_an_unknown_key_is_refused_with_its_path_and_the_nearest_known_one(minim
 
 def test_an_unknown_key_far_from_all_lists_the_known_ones(minimal: Path) -> None:
     message = refusal(minimal, "checkpoint.zzzzzz=1")
-    assert "known keys: every, keep_every, keep_last" in message
+    assert "known keys: async_save, every, keep_every, keep_last" in message
 
 
 def sections(model: type[BaseModel], path: str = "") -> list[str]:
@@ -200,7 +251,7 @@ def test_all_faults_of_a_file_are_reported_together(minimal: Path) -> None:
         ("data.template=free", ["data.template", "'free'", "think_answer"]),
         ("algorithm.hadw.enabled=1", ["algorithm.hadw.enabled", "1"]),
         ("rollout.sampler=sglang", ["rollout.sampler", "'sglang'", "transformers"]),
-        ("log.trackers=[mlflow]", ["log.trackers.0", "'mlflow'"]),
+        ("log.trackers=[neptune]", ["log.trackers.0", "'neptune'"]),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_path_and_itself(minimal: Path, override: str, words: list[str]) -> None:

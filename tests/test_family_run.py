@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.families import TILED_FAMILIES
 from tests.helpers.groups import load_reference
 from tests.helpers.prepared_sets import write_problems
-from tests.helpers.toy_runs import Toys
+from tests.helpers.toy_runs import Toys, toy_problem
+from tests.helpers.videos import SHORT, video_problem
 from vlm_rl.data.sets import load_set
 from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.learner.architectures import SUPPORTED
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Problem
 
@@ -21,33 +26,76 @@ ROUNDING = 1e-5  # of a log-prob in float32
 COIN = {"overlong_buffer": 8, "coin": 1.0}  # decides the reward, so that there is something to learn from
 
 
-@pytest.mark.slow
-def test_a_run_of_qwen3_vl(toys: Toys, family_model: Callable[[str], Path]) -> None:
-    """Only the language model is trained; a coin decides the reward, so that there is something to learn from."""
-    model = family_model("qwen3_vl")
-    changes = {
-        "model": {"path": str(model), "freeze": ["tower", "merger"], "gradient_checkpointing": True},
-        "reward": COIN,
-        "train": {"steps": 2, "mini_batch_prompts": 2, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 2},
+@pytest.fixture(scope="module")
+def seen(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return prepared sets of images, and of images and videos."""
+    images = [toy_problem(index, "train", 4) for index in range(4)]
+    videos = [video_problem(SHORT), video_problem([0, 2], SHORT)]
+    folder = tmp_path_factory.mktemp("seen")
+    return {
+        "images": write_problems(images, folder / "images"),
+        "videos": write_problems([*images[:2], *videos], folder / "videos"),
     }
-    planned = toys.runner("train", toys.config("qwen3_vl", **changes), "--dry-run")
-    assert planned.code == 0 and "tower" in planned.output and "(frozen)" in planned.output
-    run = toys.train_run("qwen3_vl", **changes)
+
+
+VISION_RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # type -> what it sees, and settings of its model
+    "qwen3_vl": ("videos", {"freeze": ["tower", "merger"], "gradient_checkpointing": True}),
+    "idefics3": ("images", {}),
+    "internvl": ("images", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", VISION_RUNS)
+def test_a_run_of_a_vision_model(
+    model_type: str, toys: Toys, seen: dict[str, Path], family_model: Callable[[str], Path]
+) -> None:
+    """Videos, and only the language model trained; families that cut images into tiles, whose checkpoints vLLM opens.
+
+    Each run is resumed.
+    """
+    kind, settings = VISION_RUNS[model_type]
+    model, data = family_model(model_type), seen[kind]
+    train = {"mini_batch_prompts": 2, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 2}
+    changes = {
+        "model": {"path": str(model), **settings},
+        "data": {"train": [str(data)], "max_prompt_tokens": 300},
+        "reward": COIN,
+        "checkpoint": {"every": 1},
+    }
+    planned = toys.runner("train", toys.config(model_type, train={**train, "steps": 1}, **changes), "--dry-run")
+    assert planned.code == 0, planned.output[-2000:]
+    assert "tower" in planned.output and ("(frozen)" in planned.output) == bool(settings)
+    toys.train_run(model_type, train={**train, "steps": 1}, **changes)
+    resumed = toys.runner("train", toys.config(model_type, train={**train, "steps": 2}, **changes), "--resume")
+    assert resumed.code == 0, resumed.output[-2000:]
+    run = toys.run(model_type)
+    assert [record["attempt"] for record in run.metrics()] == [1, 2]
     assert all(0 < record["rollout/logprob_gap"] < ROUNDING for record in run.metrics())
 
-    (_, checkpoint), *_ = run.checkpoints()
+    checkpoint = run.checkpoints()[-1][1]
     before, after = (dict(load_reference(path).named_parameters()) for path in (model, checkpoint))
-    assert all(torch.equal(before[name], after[name]) == (".visual." in name) for name in before)
+    parts = {name: SUPPORTED[model_type].part_of(name) for name in before}
+    frozen = set(settings.get("freeze", ()))
+    assert {parts[name] for name in before if not torch.equal(before[name], after[name])} == {
+        *parts.values()
+    } - frozen
 
-    out = toys.folder / "eval-qwen3-vl"
-    words = ["eval", "--model", checkpoint, "--data", toys.heldout, "--out", out, "--sampler", "transformers"]
-    scored = toys.runner(*words, "--max-tokens", "8", "--max-prompt-tokens", "160")
+    out = toys.folder / f"eval-{model_type}"
+    engine = "vllm" if model_type in TILED_FAMILIES and find_spec("vllm") else "transformers"
+    words = ["eval", "--model", checkpoint, "--data", data, "--out", out, "--sampler", engine]
+    scored = toys.runner(*words, "--max-tokens", "8", "--max-prompt-tokens", "300")
     assert scored.code == 0, scored.output[-2000:]
-    assert (out / "eval" / toys.heldout.name).is_dir()
+    (result,) = RunDirectory(out).evals()
+    rows = result.rows(["question", "image", "image_sizes"]).to_pylist()
+    assert [len(row["image"]) for row in rows] == [len(row["image_sizes"]) for row in rows]
+    assert any("<image> came [video: frames at 0.5, 0.7, 1 s]" in row["question"] for row in rows) == (
+        kind == "videos"
+    )
 
-    asked = AskableCheckpoint("qwen3_vl", checkpoint, "", "think_answer", 3136, 1_003_520)
+    asked = AskableCheckpoint(model_type, checkpoint, "", "think_answer", 3136, 1_003_520)
     loaded = load_checkpoint(asked, engine="transformers", max_tokens=8)
-    prompt = loaded.builder.build(load_set(toys.heldout)[0])
+    prompt = loaded.builder.build(load_set(data)[-1])
     greedy = SamplingParams(temperature=0, max_tokens=8, responses=1)
     assert list(loaded.sampler.stream(prompt, greedy, seed=0, step=0))
     loaded.close()
@@ -65,13 +113,17 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_of_a_text_model(model_type: str, toys: Toys, sums: Path, family_model: Callable[[str], Path]) -> None:
     """Windows, experts, and linear attention, whose rows are padded."""
     model = family_model(model_type)
-    train = {"steps": 2, "mini_batch_prompts": 2, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 2}
+    train = {"steps": 2, "mini_batch_prompts": 4, "micro_batch_tokens": 300, "lr": 1e-3, "zero_stage": 2}
     changes = {"model": {"path": str(model)}, "data": {"train": [str(sums)]}, "reward": COIN, "train": train}
+    has_experts = model_type != "gemma3_text"
+    if has_experts:
+        changes["rollout"] = {"replay_routing": True}
     planned = toys.runner("train", toys.config(model_type, **changes), "--dry-run")
     assert planned.code == 0, planned.output[-2000:]
     assert ("rows       padded" in planned.output) == SUPPORTED[model_type].padded
     run = toys.train_run(model_type, **changes)
     assert all(0 < record["rollout/logprob_gap"] < ROUNDING for record in run.metrics())
+    assert all(record.get("router/replaced") == (0 if has_experts else None) for record in run.metrics())
 
     (_, checkpoint), *_ = run.checkpoints()
     before, after = (dict(load_reference(path).named_parameters()) for path in (model, checkpoint))

@@ -45,7 +45,7 @@ def train_curves(toys: Toys, rule: str) -> Curves:
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=pytest.mark.slow if rule == "grpo" else ()) for rule in RULES]
+    "rule", [pytest.param(rule, marks=() if rule == "luspo" else pytest.mark.slow) for rule in RULES]
 )
 def test_a_short_training_repeats_its_recorded_curve(toys: Toys, rule: str) -> None:
     """Compare losses, gradient norms and rewards; the module's docstring derives the tolerance."""

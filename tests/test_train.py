@@ -289,7 +289,7 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
     drawn, graded = iter(groups), iter(groups)
     monkeypatch.setattr(train_module, "draw_problems", lambda *_: [(group.problem, 9) for group in next(drawn)])
     monkeypatch.setattr(
-        train_module, "sample_and_grade", lambda *_: [(group.rollouts, group.rewards) for group in next(graded)]
+        train_module, "sample_and_grade", lambda *_, **__: [(g.problem, g.rollouts, g.rewards) for g in next(graded)]
     )
     ledger = Ledger(drawn=3)
     s: Any = SimpleNamespace(
@@ -305,6 +305,7 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
             }
         ),
         ledger=ledger,
+        in_progress=(),
         builder=None,
         step=0,
         recorder=SimpleNamespace(note=lambda _: None),
@@ -434,6 +435,7 @@ def test_a_run_that_no_server_serves_saves_and_stops(toys: Toys) -> None:
     assert [step for step, _ in toys.run("unserved").checkpoints()] == [0]
 
 
+@pytest.mark.slow
 def test_every_key_is_read(toys: Toys) -> None:
     """Two runs that turn features on: a key that nothing reads is an option that does nothing."""
     benchmark = benchmark_set(toys, "keys-set")

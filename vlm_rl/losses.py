@@ -233,7 +233,8 @@ def policy_loss(
         policy_loss    the first term of the loss alone
         clipped_low    tokens with A < 0 and w < 1 - clip_low
         clipped_high   tokens with A > 0 and w > 1 + clip_high
-        gap            |lp_old - lp_sampler|, where there are the sampler's log-probs
+        gap            |lp_old - lp_sampler| of fresh tokens, where there are the sampler's log-probs
+        fresh_tokens   how many these are, where some may be older than the step
         kl             the KL estimate, where there is a reference
 
     KL and entropy weigh every token alike, whatever the aggregation (ours): ``balanced`` would leave out the
@@ -269,7 +270,11 @@ def policy_loss(
         "clipped_high": ((advantage_K > 0) & (value_K > 1 + clip_high)).sum(),
     }
     if inputs.sampler_logp_K is not None:
-        sums["gap"] = (old_logp_K - inputs.sampler_logp_K).abs().sum()
+        gap_K = (old_logp_K - inputs.sampler_logp_K).abs()
+        if inputs.fresh_K is not None:
+            gap_K = gap_K[inputs.fresh_K]
+            sums["fresh_tokens"] = inputs.fresh_K.sum()
+        sums["gap"] = gap_K.sum()
     if inputs.reference_logp_K is not None:
         kl_K = kl_estimate(logp_K, inputs.reference_logp_K)
         sums["kl"] = kl_K.detach().sum()

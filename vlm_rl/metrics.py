@@ -208,10 +208,12 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if "kl" in total:
         metrics["kl"] = total["kl"] / tokens
     if "gap" in total:
-        metrics["rollout/logprob_gap"] = total["gap"] / tokens
+        metrics["rollout/logprob_gap"] = total["gap"] / max(total.get("fresh_tokens", tokens), 1.0)
     if routed := total.get("router_tokens"):
         metrics["router/entropy"] = total["router_entropy"] / routed
         metrics["router/max_load"] = total["router_max_load"] / routed
+        if "router_replaced" in total:
+            metrics["router/replaced"] = total["router_replaced"] / routed
     return metrics
 
 

@@ -32,7 +32,7 @@ def evaluate_if_due(s: Session) -> None:
         settings = {"weights": weights, **answer_settings(problems, **how)}
         if from_main(partial(_is_complete, s.run, name, s.step, settings)):
             continue
-        with s.recorder.progress(name, total=len(share(problems))) as advance:
+        with s.recorder.progress(name, total=len(share(problems))) as advance, s.making_room():
             try:
                 summary = evaluate_into(
                     s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how

@@ -5,6 +5,7 @@ A mistake then answers at once. What needs the model or the rows themselves is c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,18 @@ def _checks(
     yield partial(check_trackers, config.log.trackers)
     if isinstance(config, Config) and config.rollout.sampler == "vllm":
         yield check_vllm_is_there
+        yield partial(_check_ranks_form_engines, config.rollout.tensor_parallel)
     yield unchanged or run.check_new
+
+
+def _check_ranks_form_engines(size: int) -> None:
+    """Raise UserError where torchrun's ranks on this machine are no multiple of rollout.tensor_parallel."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks % size:
+        raise UserError(
+            f"rollout.tensor_parallel is {size}, and this machine has {ranks} rank{'s' * (ranks > 1)}: neighbouring "
+            "ranks of one machine form an engine, so start a multiple with torchrun --nproc-per-node"
+        )
 
 
 def check_resumable(run: RunDirectory, config: Config) -> None:

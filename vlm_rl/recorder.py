@@ -19,7 +19,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import rollout_rows
 from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.terminal import Advance, StepLine, progress, sample_table
-from vlm_rl.run.trackers import make_trackers
+from vlm_rl.run.tracking import Tracking
 from vlm_rl.types import Group
 
 
@@ -32,7 +32,7 @@ class Recorder:
         self.attempt = attempt
         self.samples_every = config.log.samples_every
         self.log = RunLog(run.path) if self.is_main else None
-        self.trackers = make_trackers(config.log.trackers if self.is_main else [], run.path, config)
+        self.tracking = Tracking(run.path, config.log, samples_every=self.samples_every) if self.is_main else None
         self.last_step = start
         self.line = StepLine(total=config.train.steps, start=start)
 
@@ -49,8 +49,8 @@ class Recorder:
         rows = rollout_rows(groups, step=step, attempt=self.attempt)
         self.run.write_rollouts(step, self.attempt, rows)
         self.run.append_metrics(step, self.attempt, metrics)
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
+        for complaint in self.tracking.complaints() if self.tracking else ():
+            self.note(complaint)
         self.log_line(self.line.done(step, metrics))
         if self.samples_every and step % self.samples_every == 0:
             sample_table(rows, step=step)
@@ -83,12 +83,12 @@ class Recorder:
     def close(self, failure: BaseException | None = None) -> None:
         """Remove the live line, log what ended the run before its time, and close log and trackers."""
         self.line.close()
+        for line in self.tracking.close() if self.tracking else ():
+            self.note(line)
         if self.log is not None:
             if failure is not None:
                 self.log.failure(failure)
             self.log.close()
-        for tracker in self.trackers:
-            tracker.close()
 
 
 class Timings:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,14 +21,15 @@ import torch
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, LoraConfig, TrainConfig
-from vlm_rl.data.model_folder import check_base_weights, check_context, check_model_folder
+from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_groups
+from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides, check_model_folder
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
 from vlm_rl.distributed import all_gather, from_main, init_ranks, model_dtype, rank, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
-from vlm_rl.learner.architectures import check_architecture, check_parts
+from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import (
     check_a_prompt_fits,
@@ -39,7 +42,7 @@ from vlm_rl.learner.loading import (
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.reference import BaseReference, Reference
-from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
+from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
@@ -47,7 +50,7 @@ from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
-from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
+from vlm_rl.samplers.base import InProcessSampler, OnGroup, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -92,6 +95,7 @@ class Session:
             model_path = checkpoint[0]
 
         self.builder = make_prompt_builder(config.data, model_path)
+        self.builder.allow_videos([*self.problems, *chain.from_iterable(self.eval_sets.values())])
         if checkpoint and config.model.lora is not None:
             from_main(lambda: check_base_weights(checkpoint[0], model_path))
         check_architecture(
@@ -99,7 +103,9 @@ class Session:
             path=model_path,
             rows=config.model.rows,
         )
+        check_divides(self.builder.config, config.rollout)
         check_parts(self.builder.config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
+        check_routing(self.builder.config, replay=config.rollout.replay_routing)
         check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
         self.reward = RewardFunction(
@@ -116,6 +122,14 @@ class Session:
         self.policy = self._load_policy(model_path)
         stages.done("model", f"{self.builder.config.model_type}, compared with the unmodified model")
         self.learner = self._make_learner()
+        self.checkpoints = CheckpointWriter(
+            self.run.path / "checkpoints",
+            self.learner,
+            self.builder,
+            config.checkpoint,
+            lock=lock,
+            best_step=self._best_step,
+        )
         self.reference = self._load_reference() if config.algorithm.kl_coef else None
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
         self.sampler = self._make_sampler(model_path)
@@ -132,6 +146,7 @@ class Session:
         self.order = PromptOrder(len(self.problems), config.seed)
         self.ledger = Ledger()
         self.belief = Belief()
+        self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
         if checkpoint:
             self._restore(*checkpoint)
 
@@ -167,7 +182,8 @@ class Session:
         )
         prompts = prompts_to_check(self.builder, self.problems, self.config.data)
         policy, check = load_policy(path, self.config, self.device, prompts, **self._distribution())
-        self.probe_prompt = max(prompts, key=lambda prompt: len(prompt.images))  # of both: with an image
+        # Of all of them: with a video, or else an image.
+        self.probe_prompt = max(prompts, key=lambda prompt: (len(prompt.videos), len(prompt.images)))
         self.rounding = check.limit
         return policy
 
@@ -195,7 +211,7 @@ class Session:
         mini_batches = -(-self.config.rollout.prompts_per_step // self.config.train.mini_batch_prompts)
         return Learner(self.policy, self.config.train, total_optimizer_steps=self.config.train.steps * mini_batches)
 
-    def _make_sampler(self, model_path: Path) -> Sampler:
+    def _make_sampler(self, model_path: Path) -> InProcessSampler | ServerSampler:
         config = self.config
         if config.rollout.sampler == "server":
             return self._make_server_sampler(model_path)
@@ -208,7 +224,9 @@ class Session:
             dtype=self._dtype(),
             vllm_options=config.rollout.vllm,
             adapter=self._engine_adapter(),
+            tensor_parallel=config.rollout.tensor_parallel,
             seed=config.seed,
+            returns_routing=config.rollout.replay_routing,
         )
 
     def _make_server_sampler(self, model_path: Path) -> ServerSampler:
@@ -217,6 +235,7 @@ class Session:
             config.servers,
             token_file=token_path(config.server_token),
             timeout=config.server_timeout,
+            tensor_parallel=config.tensor_parallel,
             model_sha256=sha256((Path(self.config.model.path) / "config.json").read_bytes()).hexdigest(),
         )
         return ServerSampler(
@@ -262,7 +281,7 @@ class Session:
     # -- saving and restoring ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON, all that a resume needs besides weights and optimizer."""
+        """Return all that a resume needs besides weights and optimizer; JSON but for `in_progress`."""
         return {
             "step": self.step,
             "cursor": self.order.cursor,
@@ -275,6 +294,7 @@ class Session:
             "algorithm": self.config.algorithm.name,
             "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
+            "in_progress": self.in_progress,
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -283,6 +303,7 @@ class Session:
         self.order.cursor = state["cursor"]
         self.ledger = Ledger.restored(state["ledger"])
         self.belief = Belief.restored(state["belief"])
+        self.in_progress = load_groups(folder / "learner" / FILE, self.problems)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every checkpoint.every steps and after the last one."""
@@ -291,14 +312,11 @@ class Session:
             self.save(self.state())
             self.recorder.add_metrics(self.step, {"timing/save": time.perf_counter() - begun})
 
-    def save(self, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of the current weights with this state, prune old ones, and return its folder.
-
-        Raises NonFiniteError before anything is written where a weight or the optimizer's state is not finite.
-        """
-        root = self.run.path / "checkpoints"
-        return save_checkpoint(
-            root, self.learner, self.builder, state, keep=self.config.checkpoint, best_step=self._best_step
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint of the current weights with this state (`CheckpointWriter.save`)."""
+        info = {key: value for key, value in state.items() if key != "in_progress"}
+        self.checkpoints.save(
+            info, add_files=lambda folder: save_groups(state["in_progress"], folder / "learner" / FILE)
         )
 
     def _best_step(self) -> int | None:
@@ -319,6 +337,33 @@ class Session:
         if isinstance(self.sampler, ServerSampler):
             draw = partial(self.sampler.generate, together=True)
         return draw(prompts, params, seed=self.config.seed, step=step, on_group=on_group)
+
+    def draw_on(
+        self, groups: Sequence[GroupInProgress], prompts: Sequence[Prompt], *, enough: int, on_group: OnGroup
+    ) -> list[list[Rollout]]:
+        """Draw this rank's groups on until `enough` are done: all of them, unless rollout.carry_over is set.
+
+        The oldest groups, which are the last, get the first places in the engine. `on_group` is called for those
+        that count. See InProcessSampler.generate_until.
+        """
+        if self.config.rollout.carry_over is None:
+            return self.generate(prompts, self.sampling, step=self.step, on_group=on_group)
+        assert not isinstance(self.sampler, ServerSampler)
+        last = len(groups) - 1
+        rollouts = self.sampler.generate_until(
+            prompts[::-1],
+            [group.rollouts for group in groups[::-1]],
+            self.sampling,
+            seed=self.config.seed,
+            step=self.step,
+            enough=enough,
+            on_group=lambda index, group: on_group(last - index, group),
+        )
+        return rollouts[::-1]
+
+    def making_room(self) -> AbstractContextManager[None]:
+        """Leave memory to the engine for the length of a `with` block, if rollout.offload_optimizer asks for it."""
+        return self.learner.optimizer_on_host() if self.config.rollout.offload_optimizer else nullcontext()
 
     def sync_weights(self) -> None:
         """Stream the policy's weights into the sampler.
@@ -384,13 +429,17 @@ class Session:
     def stop_if_asked(self, state: Mapping[str, Any]) -> None:
         """Save this state, unless its step is saved already, and raise StoppedError if any rank received SIGTERM.
 
-        Raises UserError where another machine has taken the run directory over.
+        Otherwise commit an asynchronous save that all ranks have written. Raises UserError where another machine has
+        taken the run directory over.
         """
         from_main(self.lock.check)
-        if not any(all_gather(self.stop_requested)):
+        stops = any(all_gather(self.stop_requested))
+        self.checkpoints.finish(wait=stops)
+        if not stops:
             return
         if from_main(lambda: state["step"] not in [step for step, _ in self.run.checkpoints()]):
             self.save(state)
+            self.checkpoints.finish()
         if rank() == 0:
             command = resume_command(self.run.path)
             print(f"{self.stop_reason} after step {state['step']}; resume with: {command}", flush=True)

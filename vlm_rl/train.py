@@ -20,6 +20,7 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.config import Config
+from vlm_rl.data.carry_over import GroupInProgress, begin, carry_metrics, mixed
 from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import gather_shares, rank, share, world_size
 from vlm_rl.hadw import difficulty_weights, update_belief
@@ -62,7 +63,7 @@ def train(config: Config, *, resume: bool = False) -> None:
         GapError: where sampler and learner describe different distributions.
         NonFiniteError: where a weight is NaN or infinite when a checkpoint is due; none is written.
     """
-    with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s:
+    with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s, s.checkpoints:
         s.sync_weights()
         s.stop_if_asked(s.state())
         evaluate_if_due(s)
@@ -75,7 +76,8 @@ def train_step(s: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
     before, timings = s.state(), Timings(s.recorder.phase)
     try:
-        batch = collect(s, timings)
+        with s.making_room():
+            batch = collect(s, timings)
     except ServersGoneError as error:
         s.ask_to_stop(error)
         s.stop_if_asked(before)
@@ -106,7 +108,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong and draws
     as many prompts again, at most algorithm.max_sampling_rounds times. The step then trains on what it has.
     """
-    wanted = s.config.rollout.prompts_per_step
+    wanted, responses = s.config.rollout.prompts_per_step, s.config.rollout.responses_per_prompt
     rounds = s.config.algorithm.max_sampling_rounds if s.algorithm.dynamic_sampling else 1
     prompts = PromptCache(s.builder)
     prompt_lengths: dict[str, int] = {}
@@ -114,14 +116,15 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     sampled: list[Reward] = []
     verdicts: list[bool] = []
     for _ in range(rounds):
-        drawn = draw_problems(s, wanted - len(kept), prompts, timings)
-        prompt_lengths |= {problem.id: length for problem, length in drawn}
-        problems = [problem for problem, _ in drawn]
-        graded = sample_and_grade(s, problems, prompts, timings)
-        for note in undecided_notes([(p, rewards) for p, (_, rewards) in zip(problems, graded, strict=True)]):
+        missing = wanted - len(kept)
+        count = missing + s.config.rollout.spare_groups - len(s.in_progress)
+        drawn = [begin(*new, responses=responses) for new in draw_problems(s, count, prompts, timings)]
+        prompt_lengths |= {group.problem.id: group.prompt_tokens for group in (*drawn, *s.in_progress)}
+        graded = sample_and_grade(s, (*drawn, *s.in_progress), prompts, timings, enough=missing)
+        for note in undecided_notes([(problem, rewards) for problem, _, rewards in graded]):
             s.recorder.note(f"step {s.step + 1}  {note}")
-        sampled += [reward for _, rewards in graded for reward in rewards]
-        for problem, (rollouts, rewards) in zip(problems, graded, strict=True):
+        sampled += [reward for _, _, rewards in graded for reward in rewards]
+        for problem, rollouts, rewards in graded:
             correct = judged(rewards)
             verdicts += correct
             if s.algorithm.dynamic_sampling and len(set(correct)) <= 1:
@@ -131,11 +134,14 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
         if len(kept) == wanted:
             break
     s.ledger.trained += len(kept)
-    s.ledger.check()
+    s.ledger.check(in_progress=len(s.in_progress))
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
         s.recorder.note(f"step {s.step + 1}  {text}")
     groups, metrics = with_advantages(s, kept)
+    if s.config.rollout.carry_over is not None:
+        groups = mixed(groups, seed=s.config.seed, step=s.step)
+        metrics |= carry_metrics(groups, s.in_progress, version=s.learner.num_updates)
     accuracy = float(np.mean(verdicts)) if verdicts else None
     return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics | asking_metrics(sampled))
 
@@ -170,28 +176,41 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
 
 
 def sample_and_grade(
-    s: Session, problems: Sequence[Problem], prompts: PromptCache, timings: Timings
-) -> list[tuple[tuple[Rollout, ...], tuple[Reward, ...]]]:
-    """Return the responses and rewards of every problem, in order, on every rank; each rank does its share.
+    s: Session, groups: Sequence[GroupInProgress], prompts: PromptCache, timings: Timings, *, enough: int
+) -> list[tuple[Problem, tuple[Rollout, ...], tuple[Reward, ...]]]:
+    """Return problem, responses and rewards of `enough` groups that are done, in order, on every rank.
+
+    Each rank does its share. The other groups, if there are more, are then s.in_progress.
 
     Args:
         s: the run.
-        problems: those to answer, the same on every rank.
+        groups: those to draw on, the same on every rank.
         prompts: has or builds the prompts of this rank's share.
         timings: gets the seconds of sampling, and of waiting for grades.
+        enough: how many groups to wait for, over all ranks.
     """
-    mine = share(problems)
+    mine = share(groups)
     with Scoring(s.reward) as scoring:
         with timings.phase("rollout"):
-            asked = [prompts[problem] for problem in mine]
+            asked = [prompts[group.problem] for group in mine]
 
             def score(index: int, group: Sequence[Rollout]) -> None:
-                scoring.add(index, [(mine[index], asked[index], rollout) for rollout in group])
+                scoring.add(index, [(mine[index].problem, asked[index], rollout) for rollout in group])
 
-            rollouts = s.generate(asked, s.sampling, step=s.step, on_group=score)
+            rollouts = s.draw_on(mine, asked, enough=len(share(range(enough))), on_group=score)
         with timings.phase("reward"):  # only the wait for unfinished grading
             rewards = scoring.rewards()
-            return gather_shares([(tuple(group), rewards[index]) for index, group in enumerate(rollouts)])
+            drawn = gather_shares([(tuple(group), rewards.get(index)) for index, group in enumerate(rollouts)])
+    s.in_progress = tuple(
+        replace(group, rollouts=so_far)
+        for group, (so_far, graded) in zip(groups, drawn, strict=True)
+        if graded is None
+    )
+    return [
+        (group.problem, whole, graded)
+        for group, (whole, graded) in zip(groups, drawn, strict=True)
+        if graded is not None
+    ]
 
 
 def with_advantages(s: Session, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
@@ -264,6 +283,7 @@ def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: n
         weights_PG=weights_PG,
         positions=partial(rope_positions, s.policy.model),
         mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
+        version=None if s.config.rollout.carry_over is None else s.learner.num_updates,
     )
     return [row_of(chunks) for chunks in plan]
 
@@ -296,7 +316,7 @@ def optimize(s: Session, mini_batches: Sequence[list[PackedRow]], timings: Timin
 
 def check_gap(s: Session, sums: Mapping[str, float]) -> None:
     """Raise GapError if sampler and learner describe different distributions, by the sums over a mini-batch."""
-    gap = sums.get("gap", 0.0) / max(sums.get("tokens", 0.0), 1.0)
+    gap = sums.get("gap", 0.0) / max(sums.get("fresh_tokens", sums.get("tokens", 0.0)), 1.0)
     if not gap <= s.max_gap:  # NaN too
         raise GapError(
             f"step {s.step + 1}: the sampler's log-probs differ from the learner's by {gap:.3g} per token on "

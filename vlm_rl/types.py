@@ -14,9 +14,12 @@ Rewards and advantages are float64, log-probs float32, ids int64 inside torch an
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -24,10 +27,12 @@ if TYPE_CHECKING:
     import torch  # for annotations alone: the grader and the scorers import this module and load no torch
     from PIL import Image
 
-IMAGE_MARKER = "<image>"
+T = TypeVar("T")
+
+IMAGE_MARKER, VIDEO_MARKER = "<image>", "<video>"
 
 AnswerType = Literal["choice", "integer", "float", "expression", "text", "list"]
-StopReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length", "unfinished"]  # unfinished: goes on in a later step (rollout.carry_over)
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 
 
@@ -51,8 +56,9 @@ class Problem:
     """An image-text problem with a checkable answer: a row of a prepared set."""
 
     id: str  # unique in its set
-    question: str  # holds one IMAGE_MARKER per image, in order
+    question: str  # holds a marker for each image and each video, in order
     images: Sequence[bytes]  # encoded PNG, JPEG or WEBP; a prepared set reads them from disk at each use
+    # A video's frames are among the images, where its marker is.
     answer: str  # the gold, without \boxed{}
     answer_type: AnswerType
     choices: tuple[str, ...] = ()  # the texts of options A, B, C, ...
@@ -60,13 +66,80 @@ class Problem:
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
     # JSON; known keys: test_only, precision, tolerance, unit, alternatives, box (the gold box, in fractions),
-    # response (a whole one to learn from)
+    # response (a whole one to learn from), videos (the seconds of each video's frames)
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def test_only(self) -> bool:
         """Tell whether this is a row of a benchmark, which training refuses unless it is allowed explicitly."""
         return bool(self.meta.get("test_only", False))
+
+    @property
+    def videos(self) -> Sequence[Sequence[float]]:
+        """Return the seconds at which each video shows its frames."""
+        return self.meta.get("videos", ())
+
+
+def split_at_markers(question: str, videos: Sequence[Sequence[float]]) -> tuple[list[str], list[str]]:
+    """Return the texts around the markers of a question, and the markers.
+
+    Without a video, VIDEO_MARKER is a word like any other.
+    """
+    parts = re.split(f"({IMAGE_MARKER}|{VIDEO_MARKER})" if videos else f"({IMAGE_MARKER})", question)
+    return parts[::2], parts[1::2]
+
+
+def marker_fault(question: str, num_images: int, videos: Sequence[Sequence[float]]) -> str:
+    """Return how a question's markers differ from its images and videos, as the end of a sentence; "" if they agree.
+
+    `num_images` counts the frames of the videos too.
+    """
+    markers, num_frames = split_at_markers(question, videos)[1], sum(map(len, videos))
+    counts = markers.count(IMAGE_MARKER), markers.count(VIDEO_MARKER)
+    if counts == (num_images - num_frames, len(videos)):
+        return ""
+    fault = f"has {counts[0]} {IMAGE_MARKER} markers in its question but {num_images - num_frames} images"
+    return f"{fault}, and {counts[1]} {VIDEO_MARKER} markers but {len(videos)} videos" if videos else fault
+
+
+def group_by_marker(question: str, pictures: Sequence[T], videos: Sequence[Sequence[float]]) -> list[list[T]]:
+    """Return the pictures of each marker: one for an image, and more for a video."""
+    rest, times = iter(pictures), iter(videos)
+    markers = split_at_markers(question, videos)[1]
+    return [[*islice(rest, 1 if marker == IMAGE_MARKER else len(next(times)))] for marker in markers]
+
+
+def name_videos(question: str, videos: Sequence[Sequence[float]]) -> str:
+    """Return the question for readers: each video's marker becomes the times of its frames."""
+    for times in videos:
+        shown = f"[video: frames at {', '.join(f'{time:g}' for time in times)} s]"
+        question = question.replace(VIDEO_MARKER, shown, 1)
+    return question
+
+
+def times_fault(times: Any) -> str:
+    """Return what is wrong with the seconds of a video's frames, as the end of a sentence; "" if nothing is."""
+    if not isinstance(times, list) or len(times) < 2:
+        return "has a video with less than two frames"
+    for time in times:
+        if type(time) not in (int, float) or not 0 <= time < math.inf:
+            return f"has a video with a frame at {time!r:.40} seconds"
+    for before, after in pairwise(times):
+        if after <= before:
+            return f"has a video whose times do not increase: {after} comes after {before} seconds"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """The frames of a video."""
+
+    frames: tuple[Image.Image, ...]  # RGB, all of one size
+    seconds: Sequence[float]  # when each is shown
+
+    def pixels(self) -> np.ndarray:
+        """Return the frames as uint8 [frames, height, width, 3]."""
+        return np.stack([np.asarray(frame) for frame in self.frames])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +149,16 @@ class Prompt:
     problem_id: str
     text: str  # the rendered chat, generation prompt and prefill included
     prefill: str  # the tail of `text` that counts as the start of the response, often ""
-    ids: np.ndarray  # int32 [P_tokens], one image placeholder per merged visual token (learner)
-    sampler_ids: np.ndarray  # int32, one placeholder per image (vLLM expands it)
+    ids: np.ndarray  # int32 [P_tokens], one placeholder per merged visual token (learner)
+    sampler_ids: np.ndarray  # int32, one placeholder per image or video (vLLM expands it)
     images: tuple[Image.Image, ...]  # RGB, already on the model's grid; not resized again
     vision: Mapping[str, torch.Tensor]  # opaque model inputs (pixel_values, image_grid_thw); {} for text
+    videos: tuple[Video, ...] = ()  # like the images
+
+    @property
+    def pictures(self) -> tuple[Image.Image, ...]:
+        """Return the images, then the frames of each video."""
+        return (*self.images, *(frame for video in self.videos for frame in video.frames))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +171,19 @@ class Rollout:
     logprobs: np.ndarray  # float32 [R], the sampler's, with temperature and banned ids applied
     text: str  # decoded without special tokens, without the prompt's prefill
     stop_reason: StopReason
-    policy_version: int  # optimizer steps that the sampling weights had taken
+    policy_version: int  # optimizer steps that the weights had taken which drew the last tokens
+    older: tuple[tuple[int, int], ...] = ()  # (policy version, tokens) of what earlier weights drew, in order
+    # Which K experts each layer's router sent the tokens to, integers [tokens, layers, K], where routing is replayed:
+    # for the R - 1 tokens that the sampler read, and, in the first response of a group, for the prompt's.
+    experts: np.ndarray | None = None
+    prompt_experts: np.ndarray | None = None
+
+    @property
+    def versions_R(self) -> np.ndarray:
+        """Return the policy version that drew each token, int64 [R]."""
+        versions, counts = [version for version, _ in self.older], [count for _, count in self.older]
+        all_versions = np.array([*versions, self.policy_version], dtype=np.int64)
+        return np.repeat(all_versions, [*counts, len(self.ids) - sum(counts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +236,4 @@ class LossInputs:
     weights_n: torch.Tensor  # weight of each token of the response
     mean_weight: torch.Tensor | float = 0.0  # 1 / tokens of the optimizer step: a token's weight in KL and entropy
     reference_logp_K: torch.Tensor | None = None  # the frozen reference's, where there is a KL term
+    fresh_K: torch.Tensor | None = None  # bool: drawn by the weights of this step; None: all tokens are

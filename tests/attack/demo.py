@@ -196,7 +196,7 @@ ATTACKS = (
         name_files_in_bodies,
         slow=True,
     ),
-    Attack("gradio's other routes", WEB, "16 x 404", ask_other_routes),
+    Attack("gradio's other routes", WEB, "16 x 404", ask_other_routes, slow=True),
     Attack("foreign hosts and origins", WEB, "9 x 403", come_from_elsewhere),
     Attack(
         "a demo for others without its token",
@@ -204,11 +204,17 @@ ATTACKS = (
         "4 x 401; guesses: 10 x 401, 40 x 429; with the token: 200",
         be_a_stranger,
     ),
-    Attack("nonsense to the demo", WEB, "the page still answers: True, 0 more characters in the log", write_nonsense),
+    Attack(
+        "nonsense to the demo",
+        WEB,
+        "the page still answers: True, 0 more characters in the log",
+        write_nonsense,
+        slow=True,
+    ),
     Attack(
         "a run written while the demo shows it",
         WEB,
-        "shown 25 of 25 times, 1 line in the log",
+        "shown 30 of 30 times, 1 line in the log",
         write_while_it_is_shown,
         slow=True,
     ),

@@ -259,7 +259,7 @@ def test_text_only_model_needs_no_processor(text_model: Path) -> None:
 
 @pytest.mark.parametrize(("question", "images"), [("no marker", 1), ("<image><image>", 1), ("<image>", 0)])
 def test_markers_and_images_must_agree(builder: PromptBuilder, question: str, images: int) -> None:
-    with pytest.raises(UserError, match=f"problem 'p': {question.count('<image>')} .* {images} images"):
+    with pytest.raises(UserError, match=f"problem 'p' has {question.count('<image>')} .* {images} images"):
         builder.build(problem(question, *[noise_png(84, 84)] * images))
 
 

@@ -157,6 +157,7 @@ print(*digests)
 """
 
 
+@pytest.mark.slow
 def test_images_stay_in_the_file(tmp_path) -> None:
     """100 MB of pictures: neither loading nor drawing rows in random order holds them all."""
 

@@ -31,7 +31,7 @@ def files_below(folder: Path) -> Counter[str]:
     return Counter(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-SET_FILES = Counter(["", "/data.parquet", "/manifest.json", "/dropped.jsonl", "/report.html"])
+SET_FILES = Counter(["", "/data.parquet", "/manifest.json", "/dropped.jsonl", "/report.html", "/README.md"])
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def mixed_rows() -> tuple[list[dict], list[dict], dict[str, bytes]]:
     return good, between, {**pictures, **bad_pictures()}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_good_rows_are_byte_equal_with_and_without_bad_ones(tmp_path, monkeypatch, workers) -> None:
     monkeypatch.setattr("vlm_rl.data_prep.preparation.SHARD_ROWS", 16)
     good, between, pictures = mixed_rows()
@@ -170,7 +170,7 @@ BAD_ROWS = [
     ({**FINE, "q": ["Which?"]}, "bad_type", "q must be text, not list"),
     ({**FINE, "q": None}, "q_missing", "q is missing"),
     ({**FINE, "pics": 7}, "image_missing", "the image is 7"),
-    ({**FINE, "q": "<image> or <image>?"}, "marker_mismatch", "2 <image> markers for 1 images"),
+    ({**FINE, "q": "<image> or <image>?"}, "marker_mismatch", "2 <image> markers in its question but 1 images"),
     ({**FINE, "uid": None}, "id_missing", "none of uid names the row"),
     ({**FINE, "uid": {"x": 1}}, "id_missing", "none of uid names the row"),
     ({**FINE, "uid": "good-0"}, "duplicate_id", "'mine-good-0' appeared before"),

@@ -51,7 +51,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_preparation_resumes_without_redoing_finished_shards(tmp_path, monkeypatch, workers) -> None:
     source, out = many(tmp_path / "virl"), tmp_path / "sets" / "out"
     (tmp_path / "run.py").write_text(SCRIPT)
@@ -175,6 +176,29 @@ def test_load_dataset_opens_it_with_pictures(tmp_path) -> None:
     assert isinstance(loaded, datasets.Dataset)
     assert loaded[2]["images"][0].size == (308, 504)  # 302 and 500 on the grid of 28
     assert loaded[2]["originals"][0]["width"] == 302
+
+
+def test_the_card_is_one_that_datasets_reads(tmp_path) -> None:
+    """With the licence of the source's own card and the ledger of rows; load_dataset opens the set by its folder."""
+    import datasets
+    from huggingface_hub import DatasetCard
+
+    source = many(tmp_path / "virl", 3)
+    (source / "README.md").write_text("---\nlicense: mit\n---\nThe authors' card.\n")
+    benchmark = tmp_path / "benchmark"
+    write_annotations("mathvista", tmp_path / "raw")
+    prepare("mathvista", tmp_path / "raw", benchmark)
+    prepare("virl39k", source, tmp_path / "out", Options(against=(benchmark,)))
+    card = DatasetCard.load(tmp_path / "out/README.md")
+    assert (card.data.license, card.data.source_datasets) == ("mit", ["TIGER-Lab/ViRL39K"])
+    assert "| read | 3 |" in card.text and "| kept | 3 |" in card.text
+    assert "Compared with benchmark: 0 rows" in card.text
+    for column in schema().names:
+        assert f"| {column} |" in card.text
+    loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert [row["id"] for row in loaded] == [row["id"] for row in rows_of(tmp_path / "out")]
+    assert "make every score" not in card.text and "benchmark" in (benchmark / "README.md").read_text()
+    assert "split: test" in (benchmark / "README.md").read_text()
 
 
 def test_the_schema_is_the_one_that_datasets_would_write() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.helpers.prepared_sets import rows_of
@@ -14,6 +15,7 @@ from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.virl_layout import write_virl
 
 
+@pytest.mark.slow
 def test_text_problems_become_images_of_their_text(tmp_path) -> None:
     rows = [
         {"question": r"Find $\frac{1}{2} + x^2$ when $x=3$."},

@@ -89,9 +89,9 @@ def missing(text: str, fields: tuple[str, ...]) -> list[str]:
     ("tab", "ready", "fields"),
     [
         ("problems", "#problem .ckpt >> nth=1", ON_THE_CARD),
-        ("lengths", "#lengths figure >> nth=3", ("alone", "rule")),
-        ("training", "#training .rollouts", IN_THE_ROLLOUTS),
-        ("export", "#export input", ("alone", "rule")),
+        pytest.param("lengths", "#lengths figure >> nth=3", ("alone", "rule"), marks=pytest.mark.slow),
+        pytest.param("training", "#training .rollouts", IN_THE_ROLLOUTS, marks=pytest.mark.slow),
+        pytest.param("export", "#export input", ("alone", "rule"), marks=pytest.mark.slow),
     ],
 )
 def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields):

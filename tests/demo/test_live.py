@@ -402,17 +402,6 @@ def test_endpoints_as_the_operator_names_them(monkeypatch):
     assert (local.url, local.model, local.key) == ("http://[::1]:8000/v1", "", "") and "sesame" not in repr(teacher)
 
 
-@pytest.mark.slow
-def test_vllms_own_server_answers_as_the_checkpoint_does(tiny, vllm_url):
-    """Greedy, a real `vllm serve`: the same prompt, pixels and settings give the same text, and the same count."""
-    far = EndpointBackend(Endpoint("far", vllm_url, ""), system=TEMPLATES["think_answer"].system)
-    greedy = replace(SHORT, temperature=0.0)
-    ours, theirs = (last(backend.ask(QUESTION, greedy, is_cancelled=never)) for backend in (tiny, far))
-    assert theirs.phase == "ended" and theirs.note == "", theirs
-    assert (theirs.text, theirs.tokens, theirs.stop) == (ours.text, ours.tokens, ours.stop)
-    assert theirs.counted_by == "server"
-
-
 def wait_for(condition: Callable[[], bool], *, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -638,6 +627,7 @@ def fill(page, *, tokens: int, temperature: float = 0.0, seed: int = 0) -> None:
     page.get_by_label("Seed").fill(str(seed))
 
 
+@pytest.mark.slow
 def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
     with open_page(page.url) as visit:
         tab = visit.page

@@ -66,7 +66,7 @@ def visit(served) -> Iterator[Open]:
 
 
 def titles(page) -> list[str]:
-    return page.locator("#problem .ckpt h3").all_inner_texts()
+    return page.locator("#problem .ckpt h2").all_inner_texts()
 
 
 def wait_for_position(page, position: int, count: int = 24) -> None:
@@ -81,8 +81,8 @@ def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
         page = opened.page
         page.wait_for_selector("#problem .ckpt >> nth=1")
         assert titles(page) == ["luspo · step 0", "luspo · step 40", "ba · step 10"]
-        assert page.locator("#problem .ckpt .kind").all_inner_texts() == ["BASELINE", "CHECKPOINT", "CHECKPOINT"]
-        assert page.locator("#problem .chip.change").count() == 2  # not against itself
+        assert page.locator("#problem .verdicts .kind").all_inner_texts() == ["baseline"]
+        assert page.locator("#problem .verdicts .change").count() == 2  # not against itself
         assert page.evaluate("[...document.querySelectorAll('#problem img')].every(i => i.naturalWidth > 0)")
         banners = page.locator(".banner").all_inner_texts()
         assert any("CONTAMINATED ba" in text for text in banners)
@@ -93,6 +93,7 @@ def test_the_page_compares_checkpoints_and_asks_nobody_else(served, visit):
         assert len(opened.requests) > 5 and "base=luspo%400" in page.url
 
 
+@pytest.mark.slow
 def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view(served, visit):
     with visit("?base=luspo@0&others=luspo@40") as opened:
         page = opened.page
@@ -123,6 +124,7 @@ def test_next_and_previous_by_button_and_key(visit):
         wait_for_position(page, 1)
         page.keyboard.press("ArrowLeft")  # context to the last
         wait_for_position(page, 24)
+        page.click("#problem .strip-box summary")
         page.locator("#problem .strip i").nth(4).click()
         wait_for_position(page, 5)
         page.get_by_label("Compare with").focus()
@@ -140,6 +142,7 @@ def test_fifty_clicks_leave_a_page_that_works(visit):
             page.evaluate("document.querySelector('[data-step=next]').click()")
         page.wait_for_function("document.querySelector('.where').innerText !== 'problem 1 of 24'")
         page.wait_for_timeout(500)
+        page.click("#problem .strip-box summary")
         page.locator("#problem .strip i").nth(2).click()
         wait_for_position(page, 3)
 
@@ -159,7 +162,7 @@ def test_a_further_checkpoint_joins_in_its_own_colour(visit):
         assert page.locator("#summary .sum").count() == 3 and "others=luspo%4020" in page.url
         page.get_by_label("Baseline").click()
         page.locator("#control-base").get_by_role("option", name="luspo · step 40").click()
-        page.wait_for_function("document.querySelector('#problem h3').innerText === 'luspo · step 40'")
+        page.wait_for_function("document.querySelector('#problem h2').innerText === 'luspo · step 40'")
         assert titles(page) == ["luspo · step 40", "luspo · step 0", "luspo · step 20"]  # the two changed positions
 
 
@@ -172,7 +175,7 @@ def test_filters_by_hand_and_back(visit):
         page.get_by_label("Change from the baseline").click()
         page.get_by_role("option", name="became right").click()
         page.wait_for_function("document.querySelector('#count .count').innerText.includes('pass the filters')")
-        assert page.locator("#problem .chip:has-text('became right')").count() == 1
+        assert page.locator("#problem .verdicts .chip:has-text('became right')").count() == 1
         page.fill(TEXT, "a text that is nowhere")
         page.press(TEXT, "Enter")
         page.wait_for_selector("#problem .missing")
@@ -298,12 +301,13 @@ def test_what_can_be_exported(visit, served):
                 with visit_file(page, Path(download.value.path()).with_suffix(".html")) as alone:
                     assert alone.requests == [alone.page.url] and alone.failures == []
                     alone.page.wait_for_selector("figure >> nth=5 >> svg")
-                    assert alone.page.locator("button:not(.legend button)").count() == 0
+                    assert alone.page.locator("button:not(.legend button, .tools button)").count() == 0
                     assert alone.page.locator(".ckpt").count() >= 4
         page.click("button[role=tab]:has-text('Lengths')")
-        page.wait_for_selector("#lengths figure:has([data-png='lengths-ecdf']) .chart svg")
+        chart = page.locator("#lengths figure .chart:has(svg)").first
+        chart.hover()
         with page.expect_download() as download:
-            page.click("#lengths [data-png='lengths-ecdf']")
+            chart.get_by_role("button", name="PNG").click()
         picture = Image.open(io.BytesIO(Path(download.value.path()).read_bytes()))
         assert picture.format == "PNG" and picture.width > 800 and len(set(picture.convert("RGB").getdata())) > 20
 
@@ -328,10 +332,10 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
         page = opened.page
         page.wait_for_selector("#problem .ckpt")
         assert (luminance(page) < 60) == (scheme == "dark")
-        ink = page.evaluate("getComputedStyle(document.querySelector('#problem h3')).color")
+        ink = page.evaluate("getComputedStyle(document.querySelector('#problem h2')).color")
         page.click("[data-theme]")
         assert (luminance(page) < 60) == (scheme == "light")
-        assert page.evaluate("getComputedStyle(document.querySelector('#problem h3')).color") != ink
+        assert page.evaluate("getComputedStyle(document.querySelector('#problem h2')).color") != ink
 
 
 # the words of charts that lie beyond the frame of their chart

@@ -6,13 +6,14 @@ import csv
 import io
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -30,7 +31,7 @@ from vlm_rl.demo import lengths as stats
 from vlm_rl.demo.default_runs import RECORDED, default_folders
 from vlm_rl.demo.export import csv_bytes, export, samples
 from vlm_rl.demo.formulas import Span, spans_of
-from vlm_rl.demo.lengths_panel import lengths_panel
+from vlm_rl.demo.lengths_panel import lengths_panel, points_text
 from vlm_rl.demo.library import Library, find_runs
 from vlm_rl.demo.live_context import LiveContext, asked_slots
 from vlm_rl.demo.page_parts import export_panel
@@ -41,10 +42,12 @@ from vlm_rl.demo.problem_table import keep, ordered, settle
 from vlm_rl.demo.rendering import formulas_html, value_html
 from vlm_rl.demo.small_copy import copy_small
 from vlm_rl.demo.summary_cards import count_html, filter_texts, judgement, summary_html
+from vlm_rl.demo.table_panel import row_of, table_panel
 from vlm_rl.demo.token_counts import TokenCounter
 from vlm_rl.demo.training_panel import training_panel
 from vlm_rl.demo.url_state import FILTERS, UNFILTERED, UrlState
 from vlm_rl.errors import UserError
+from vlm_rl.report.html import stylesheet
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.stats import estimate
 
@@ -191,6 +194,16 @@ def test_a_link_to_what_is_gone_says_so(small):
         ("sort=shrink", ["p2", "p1", "p0", "p3"]),
         ("sort=longest", ["p3", "p2", "p1", "p0"]),
         ("sort=hardest", ["p0", "p3", "p1", "p2"]),
+        ("sort=difference", ["p3", "p2", "p0", "p1"]),  # 40, 10, 5 and 0 tokens
+        ("sort=id", ["p0", "p1", "p2", "p3"]),
+        ("sort=-id", ["p3", "p2", "p1", "p0"]),
+        ("sort=length.1", ["p0", "p1", "p2", "p3"]),  # 15, 20, 20, 80: ties as in the data set
+        ("sort=-length.1", ["p3", "p1", "p2", "p0"]),
+        ("sort=-score.0", ["p1", "p2", "p0", "p3"]),
+        ("sort=-category", ["p1", "p3", "p0", "p2"]),
+        ("sort=difficulty", ["p0", "p3", "p1", "p2"]),
+        ("sort=length.2", ["p0", "p1", "p2", "p3"]),  # there are two checkpoints
+        ("text=P2", ["p2"]),  # an id
     ],
 )
 def test_filters(small, query, ids):
@@ -211,6 +224,82 @@ def test_only_shared_problems_are_compared(tmp_path):
     run.write_eval("set", 1, rows[:0:-1], {})  # the last two, backwards
     state = PageStates(Library([run.path])).of(UrlState())
     assert state.table.ids == ["p1", "p2"] and state.table.length_CP.tolist() == [[2, 3], [2, 3]]
+
+
+def test_the_table_has_a_row_per_problem_and_headings_that_order_it(small):
+    page = Elements(table_panel(small.of(UrlState.parse("sort=-length.1&at=p1"))))
+    assert "step 2, tokens ↓" in page.text
+    assert [value for value in page.values("data-go") if value and value.startswith("tab=problems")] == [
+        f"tab=problems&at=p{index}" for index in (3, 1, 2, 0)
+    ]
+    assert page.values("aria-sort") == ["descending"] and "sort=length.1&at=" in page.values("data-go")
+    rows = [attributes for tag, attributes in page.elements if tag == "tr"]
+    assert [row.get("class") for row in rows] == [None, None, None, "here", None, None]  # two rows are the head
+    state = small.of(UrlState())
+    row = row_of(state, 3)
+    assert [(cell.score, cell.kind, cell.length) for cell in row.cells] == [("✗", "not", 40), ("✗", "not", 80)]
+    assert (row.question, row.category, row.difficulty) == ("question 3", "odd", "never solved")
+
+
+def test_a_long_table_shows_the_part_with_the_problem_at_hand(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    run.write_eval("set", 0, rows_of([1] * 250, [RIGHT] * 250), {})
+    states = PageStates(Library([run.path]))
+    page = Elements(table_panel(states.of(UrlState.parse("at=p130"))))
+    assert "101 to 200 of 250" in page.text and len(page.elements) < 1500
+    patches = page.values("data-go")
+    assert "at=p0" in patches and "at=p200" in patches
+
+
+def test_the_strip_counts_all_problems_that_pass(small):
+    strip = problem_panel(small.of(UrlState()))
+    words = " ".join(Elements(strip).text.split())
+    assert "▲1 became right" in words and "▼1 became wrong" in words
+    assert "●1 right in both" in words and "○1 wrong in both" in words
+
+
+def test_the_caption_says_how_many_points_are_drawn():
+    assert points_text(600, 600) == "One point per problem"
+    assert points_text(5_000, 600).startswith("600 of 5,000 problems are drawn for each checkpoint")
+
+
+_MACHADO = {  # Machado, Oliveira and Fernandes, IEEE TVCG 2009: full protanopia, deuteranopia and tritanopia
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+
+
+def _linear(color: str) -> np.ndarray:
+    rgb = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear: np.ndarray) -> np.ndarray:
+    x = _XYZ @ linear / (_XYZ @ np.ones(3))
+    f = np.where(x > 216 / 24389, np.cbrt(x), (24389 / 27 * x + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def _contrast(first: str, second: str) -> float:
+    low, high = sorted(float(_XYZ[1] @ _linear(color)) for color in (first, second))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("sight", [None, *_MACHADO])
+def test_colours_are_told_apart_whatever_one_sees(theme, sight):
+    block = stylesheet("cards").split(":root {")[1 + theme]
+    color = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    matrix = np.array(_MACHADO[sight]) if sight else np.eye(3)
+    seen = {name: _lab(np.clip(matrix @ _linear(value), 0, 1)) for name, value in color.items()}
+    pairs = [*combinations([f"c{slot}" for slot in range(6)], 2), ("good", "bad")]
+    assert min(np.linalg.norm(seen[a] - seen[b]) for a, b in pairs) > 12
+    for name in ("good", "bad", "warn"):  # text on its own soft ground and on a card: WCAG's AA
+        assert min(_contrast(color[name], color[ground]) for ground in (f"{name}-soft", "surface")) > 4.5
 
 
 # -- numbers -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.processes import processes_with
 from vlm_rl.doctor import apart
-from vlm_rl.doctor.apart import Group, run_apart
+from vlm_rl.doctor.apart import CheckGroup, run_apart
 from vlm_rl.doctor.check import Check
 
 MODULE = "tests.helpers.doctor_checks"
@@ -18,7 +18,7 @@ MODULE = "tests.helpers.doctor_checks"
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a way of the helper's checks."""
 
-    def run(way: str, group: Group) -> tuple[list[Check], list[str]]:
+    def run(way: str, group: CheckGroup) -> tuple[list[Check], list[str]]:
         monkeypatch.setenv("DOCTOR_WAY", way)
         monkeypatch.setenv("RANK", "7")  # as if the doctor itself were a rank
         waited: list[str] = []
@@ -30,7 +30,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_group_that_dies_answers_for_what_it_did_before(answers) -> None:
-    group = Group(MODULE, ("fine", "raises", "dies", "later"), 60)
+    group = CheckGroup(MODULE, ("fine", "raises", "dies", "later"), 60)
     known, waited = answers("dies", group)
     assert [(answer.name, answer.outcome) for answer in known] == [
         ("fine", "ok"),
@@ -45,14 +45,14 @@ def test_a_group_that_dies_answers_for_what_it_did_before(answers) -> None:
 
 
 def test_a_group_that_hangs_is_ended(answers) -> None:
-    known, _ = answers("hangs", Group(MODULE, ("fine", "hangs"), 5))
+    known, _ = answers("hangs", CheckGroup(MODULE, ("fine", "hangs"), 5))
     assert [(answer.name, answer.outcome) for answer in known][-1] == ("hangs", "unknown")
     assert known[-1].detail.startswith("no answer within 5 s")
 
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others(answers) -> None:
-    known, _ = answers("ranks", Group(MODULE, ("fine", "one rank fails", "last"), 300, on_every_card=True))
+    known, _ = answers("ranks", CheckGroup(MODULE, ("fine", "one rank fails", "last"), 300, on_every_card=True))
     assert [(answer.name, answer.outcome) for answer in known] == [
         ("fine", "ok"),
         ("one rank fails", "unknown"),

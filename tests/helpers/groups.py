@@ -105,7 +105,8 @@ def own_inputs(model: Any, ids_BT: Tensor, vision: Mapping[str, Tensor]) -> dict
     if not hasattr(model.base_model, "get_rope_index"):
         return dict(vision)
     model.model.rope_deltas = None  # state that an earlier call left on the model
-    return {**vision, "mm_token_type_ids": (ids_BT == model.config.image_token_id).int()}
+    types_BT = (ids_BT == model.config.image_token_id).int() + 2 * (ids_BT == model.config.video_token_id).int()
+    return {**vision, "mm_token_type_ids": types_BT}
 
 
 @cache

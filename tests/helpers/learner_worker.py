@@ -11,12 +11,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -481,6 +483,12 @@ def every_variant(model: Path, stage: int) -> dict[str, Any]:
     return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
 
 
+def every_rule(model: Path, stage: int) -> dict[str, Any]:
+    """Return the same of each rule once: the first with nothing added, the last with everything."""
+    names = ["+".join([name, *subset]) for name, subset in zip(ALGORITHMS, SUBSETS, strict=True)]
+    return {name: _gradients(model, stage, BUDGETS, **VARIANTS[name]) for name in names}
+
+
 def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
     """Cut through the variants: the longest and the shortest rows, rules that share no factor."""
     names = ("luspo+hadw", "ba", "gspo+kl+entropy")
@@ -590,16 +598,47 @@ def norm_of(tensors: Mapping[str, Tensor]) -> float:
     return sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()) ** 0.5
 
 
+def gradient_sums(model: Path, stage: int) -> dict[str, Any]:
+    """Count the sums over the ranks in a step in bfloat16 of one row, and of many."""
+    calls: list[None] = []
+
+    def counted(sum_up: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **options: Any) -> Any:
+            calls.append(None)
+            return sum_up(*args, **options)
+
+        return count
+
+    results: dict[str, Any] = {}
+    case = Case(model, stage, dtype=torch.bfloat16)
+    for name, budget in {"wide": 10**6, "narrow": 40}.items():
+        rows = case.rows(budget=budget)
+        with ExitStack() as patches:
+            for function in ("all_reduce", "reduce", "reduce_scatter_tensor"):
+                sum_up = counted(getattr(torch.distributed, function))
+                patches.enter_context(patch.object(torch.distributed, function, sum_up))
+            calls.clear()
+            case.train(rows, steps=1)
+            results[name] = (len(rows), len(calls))
+    return results
+
+
 def offloaded(model: Path, stage: int) -> dict[str, Any]:
-    """Take a step with the optimizer's state on the host, and the same step without."""
-    deltas = []
-    for zero in ({}, {"offload_optimizer": {"device": "cpu"}}):
+    """Take two steps with the optimizer's state on the host, always or (in ZeRO 2) between steps, and without."""
+    deltas, states = [], []
+    for zero, between in (({}, False), ({"offload_optimizer": {"device": "cpu"}}, False), ({}, stage == 2)):
         case = Case(model, stage or 2, optimizer="adamw", deepspeed={"zero_optimization": zero})
-        case.train(case.rows(), 2)
+        for _ in range(2):
+            if between:
+                with case.learner.optimizer_on_host():
+                    states.append(sorted(state.value for state in case.learner.engine.optimizer.offloaded_states))
+                assert not case.learner.engine.optimizer.offloaded_states
+            case.train(case.rows(), 1)
         deltas.append(case.delta())
     return {
         "moved": norm_of(deltas[0]),
-        "same": all(torch.equal(d, deltas[1][name]) for name, d in deltas[0].items()),
+        "same": all(torch.equal(d, other[name]) for other in deltas[1:] for name, d in deltas[0].items()),
+        "states": states,
     }
 
 
@@ -665,10 +704,12 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "aborts": aborts,
     "saved": saved,
     "adapters": adapters,
+    "gradient_sums": gradient_sums,
     "offloaded": offloaded,
     "started_recipes": started_recipes,
     "some_algorithms": some_algorithms,
     "every_variant": every_variant,
+    "every_rule": every_rule,
 }
 
 

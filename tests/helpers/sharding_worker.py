@@ -83,6 +83,8 @@ def trains(folder: Path, dtype: torch.dtype, *, shard: bool, lora: LoraConfig | 
 # What a checkpoint is written and read with: two rates make two groups, and a short sub-group cuts ZeRO 3's groups.
 WAYS: dict[str, dict[str, Any]] = {
     "ZeRO 0": {"stage": 0},
+    "ZeRO 1": {"stage": 1},
+    "ZeRO 1, bfloat16": {"stage": 1, "dtype": torch.bfloat16},
     "ZeRO 2": {"stage": 2},
     "ZeRO 2, bfloat16, adapters": {"stage": 2, "dtype": torch.bfloat16, "lora": LoraConfig(rank=3)},
     "ZeRO 3": {"stage": 3, "deepspeed": {"zero_optimization": {"sub_group_size": 50_000}}},
@@ -93,7 +95,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def own_state(case: Case) -> dict[str, Tensor]:
     """Return what this rank holds of the optimizer: masters and moments, as they lie in memory."""
     zero = case.learner.engine.optimizer
-    names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
+    names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
     masters = next((getattr(zero, name) for name in names if hasattr(zero, name)), [])
     held = {f"master {n}": master.detach().clone() for n, master in enumerate(masters)}
     for n, state in enumerate(case.learner._optimizer.state.values()):
@@ -104,13 +106,14 @@ def own_state(case: Case) -> dict[str, Tensor]:
 def weights_follow(case: Case) -> bool:
     """Return whether the weights of ZeRO 1 and 2 are this rank's masters, rounded."""
     zero = case.learner.engine.optimizer
-    if not hasattr(zero, "single_partition_of_fp32_groups"):
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        masters, weights = zero.single_partition_of_fp32_groups, zero.parallel_partitioned_bit16_groups
+    elif hasattr(zero, "fp32_groups_flat_partition"):
+        masters, weights = zero.fp32_groups_flat_partition, zero.bf16_partitioned_groups
+    else:
         return True
-    weights = [parts[rank()] for parts in zero.parallel_partitioned_bit16_groups]
-    return all(
-        torch.equal(master.to(weight.dtype), weight)
-        for master, weight in zip(zero.single_partition_of_fp32_groups, weights, strict=True)
-    )
+    mine = [parts[rank()] for parts in weights]
+    return all(torch.equal(master.to(weight.dtype), weight) for master, weight in zip(masters, mine, strict=True))
 
 
 def visit(model: Path, folder: Path, number: int) -> dict[str, Any]:

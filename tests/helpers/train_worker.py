@@ -19,10 +19,14 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +43,13 @@ from vlm_rl.config import ConfigSection
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner import saving
+from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.recorder import Timings
 from vlm_rl.run import lock
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.transformers import TransformersSampler
+from vlm_rl.samplers.vllm import import_vllm
 from vlm_rl.types import Grade
 
 Job = dict[str, Any]
@@ -124,6 +130,28 @@ def poison(what: str, number: int) -> None:
         return save(self, state)
 
     session.Session.save = poisoned
+
+
+def hold_save(number: int, phase: str, step: int, then: str = "") -> None:
+    """Let the thread of the number-th save write nothing before the phase begins for the step-th time.
+
+    Then it goes on, or writes one file and kills the process (`then` is "SIGKILL"), or finds no folder ("vanish").
+    """
+    write, times, begun = CheckpointFiles.write, {"count": 0}, threading.Event()
+    _before(phase, step, begun.set)
+
+    def held(self: CheckpointFiles) -> Any:
+        times["count"] += 1
+        if times["count"] == number:
+            begun.wait()
+            if then == "SIGKILL":
+                self._jobs.popleft()()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if then == "vanish":
+                shutil.rmtree(self.folder)
+        return write(self)
+
+    CheckpointFiles.write = held
 
 
 def full_disk_at(what: str) -> None:
@@ -286,6 +314,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "die_at_point": die_at_point,
     "list_points": list_points,
     "poison": poison,
+    "hold_save": hold_save,
     "full_disk_at": full_disk_at,
     "remove_run_in": remove_run_in,
     "pause_in": pause_in,
@@ -391,11 +420,37 @@ def _fork_rank(job: Job, variables: dict[str, str]) -> int:
 
 def load_everything() -> None:
     """Import what nearly every job needs; each would spend seconds on it."""
+    import pandas  # noqa: F401
     import scipy.stats  # noqa: F401
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
     import_deepspeed()
     VIDEO_PROCESSOR_MAPPING.values()  # opening any processor imports them all
+
+
+def load_vllm() -> None:
+    """Import what an engine of a toy model takes most of its start for."""
+    import_vllm()
+    for name in ("entrypoints.llm", "v1.executor.uniproc_executor", "v1.worker.cpu_worker", "model_executor.models"):
+        importlib.import_module(f"vllm.{name}")
+    importlib.import_module("vllm.model_executor.models.qwen2_5_vl")
+    importlib.import_module("compressed_tensors")
+
+
+def serve_vllm(jobs: Connection) -> None:
+    """Serve the jobs that sample with vLLM, which leaves its settings in the process that imports it."""
+    load_vllm()
+    gc.freeze()
+    with suppress(EOFError):
+        while True:
+            jobs.send(fork(jobs.recv()))
+
+
+def samples_with_vllm(job: Job) -> bool:
+    """Return whether a configuration or an option of the command line names vLLM."""
+    words = job.get("arguments", ())
+    files = [Path(word) for word in words if word.endswith(".yaml")]
+    return "vllm" in words or any("vllm" in path.read_text() for path in files if path.is_file())
 
 
 def serve() -> None:
@@ -404,8 +459,19 @@ def serve() -> None:
     torch.set_num_threads(1)
     gc.freeze()  # no collection of a job looks through what was imported
     print(json.dumps("ready"), flush=True)
+    vllm_jobs: Connection | None = None
     for line in sys.stdin:
-        print(json.dumps(fork(json.loads(line))), flush=True)
+        job = json.loads(line)
+        if not samples_with_vllm(job):
+            code = fork(job)
+        else:
+            if vllm_jobs is None:
+                vllm_jobs, theirs = Pipe()
+                get_context("fork").Process(target=serve_vllm, args=(theirs,), daemon=True).start()
+                theirs.close()
+            vllm_jobs.send(job)
+            code = vllm_jobs.recv()
+        print(json.dumps(code), flush=True)
 
 
 if __name__ == "__main__":

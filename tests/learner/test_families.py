@@ -12,12 +12,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
-from tests.helpers.groups import WeighedGroup, load_reference
+from tests.helpers.groups import WeighedGroup, load_reference, random_group
+from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
 from vlm_rl.config import ModelPart, Rows
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
 from vlm_rl.learner.policy import Head, Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
+from vlm_rl.templates import TEMPLATES
 
 TOLERANCE = 1e-5  # of log-probs, and of a gradient's distance over its norm
 FamilyModel = Callable[[str], Path]  # the fixture family_model
@@ -56,6 +59,22 @@ def test_packed_rows_equal_the_unmodified_model(model_type: str, family_model: F
     folder = family_model(model_type)
     policy, reference = load_policy(folder), load_reference(folder)
     groups = groups_of(model_type, folder, policy.model.config.get_text_config().vocab_size)
+    check_equal(policy, reference, groups)
+
+
+@pytest.mark.parametrize("model_type", VIDEO_TYPES)
+def test_videos_equal_the_unmodified_model(model_type: str, family_model: FamilyModel) -> None:
+    """Beside images and text in one row; and with the features of a frozen tower."""
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
+    builder = PromptBuilder(folder, template=TEMPLATES["plain"])
+    groups = groups_of(model_type, folder, size := policy.model.config.get_text_config().vocab_size)
+    for problem in (video_problem(SHORT, [0, 0.25]), video_problem(SHORT, question="<image> then <video>")):
+        groups.append(random_group(builder.build(problem), [6, 3], vocabulary=size, seed=9, banned=BANNED))
+    row = packed_row(policy, groups)
+    with torch.no_grad():
+        features, (logp_K, _) = policy(row, only_features=True), policy(row)
+        torch.testing.assert_close(policy(replace(row, vision={"image_features": features}))[0], logp_K)
     check_equal(policy, reference, groups)
 
 
@@ -218,6 +237,15 @@ def test_what_packed_rows_compute_wrongly_is_refused_twice(
 def test_what_is_right_passes_the_self_check(dtype: torch.dtype, model_type: str, family_model: FamilyModel) -> None:
     check, policy = self_check(family_model(model_type), dtype=dtype)
     check.compare(policy, path="")
+
+
+def test_a_long_video_passes_the_self_check(family_model: FamilyModel) -> None:
+    """Though transformers alone would give other positions to what follows it."""
+    folder = family_model("qwen2_5_vl")
+    model = load_model(folder, dtype=torch.float32)
+    prompt = PromptBuilder(folder, template=TEMPLATES["plain"]).build(video_problem(LONG))
+    check = SelfCheck(model, [prompt], banned_ids=BANNED, temperature=TEMPERATURE)
+    check.compare(Policy(model, banned_ids=BANNED, temperature=TEMPERATURE), path="")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

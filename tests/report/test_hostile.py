@@ -46,6 +46,7 @@ def shown_text(browser: Any, page_file: Path, num_charts: int) -> str:
         return text
 
 
+@pytest.mark.slow
 def test_a_report_of_hostile_runs(tmp_path: Path, browser: Any) -> None:
     runs = [hostile_run(tmp_path / attack(f"run{i}"), steps=(0, 4), seed=i) for i in range(2)]
     single = shown_text(browser, write_report(runs[:1], tmp_path / "one.html"), 5)

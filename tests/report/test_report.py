@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -20,13 +21,17 @@ from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import control_sentences, write_report
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.stats import estimate, running_mean, smooth
 
 HOSTILE = (
     "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
     "<form action='http://evil.example'><input></form></div></section> ![x](http://evil.example/y.png) "
     "${window.pwned=1} {{constructor}} \x00\u202e <svg/onload=window.pwned=1> <style>body{display:none}</style>"
 )
-SECTIONS = ["Reward", "Accuracy", "Length", "Gradient mass", "Updates", "Time", "Examples", "Configuration"]
+SECTIONS = [
+    *("Change", "Reward", "Accuracy", "Length", "Gradient mass", "Updates", "Time", "Examples", "Every metric"),
+    "Configuration",
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +70,56 @@ def test_the_page_opens_in_both_themes_without_a_request(run, page, browser):
             assert visit.page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
             visit.page.evaluate("chartsDrawn")
             assert visit.page.evaluate(
-                "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg path'))"
+                "[...document.querySelectorAll('.chart:not(.fold .chart)')].every(c => c.querySelector('svg path'))"
             )
             label = "document.querySelector('.chart svg text').getAttribute('fill')"
             colors[scheme] = visit.page.evaluate(f"[getComputedStyle(document.body).color, {label}]")
     assert colors["light"][0] != colors["dark"][0] and colors["light"][1] != colors["dark"][1]
+
+
+def test_the_tools_of_a_chart(run, page, browser, tmp_path):
+    """The values as CSV, the picture, a logarithmic axis, the slider of all running means, and folded charts."""
+    metrics = RunCurves(run)
+    steps, reward = metrics.metric("reward")
+    with open_page((run.path / "report.html").as_uri(), browser=browser) as visit:
+        visit.page.evaluate("chartsDrawn")
+        chart = visit.page.locator("#reward .chart").first
+        for half in (None, 4):
+            if half is not None:
+                visit.page.locator(".smoothing input").fill(str(half))
+            chart.hover()
+            with visit.page.expect_download() as download:
+                chart.get_by_role("button", name="CSV").click()
+            head, *rows = download.value.path().read_text().splitlines()
+            assert head == '"series","step","y","mean"' and download.value.suggested_filename.endswith(".csv")
+            values = np.array([[float(value) for value in row.split(",")[1:]] for row in rows])
+            mean = smooth(reward) if half is None else running_mean(reward, 2 * half + 1)
+            np.testing.assert_allclose(values, np.c_[steps, reward, mean], rtol=1e-5)
+        with visit.page.expect_download() as download:
+            chart.get_by_role("button", name="PNG").click()
+        with Image.open(download.value.path()) as picture:
+            assert picture.width > 1000 and len(picture.getcolors(10**6)) > 10
+        labels = "[...document.querySelectorAll('#length .chart svg')][0].textContent"
+        before = visit.page.evaluate(labels)
+        visit.page.locator("#length .chart").first.get_by_role("button", name="log").click()
+        visit.page.wait_for_function(f"{labels} !== {json.dumps(before)}")
+        fold = visit.page.locator(".fold").first
+        assert fold.locator("svg").count() == 0
+        fold.locator("summary").click()
+        fold.locator("svg").first.wait_for()
+        names = {name for record in run.metrics() for name in record} - {"step", "attempt"}
+        shown = page.source[page.source.index('id="every-metric"') :]
+        assert all(name in shown for name in names)
+        assert visit.failures == []
+
+
+def test_a_change_is_that_of_the_same_problems(run, page):
+    """The first sentence has the mean of the differences by problem, and the interval of their t distribution."""
+    first, last = run.evals()[0], run.evals()[-1]
+    right = [{row["problem_id"]: row["verdict"] == "correct" for row in e.rows().to_pylist()} for e in (first, last)]
+    difference = estimate([float(right[1][name]) - float(right[0][name]) for name in right[0]], bounds=(-1, 1))
+    ends = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
+    assert f"({100 * difference.mean:+.1f} points, 95 % interval {ends}" in page.text
 
 
 _RAGGED_ROWS = """
@@ -117,7 +167,8 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path, browser):
     run.write_rollouts(1, 1, [rollout_row(1, text=HOSTILE)])
     out = write_report([run], tmp_path / "report.html")
     page = Page(out)
-    assert not set(page.tags) & {"form", "input"} and page.tags.count("script") == len(page.charts) + 2
+    assert "form" not in page.tags and page.tags.count("input") == 1  # the slider
+    assert page.tags.count("script") == len(page.charts) + 2
     assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
     with open_page(out.as_uri(), browser=browser) as visit:
         assert visit.requests == [out.as_uri()] and visit.failures == []
@@ -135,6 +186,21 @@ def test_what_was_not_logged_is_said_and_not_drawn(tmp_path):
     assert page.text.count("not logged by this run") == 11
     assert len(page.charts) == 3  # accuracy, length, length split: they need the rollouts only
     assert "There are no two evaluations" in page.text and "No evaluation is stored" in page.text
+
+
+def test_functions_and_the_judge_have_their_curves_by_name(tmp_path):
+    """A function that is a part of the reward, and a judge whose value is only logged."""
+    run = build_run(tmp_path / "run", steps=2, eval_steps=())
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line |= {"rewards/short/mean": 0.25 + number, "rewards/short/std": 0.1, "length_pull/short": -1.0}
+        line |= {"rewards/judge/mean": 0.75 + number, "rewards/judge/undecided_rate": 0.0}
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Page(write_report([run], tmp_path / "report.html"))
+    titles = re.findall(r"(?:Part|Value): \w+", page.text)
+    parts = [f"Part: {name}" for name in ("accuracy", "format", "overlong", "short")]
+    assert list(dict.fromkeys(titles)) == [*parts, "Value: judge"]
+    assert {"Part: short", "Value: judge"} <= page.charts.keys()
 
 
 def test_an_empty_run_gives_a_page_without_a_plot(tmp_path):

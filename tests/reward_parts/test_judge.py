@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from tests.helpers.images import plain_png
 from tests.helpers.judge_server import JudgeServer, judge_server
 from tests.helpers.served import free_port
-from tests.helpers.toy_runs import toy_problem
 from vlm_rl.config import JudgeConfig, RewardConfig, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
@@ -224,31 +222,6 @@ def test_the_key_is_in_no_file(tmp_path: Path, server: JudgeServer, monkeypatch:
     assert verdict.outcome == 0.3
     (file,) = (tmp_path / "cache").rglob("*.json")
     assert "Bearer ***" in file.read_text() and "s3cret" not in file.read_text()
-
-
-@pytest.mark.slow
-def test_a_model_on_vllms_own_server_is_a_judge(tmp_path: Path, vllm_url: str) -> None:
-    """Images and all are taken, tokens are counted as the server counts them, and a score is that of the text."""
-    sampled = {"temperature": 1.0, "max_tokens": 14, "lowest": -1e9, "highest": 1e9}
-    config = config_of(tmp_path, vllm_url, model="tiny", images=True, **sampled)
-    calls: list[Call] = [(toy_problem(index, "train", 6), "so 5", RIGHT, 3) for index in range(6)]
-    judge = Judge(config, cache=tmp_path / "cache")
-    verdicts = judge.verdicts(calls)
-    for call, verdict in zip(calls, verdicts, strict=True):
-        body = judge._body(call)
-        usage = httpx.post(f"{vllm_url}/chat/completions", json=body, timeout=60, trust_env=False).json()["usage"]
-        assert verdict.cost["prompt_tokens"] == usage["prompt_tokens"] > 9  # an image of 84 x 84 pixels has 9
-        assert 0 < verdict.cost["completion_tokens"] <= 14 and verdict.cost["requests"] == 1
-        text = ReplyCache(tmp_path / "cache").get(key_of(vllm_url, body))
-        if text is None:
-            assert str(verdict.outcome).startswith("the judge's reply holds no text")
-        elif (score := read_score(text, config)) is None:
-            assert str(verdict.outcome).startswith("the judge's reply holds no score")
-        else:
-            assert verdict.outcome == score
-    replies = files_of(tmp_path / "cache")
-    assert replies
-    assert sum(verdict.cost["cached"] for verdict in judge.verdicts(calls)) == len(replies)
 
 
 # -- the cache ----------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""The terminal's lines and tables, with and without a terminal, and the trackers."""
+"""The terminal's lines and tables, with and without a terminal."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import subprocess
@@ -12,10 +11,8 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.example_run import build_run
-from tests.helpers.rollout_rows import CONFIG, rollout_row
-from vlm_rl.errors import UserError
+from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.run.terminal import StepLine, clock, progress, resume_command, sample_table, visible
-from vlm_rl.run.trackers import make_trackers
 
 METRICS = {
     "reward": 1.25,
@@ -157,25 +154,6 @@ def test_only_rank_0_prints():
 )
 def test_clock(seconds, text):
     assert clock(seconds) == text
-
-
-def test_tensorboard_holds_what_was_logged(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (tracker,) = make_trackers(["tensorboard"], tmp_path, CONFIG)
-    tracker.log(1, {"reward": 0.25, "bad": math.nan})
-    tracker.log(2, {"reward": 0.5})
-    tracker.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert events.Tags()["scalars"] == ["reward"]
-    assert [(e.step, e.value) for e in events.Scalars("reward")] == [(1, 0.25), (2, 0.5)]
-
-
-def test_an_absent_tracker_is_the_users_error(tmp_path):
-    for name in ("wandb", "trackio"):
-        if importlib.util.find_spec(name) is None:
-            with pytest.raises(UserError, match=f"{name} is not installed"):
-                make_trackers([name], tmp_path, CONFIG)
 
 
 def test_stored_rows_make_a_table(tmp_path):

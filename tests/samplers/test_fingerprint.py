@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_rl.samplers import fingerprint as fingerprint_module
-from vlm_rl.samplers.fingerprint import fingerprint
+from vlm_rl.samplers.fingerprint import Shard, fingerprint, join_shards, shard_checksums
 
 
 def test_a_fingerprint_does_not_depend_on_the_order_of_the_tensors() -> None:
@@ -63,3 +66,53 @@ def test_changes_that_cancel_in_the_sums_are_found() -> None:
 def test_a_fingerprint_in_the_engines_precision() -> None:
     tensor = torch.randn(100, generator=torch.Generator().manual_seed(0))
     assert fingerprint([("w", tensor)], dtype=torch.bfloat16) == fingerprint([("w", tensor.bfloat16())])
+
+
+def shards_of(tensor: torch.Tensor, dim: int, ranks: int, *, parts: int = 1) -> list[list[Shard]]:
+    """Divide each of the `parts` of a tensor among ranks, as vLLM does with what it fuses."""
+    whole, size = tuple(tensor.shape), tensor.shape[dim] // parts // ranks
+    return [
+        [
+            Shard("w", tensor.narrow(dim, start, size).clone(), whole, dim, start)
+            for start in range(rank * size, tensor.shape[dim], ranks * size)
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def joined(ranks: list[list[Shard]]) -> int:
+    return join_shards([shard_checksums(shards, dtype=torch.float32) for shards in ranks], {}).checksum
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 22])
+@pytest.mark.parametrize(("dim", "ranks", "parts"), [(0, 2, 1), (1, 3, 1), (2, 2, 1), (0, 2, 2), (1, 2, 3)])
+def test_shards_add_up_to_the_whole(
+    dim: int, ranks: int, parts: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.randn(4, 12, 6, generator=torch.Generator().manual_seed(0))
+    whole = fingerprint([("w", tensor)]).checksum
+    monkeypatch.setattr(fingerprint_module, "_CHUNK", chunk)
+    shards = shards_of(tensor, dim, ranks, parts=parts)
+    assert joined(shards) == whole
+    assert joined([shards[0], *shards]) == whole, "what two ranks hold counts once"
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_shard_that_is_wrong_on_one_rank_is_found(dim: int) -> None:
+    tensor = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    whole = fingerprint([("w", tensor)]).checksum
+
+    def held(last: Callable[[Shard], Shard]) -> int:
+        first, (shard,) = shards_of(tensor, dim, 2)
+        return joined([first, [last(shard)]])
+
+    assert held(lambda shard: shard) == whole
+    wrong = {
+        "stale": lambda shard: replace(shard, tensor=shard.tensor + 1),
+        "shifted": lambda shard: replace(shard, tensor=shard.tensor.roll(1, dim)),
+        "the other rank's": lambda shard: replace(shard, tensor=shards_of(tensor, dim, 2)[0][0].tensor),
+        "counted twice": lambda shard: replace(shard, start=0),
+    }
+    assert {name for name, change in wrong.items() if held(change) == whole} == set()
+    copies = [[Shard("w", tensor, (4, 6))], [Shard("w", tensor + 1, (4, 6))]]
+    assert whole not in (joined(copies), joined(copies[::-1])), "copies that differ"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,10 +18,12 @@ from transformers import AutoModelForImageTextToText
 
 from tests.helpers.groups import load_reference, own_inputs
 from tests.helpers.images import noise_png
-from vlm_rl.data.prompts import PromptBuilder
+from tests.helpers.videos import LONG, SHORT, video_problem
+from vlm_rl.data.carry_over import begin
+from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import InProcessSampler, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.vllm import _request, _threads_kept
@@ -134,6 +136,10 @@ def plain_logits(model: torch.nn.Module, prompt: Prompt, rollout: Rollout) -> to
     """[R, V] of an ordinary forward over prompt + response, one row, the model's own positions."""
     ids = torch.from_numpy(np.concatenate([prompt.ids, rollout.ids]).astype(np.int64))[None]
     extra = own_inputs(model, ids, prompt.vision) if prompt.vision else {}
+    if prompt.videos:  # behind a long one transformers alone would not give the published positions
+        positions = rope_positions(model, prompt)
+        rest = torch.arange(len(rollout.ids)) + positions.max() + 1
+        extra["position_ids"] = torch.cat([positions, rest.expand(3, -1)], 1)[:, None]
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False, **extra).logits[0]
     return logits[len(prompt.ids) - 1 : -1]
@@ -157,6 +163,62 @@ def same(first: list[list[Rollout]], second: list[list[Rollout]]) -> bool:
 
 
 # --- what is generated -----------------------------------------------------------------------
+
+
+def not_begun(prompts: list[Prompt], responses: int) -> list[tuple[Rollout, ...]]:
+    problems = [Problem(prompt.problem_id, "", (), "", "text") for prompt in prompts]
+    return [begin(problem, 1, responses=responses).rollouts for problem in problems]
+
+
+def draw_on(sampler: Sampler, prompts: list[Prompt], begun: Any, *, step: int, enough: int) -> tuple[list, list[int]]:
+    """Return all groups, and those that counted, in their order."""
+    counted: list[int] = []
+    in_process = cast(InProcessSampler, sampler)
+    groups = in_process.generate_until(
+        prompts, begun, SAMPLED, seed=3, step=step, enough=enough, on_group=lambda index, _: counted.append(index)
+    )
+    return groups, counted
+
+
+def test_waiting_for_all_groups_is_generating(sampler: Sampler, prompts: list[Prompt]) -> None:
+    plain = sampler.generate(prompts, SAMPLED, seed=3, step=5)
+    groups, counted = draw_on(sampler, prompts, not_begun(prompts, 4), step=5, enough=4)
+    assert [[r.ids.tolist() for r in group] for group in groups] == [[r.ids.tolist() for r in g] for g in plain]
+    assert sorted(counted) == [0, 1, 2, 3]
+    assert all(r.stop_reason in ("stop", "length") and r.older == () for group in groups for r in group)
+
+
+def test_tokens_keep_the_log_probs_of_the_weights_that_drew_them(
+    sampler: Sampler, sharp_model: Path, builder: PromptBuilder, prompts: list[Prompt]
+) -> None:
+    """Three groups have some tokens of the first weights. Under other weights a batch stops at the first group that
+    is done; under the third ones all are drawn to their ends."""
+    models = {0: load(sharp_model), 1: edited(sharp_model, noise(0.02)), 2: edited(sharp_model, noise(0.05))}
+    before: Any = not_begun(prompts, 4)
+    for index, tokens in enumerate((30, 20, 10)):
+        (cut,) = sampler.generate([prompts[index]], replace(SAMPLED, max_tokens=tokens), seed=3, step=0)
+        before[index] = [r if r.stop_reason == "stop" else replace(r, stop_reason="unfinished") for r in cut]
+    groups = before
+    for version, enough in ((1, 1), (2, 4)):
+        sampler.load_weights(models[version].named_parameters(), version=version)
+        groups, counted = draw_on(sampler, prompts, before, step=version, enough=enough)
+        assert len(counted) == enough
+        assert all(r.stop_reason != "unfinished" for index in counted for r in groups[index])
+        for (_, old), (_, new) in zip(pairs(prompts, before), pairs(prompts, groups), strict=True):
+            assert new.ids[: len(old.ids)].tolist() == old.ids.tolist()
+            assert new.logprobs[: len(old.ids)].tobytes() == old.logprobs.tobytes()
+            assert old.stop_reason == "unfinished" or new is old
+        before = groups
+    assert {len(set(r.versions_R)) for group in groups for r in group} >= {2, 3}
+    for prompt, rollout in pairs(prompts, groups):
+        assert 0 < len(rollout.ids) <= SAMPLED.max_tokens
+        assert rollout.text == builder.decode(rollout.ids)
+        assert (rollout.stop_reason == "stop") == (int(rollout.ids[-1]) in builder.eos_ids)
+        assert rollout.stop_reason == "stop" or len(rollout.ids) == SAMPLED.max_tokens
+        for version in set(rollout.versions_R):
+            mine = rollout.versions_R == version
+            expected = expected_logprobs(models[version], builder, prompt, rollout, SAMPLED.temperature)
+            np.testing.assert_allclose(rollout.logprobs[mine], expected[mine], atol=2e-4)
 
 
 def test_repeats_itself_bit_for_bit(sampler: Sampler, prompts: list[Prompt]) -> None:
@@ -584,12 +646,29 @@ def test_options_that_would_break_the_contract_are_refused(
 # --- every family of models, and two ranks -------------------------------------------------------
 
 
-LINEAR_ATTENTION = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # not done after minutes in vLLM on a CPU
+LINEAR_ATTENTION = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # refused with vLLM on a CPU
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)
 def test_every_family_on_transformers(model_type: str, family_model: Callable[[str], Path]) -> None:
     check_family("transformers", model_type, family_model)
+
+
+def test_linear_attention_is_refused_with_vllm_on_a_cpu(
+    family_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its kernels for CPUs would end the run at its first rollout; `auto` takes the other engine and says why."""
+    monkeypatch.setattr("vlm_rl.samplers.factory._vllm_problem", lambda: None)  # as where it is installed
+    path = family_model("qwen3_5")
+    builder = PromptBuilder(path, template=TEMPLATES["plain"])
+    with pytest.raises(UserError, match=r"linear attention in bfloat16 alone.*use the transformers sampler"):
+        start("vllm", path, builder)
+    sampler = start("auto", path, builder)
+    assert sampler.name == "transformers"
+    assert capsys.readouterr().out.startswith("sampler: transformers (on a CPU vLLM computes layers of linear")
+    sampler.close()
 
 
 @pytest.mark.slow
@@ -600,7 +679,10 @@ def test_every_family_on_vllm(model_type: str, family_model: Callable[[str], Pat
 
 
 def check_family(name: str, model_type: str, family_model: Callable[[str], Path]) -> None:
-    """New weights arrive, as the fingerprint proves, and the log-probs are those of the unmodified model."""
+    """New weights arrive, as the fingerprint proves, and the log-probs are those of the unmodified model.
+
+    Of videos too, where the model takes them.
+    """
     path = family_model(model_type)
     builder = PromptBuilder(path, template=TEMPLATES["plain"], max_pixels=100_352)
     images = (noise_png(100, 300, 1), noise_png(84, 84, 2)) if builder.is_vision else ()
@@ -609,6 +691,10 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         builder.build(Problem(id=question, question=question, images=used, answer="4", answer_type="integer"))
         for question, used in questions.items()
     ]
+    if builder.takes_videos:
+        with_videos = [video_problem(SHORT, LONG), video_problem([0, 10, 20], SHORT)]  # equal frames, at other times
+        builder.allow_videos(with_videos)
+        prompts += map(builder.build, with_videos)
     model = load_reference(path)
     sampler = start(name, path, builder)
     with torch.no_grad():

@@ -277,8 +277,8 @@ def test_unfinished_runs_are_missing_and_not_counted(tmp_path):
 # -- the page --------------------------------------------------------------------------------------
 
 SECTIONS = [
-    "Final values",
     "Paired differences",
+    "Final values",
     "Token or sequence aggregation",
     "Learning",
     "Length",
@@ -313,6 +313,17 @@ def test_the_page_holds_everything_and_asks_for_nothing(page):
     assert all(address.startswith("#") for address in page.addresses)
     assert page.tags.count("script") == len(page.charts) + 2 and "link" not in page.tags
     assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_differences_come_first_in_words(page):
+    """A rule is named with its interval where that excludes 0, and the table says the same in bold."""
+    first = page.source[: page.source.index("<h2>Final values")]
+    assert "<h2>Paired differences" in first
+    sentences = re.findall(r"<p>(Against grpo: .*?|No rule clearly differs from grpo\.)</p>", first)
+    assert len(sentences) == first.count('class="card difference"')
+    for sentence, table in zip(sentences, first.split('class="card difference"')[1:], strict=True):
+        bold = re.findall(r'</i>([^<]+)</td>\s*<td class="number">\d+</td><td class="number"><b>([^<]+)</b>', table)
+        assert re.findall(r"(\S+) ([+-][\d.]+) (?:points|tokens)", sentence) == bold
 
 
 def test_the_page_names_what_is_missing(page):

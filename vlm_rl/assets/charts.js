@@ -1,6 +1,7 @@
 // Draws the charts of a page: every <div class="chart"> that holds a Vega-Lite specification as JSON.
 // Expressions run in Vega's interpreter (`ast`), so that the page needs no permission for eval.
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const smoothing = { window: 0 }; // 0: each curve's own
 const widths = new ResizeObserver((entries) => {
   for (const { target } of entries) if (target.view && target.clientWidth) target.view.width(target.clientWidth).runAsync();
 });
@@ -14,6 +15,7 @@ function themed(node, style) {
   return Object.fromEntries(Object.entries(node).map(([key, item]) => [key, isData(key) ? item : themed(item, style)]));
 }
 
+const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: (...shown) => showTip(...shown) };
 const rowOf = (item) => item?.datum?.datum ?? item?.datum; // the nearest point's, where points are looked up by distance
 
 const tip = document.createElement("div");
@@ -52,14 +54,106 @@ function addLegend(chart, entries, hidden) {
   }));
 }
 
-async function draw(chart) {
+// The mean over `window` (odd) neighbours of each curve that has one; fewer at its ends.
+function smoothed(rows, curves, window) {
+  const half = (window - 1) / 2;
+  for (const name of curves) {
+    const own = rows.filter((row) => row.series === name);
+    const sums = [0];
+    for (const row of own) sums.push(sums.at(-1) + row.y);
+    own.forEach((row, place) => {
+      const from = Math.max(0, place - half), to = Math.min(own.length, place + half + 1);
+      row.mean = (sums[to] - sums[from]) / (to - from);
+    });
+  }
+  return rows;
+}
+
+// The vertical axis of every layer, logarithmic or linear from 0 or its lowest value.
+function withScale(spec, isLog) {
+  if (isLog === spec.usermeta.log) return spec;
+  for (const { encoding: { y } } of spec.layer) {
+    if (y?.type !== "quantitative" || !y.scale) continue;
+    y.scale = isLog ? { type: "log", nice: false, padding: 8 } : { zero: false, nice: true };
+    y.axis = { ...y.axis, values: undefined };
+  }
+  return spec;
+}
+
+function save(name, address) {
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+}
+
+// A curve's name may come from anywhere: a spreadsheet must not take it for a formula.
+function cell(value) {
+  if (typeof value !== "string") return value ?? "";
+  return `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+}
+
+function csv({ datasets: { rows }, encoding }) {
+  const columns = ["series", "x", "y", "mean", "low", "high"].filter((column) => rows.some((row) => column in row));
+  const head = columns.map((column) => cell(column === "x" ? encoding.x?.title ?? "x" : column));
+  return [head, ...rows.map((row) => columns.map((column) => cell(row[column])))].map((line) => line.join(",")).join("\n") + "\n";
+}
+
+// The chart as it is shown, with its title, its legend and the page's background, as the address of a PNG.
+async function picture(chart) {
+  const spec = withScale(specOf(chart), chart.isLog), { color } = spec.encoding ?? {};
+  Object.assign(spec, { title: chart.getAttribute("aria-label"), width: chart.plot.clientWidth, padding: 12 });
+  spec.background = getComputedStyle(document.documentElement).backgroundColor;
+  if (spec.usermeta.legend.length && color) color.legend = { title: null };
+  const { view, finalize } = await window.vegaEmbed(document.createElement("div"), themed(spec, getComputedStyle(chart)), options);
+  const address = await view.signal("hidden", [...chart.hidden_curves]).toImageURL("png", 2);
+  finalize();
+  return address;
+}
+
+// Buttons in the chart's corner: a logarithmic axis, and the chart as a picture and as a table.
+function addTools(chart, spec) {
+  const tools = chart.appendChild(document.createElement("div"));
+  tools.className = "tools";
+  const name = (chart.getAttribute("aria-label") ?? "chart").toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+  const add = (text, title, action) => {
+    const button = tools.appendChild(document.createElement("button"));
+    Object.assign(button, { type: "button", textContent: text, title });
+    button.addEventListener("click", () => action(button));
+    return button;
+  };
+  if (spec.usermeta.log !== null && spec.usermeta.log !== undefined) {
+    add("log", "logarithmic axis", (button) => {
+      chart.isLog = !chart.isLog;
+      button.setAttribute("aria-pressed", String(chart.isLog));
+      return draw(chart);
+    }).setAttribute("aria-pressed", String(chart.isLog));
+  }
+  add("PNG", "save as a picture", async () => save(`${name}.png`, await picture(chart)));
+  if (spec.encoding?.x?.field === "x") {
+    add("CSV", "save the values as a table", () => {
+      const address = URL.createObjectURL(new Blob([csv(specOf(chart))], { type: "text/csv" }));
+      save(`${name}.csv`, address);
+      URL.revokeObjectURL(address);
+    });
+  }
+}
+
+const specOf = (chart) => {
   const spec = JSON.parse(chart.querySelector('script[type="application/json"]').textContent);
+  if (smoothing.window) smoothed(spec.datasets.rows, spec.usermeta.smooth ?? [], smoothing.window);
+  return spec;
+};
+
+async function draw(chart) {
+  const given = specOf(chart);
+  chart.isLog ??= given.usermeta.log;
+  const spec = withScale(given, chart.isLog);
   const entries = spec.usermeta.legend;
   chart.hidden_curves ??= new Set();
   if (!chart.plot) chart.plot = chart.appendChild(document.createElement("div"));
   if (entries.length) addLegend(chart, entries, chart.hidden_curves);
   chart.plot.view?.finalize();
-  const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: showTip };
   const { view } = await window.vegaEmbed(chart.plot, themed(spec, getComputedStyle(chart)), options);
   if (chart.hidden_curves.size) view.signal("hidden", [...chart.hidden_curves]).runAsync();
   view.addEventListener("click", (event, item) => {
@@ -68,11 +162,31 @@ async function draw(chart) {
   });
   chart.plot.view = view;
   widths.observe(chart.plot);
+  if (!chart.querySelector(".tools")) addTools(chart, given);
 }
 
+// Charts in a closed fold wait until it is opened.
 window.drawCharts = (root = document) => Promise.all([...root.querySelectorAll(".chart:not([data-drawn])")].map((chart) => {
+  if (chart.closest("details:not([open])")) return undefined;
   chart.dataset.drawn = "";
   return draw(chart);
 }));
+document.addEventListener("toggle", (event) => event.target.open && window.drawCharts(event.target), true);
+
+// The slider of a page: the window of all its running means. Until it is moved, each curve has the window of its length.
+function addSmoothing(slider) {
+  slider.closest("[hidden]").hidden = false;
+  slider.addEventListener("input", () => {
+    smoothing.window = 2 * slider.valueAsNumber + 1;
+    slider.nextElementSibling.textContent = smoothing.window === 1 ? "off" : `${smoothing.window} steps`;
+    for (const chart of document.querySelectorAll(".chart[data-drawn]")) {
+      const spec = specOf(chart);
+      if (spec.usermeta.smooth?.length) chart.plot.view?.data("rows", spec.datasets.rows).runAsync();
+    }
+  });
+}
+const hasSmoothing = () => [...document.querySelectorAll('.chart > script[type="application/json"]')].some((data) => JSON.parse(data.textContent).usermeta.smooth?.length);
+const slider = document.querySelector(".smoothing input");
+if (slider && hasSmoothing()) addSmoothing(slider);
 dark.addEventListener("change", () => document.querySelectorAll(".chart[data-drawn]").forEach((chart) => draw(chart)));
 window.chartsDrawn = window.drawCharts();

@@ -1,6 +1,7 @@
 """Prepared sets on their way into a model: problems, their images, their prompts.
 
     adapters           LoRA adapters on disk, and how they are merged
+    carry_over         groups that one step begins and a later one ends
     golds              the text, type and options of a gold answer
     sets               read a prepared set, and refuse what must not be trained or scored on
     order              the order of prompts, and the ledger that accounts for each of them
@@ -10,6 +11,7 @@
     model_folder       refuse a model folder that would run code, and open its configuration and tokenizer
     checkpoint_layout  a model's parameters as its published checkpoints have them
     finite_weights     NaN and infinity in a file of weights
+    routers            the routers of a mixture of experts, and a record of what they choose
     stored_images      the images of a prepared set, which stay on disk until they are used
 
 Private to this room: untrusted_text (text of a question never becomes a control token), and the families of vision:
@@ -19,6 +21,7 @@ prompts loads torch; so does loading a set, where one rank checks for all.
 
 __all__ = [
     "adapters",
+    "carry_over",
     "checkpoint_layout",
     "finite_weights",
     "golds",
@@ -26,6 +29,7 @@ __all__ = [
     "model_folder",
     "order",
     "prompts",
+    "routers",
     "sets",
     "stored_images",
     "vision",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.config import RolloutConfig
 from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
 from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.errors import UserError
@@ -93,6 +94,27 @@ def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int
     if wanted > context:
         raise UserError(f"{settings} is {wanted}, above the model's context of {context}: lower one of them")
     return wanted
+
+
+def check_divides(model_config: Any, rollout: RolloutConfig) -> None:
+    """Raise UserError for a model whose heads or MLPs vLLM cannot divide among rollout.tensor_parallel ranks."""
+    ranks = rollout.tensor_parallel
+    parts = {"text": model_config.get_text_config()}
+    if rollout.vllm.get("mm_encoder_tp_mode") != "data":  # otherwise each rank has the whole tower
+        parts["vision"] = getattr(model_config, "vision_config", None)
+    for part, settings in parts.items():
+        for key in ("num_attention_heads", "num_heads", "intermediate_size", "moe_intermediate_size"):
+            if (size := getattr(settings, key, None)) and size % ranks:
+                raise UserError(
+                    f"rollout.tensor_parallel is {ranks}, which does not divide {key} of the {part} model, {size}: "
+                    "use a number that does"
+                )
+    heads = getattr(parts["text"], "num_key_value_heads", None) or ranks
+    if heads % ranks and ranks % heads:
+        raise UserError(
+            f"rollout.tensor_parallel is {ranks}, and the model has {heads} heads of keys and values: use a number "
+            "that divides them, or a multiple of them"
+        )
 
 
 def _check_config(file: Path) -> None:

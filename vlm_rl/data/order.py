@@ -42,16 +42,16 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of every prompt drawn: drawn = trained + skipped (by reason) + failed."""
+    """What became of every prompt drawn: drawn = trained + skipped (by reason) + failed + those in progress."""
 
     drawn: int = 0
     trained: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     failed: int = 0
 
-    def check(self) -> None:
-        """Raise if a prompt was lost or counted twice."""
-        total = self.trained + sum(self.skipped.values()) + self.failed
+    def check(self, *, in_progress: int = 0) -> None:
+        """Raise if a prompt was lost or counted twice; `in_progress` of them go on in the next step."""
+        total = self.trained + sum(self.skipped.values()) + self.failed + in_progress
         if total != self.drawn:
             raise RuntimeError(f"the prompt ledger does not close: {self.drawn} drawn, {total} accounted for: {self}")
 

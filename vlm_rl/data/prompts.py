@@ -26,7 +26,7 @@ from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.templates import THINK, Template, boxes
-from vlm_rl.types import IMAGE_MARKER, Problem, Prompt
+from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, marker_fault, split_at_markers
 
 
 class PromptBuilder:
@@ -35,6 +35,8 @@ class PromptBuilder:
     Attributes:
         tokenizer, processor: the model's own; processor is None for a text-only model.
         is_vision: whether the model takes images.
+        takes_videos: whether it takes videos.
+        max_videos: the most videos of a prompt for which an engine keeps memory (`allow_videos`).
         family: how its images enter it, None for a text-only model.
         template: the prompt template.
         prefill: what the chat template and the template write into the response's start.
@@ -68,6 +70,9 @@ class PromptBuilder:
         self.processor, self.tokenizer = open_tokenizer(self.model_path, is_vision=self.is_vision)
         self._check_vocabulary()
         self.image_token_id: int | None = self.config.image_token_id if self.is_vision else None
+        self.takes_videos = self.family is not None and self.family.takes_videos(self.config)
+        self.max_videos = 0
+        self._placeholders = {self.image_token_id, *([self.config.video_token_id] if self.takes_videos else [])}
         self._encoder = UntrustedTextEncoder(self.tokenizer)
         if self.family is not None:
             self.family.check_limits(**self._image_options)
@@ -89,42 +94,66 @@ class PromptBuilder:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Return the options of vllm.LLM with which the engine makes the same of images."""
-        return {} if self.family is None else self.family.engine_options(**self._image_options)
+        return (
+            {}
+            if self.family is None
+            else self.family.engine_options(**self._image_options, max_videos=self.max_videos)
+        )
 
     @property
     def _image_options(self) -> dict[str, Any]:
         return {"processor": self.processor, "min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
 
+    def allow_videos(self, problems: Iterable[Problem]) -> None:
+        """Let engines that start later keep memory for the videos of these problems.
+
+        Raises UserError naming the first problem with a video where the model takes none.
+        """
+        for problem in problems:
+            if problem.videos:
+                self._check_takes_videos(problem)
+                self.max_videos = max(self.max_videos, len(problem.videos))
+
     def build(self, problem: Problem) -> Prompt:
         """Render a problem. Raises UserError naming the problem if its text or images cannot be used."""
-        num_markers = problem.question.count(IMAGE_MARKER)
-        images = self._images(problem, num_markers=num_markers)
-        text, sampler_ids = self._render_unexpanded(problem, images)
+        media = self._media(problem)
+        text, sampler_ids = self._render_unexpanded(problem)
         vision, expansions = {}, []
-        if images and self.family is not None:
-            vision, expansions = self.family.encode(images, **self._image_options)
+        if media and self.family is not None:
+            vision, expansions = self.family.encode(media, **self._image_options)
         return Prompt(
             problem_id=problem.id,
             text=text,
             prefill=self.prefill,
             ids=self._expand(sampler_ids, expansions),
             sampler_ids=np.array(sampler_ids, dtype=np.int32),
-            images=tuple(images),
+            images=tuple(item for item in media if not isinstance(item, Video)),
             vision=vision,
+            videos=tuple(item for item in media if isinstance(item, Video)),
         )
 
     def count_unexpanded(self, problem: Problem) -> int:
-        """Count the tokens of the problem's prompt, each image as one; its images need not be read yet."""
-        stand_ins = [Image.new("1", (1, 1))] * problem.question.count(IMAGE_MARKER)
-        return len(self._render_unexpanded(problem, stand_ins)[1])
+        """Count the tokens of the problem's prompt, each image and each pair of frames as one visual token.
 
-    def _render_unexpanded(self, problem: Problem, images: Sequence[Image.Image]) -> tuple[str, list[int]]:
-        """Return (rendered text, ids with one placeholder per image)."""
-        texts = problem.question.split(IMAGE_MARKER)
+        The images need not be read yet.
+        """
+        if problem.videos:
+            self._check_takes_videos(problem)
+        count = len(self._render_unexpanded(problem)[1])
+        for seconds in problem.videos:
+            assert self.family is not None and self.patch_size is not None
+            side = 2 * self.patch_size  # of one visual token
+            video = Video((Image.new("RGB", (side, side)),) * len(seconds), seconds)
+            count += len(self.family.encode([video], **self._image_options)[1][0]) - 1
+        return count
+
+    def _render_unexpanded(self, problem: Problem) -> tuple[str, list[int]]:
+        """Return (rendered text, ids with one placeholder per image or video)."""
+        texts, markers = split_at_markers(problem.question, problem.videos)
         sentinels = make_sentinels(texts)
-        if images and not texts[0]:
+        if markers and not texts[0]:
             sentinels[0] = ""
-        messages = [*self._system(), self._user(sentinels, images)]
+        messages = [*self._system(), self._user(sentinels, markers)]
         skeleton = self._render(messages) + self.template.prefill
         text = skeleton
         original_of = {sentinel: text for sentinel, text in zip(sentinels, texts, strict=True) if sentinel}
@@ -195,39 +224,51 @@ class PromptBuilder:
                 f"has {size} entries: tokenizer and weights are of different models; get the model again"
             )
 
-    def _images(self, problem: Problem, *, num_markers: int) -> list[Image.Image]:
-        """Return the images decoded and on the grid; sampler and learner both get these very pixels."""
-        if num_markers != len(problem.images):
-            raise UserError(
-                f"problem {problem.id!r}: {num_markers} {IMAGE_MARKER} markers in the question but "
-                f"{len(problem.images)} images; each image needs one marker"
-            )
+    def _media(self, problem: Problem) -> list[Image.Image | Video]:
+        """Return images and videos decoded and on the grid; sampler and learner both get these very pixels."""
+        if fault := marker_fault(problem.question, len(problem.images), problem.videos):
+            raise UserError(f"problem {problem.id!r} {fault}; each needs one marker")
         if not problem.images:
             return []
         if self.family is None:
             raise UserError(f"problem {problem.id!r} has images, but {self.model_path} is a text-only model")
+        if problem.videos:
+            self._check_takes_videos(problem)
         limits = TEST_LIMITS if problem.test_only else DEFAULT_LIMITS
         images = []
         for index, data in enumerate(problem.images):
             image = decode_image(data, where=f"problem {problem.id!r} image {index}", limits=limits)
             images.append(self.family.fit(image, **self._image_options))
-        return images
+        media: list[Image.Image | Video] = []
+        videos = iter(problem.videos)
+        for pictures in group_by_marker(problem.question, images, problem.videos):
+            if len({picture.size for picture in pictures}) > 1:
+                raise UserError(f"problem {problem.id!r}: the frames of its video differ in size; prepare it again")
+            media.append(pictures[0] if len(pictures) == 1 else Video(tuple(pictures), next(videos)))
+        return media
+
+    def _check_takes_videos(self, problem: Problem) -> None:
+        if not self.takes_videos:
+            raise UserError(
+                f"problem {problem.id!r} has a video, and models of type {self.config.model_type!r} "
+                f"({self.model_path}) take none here; use Qwen2.5-VL or Qwen3-VL"
+            )
 
     def _system(self) -> list[dict[str, Any]]:
         text = self.template.system
         content = [{"type": "text", "text": text}] if self.is_vision else text  # Idefics3 drops a plain string
         return [{"role": "system", "content": content}] if text else []
 
-    def _user(self, texts: Sequence[str], images: Sequence[Image.Image]) -> dict[str, Any]:
-        """Return the user's message: text, image, text, ..., text. A text-only model gets a plain string.
+    def _user(self, texts: Sequence[str], markers: Sequence[str]) -> dict[str, Any]:
+        """Return the user's message: text, image or video, text, ..., text. A text-only model gets a plain string.
 
         There is no empty text before an image: Idefics3 would put a space there.
         """
         if not self.is_vision:
             return {"role": "user", "content": "".join(texts)}
         content: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}] if texts[0] else []
-        for image, text in zip(images, texts[1:], strict=True):
-            content.append({"type": "image", "image": image})
+        for marker, text in zip(markers, texts[1:], strict=True):
+            content.append({"type": "image" if marker == IMAGE_MARKER else "video"})
             content.append({"type": "text", "text": text})
         return {"role": "user", "content": content}
 
@@ -239,10 +280,10 @@ class PromptBuilder:
             raise UserError(f"{self.model_path}: its chat template cannot be used: {error}") from None
 
     def _expand(self, sampler_ids: Sequence[int], expansions: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return ids with each image's placeholder replaced by its expansion, int32 [P_tokens]."""
-        assert sampler_ids.count(self.image_token_id) == len(expansions)
+        """Return ids with each image's and video's placeholder replaced by its expansion, int32 [P_tokens]."""
+        assert sum(i in self._placeholders for i in sampler_ids) == len(expansions)
         rest = iter(expansions)
-        expanded = [part for i in sampler_ids for part in (next(rest) if i == self.image_token_id else (i,))]
+        expanded = [part for i in sampler_ids for part in (next(rest) if i in self._placeholders else (i,))]
         return np.array(expanded, dtype=np.int32)
 
     def _probe_chat_template(self) -> tuple[str, str]:
@@ -297,11 +338,22 @@ def rope_positions(model: nn.Module, prompt: Prompt) -> torch.Tensor:
     """
     ids = torch.from_numpy(prompt.ids.astype(np.int64))
     owner: Any = next((module for module in model.modules() if hasattr(module, "get_rope_index")), None)
-    if not prompt.vision or owner is None:
+    if not prompt.vision or owner is None or (family := vision_of(owner.config)) is None:
         return torch.arange(len(ids)).expand(3, -1).clone()
-    positions, _ = owner.get_rope_index(
-        ids[None],
-        mm_token_type_ids=(ids[None] == owner.config.image_token_id).int(),
-        image_grid_thw=prompt.vision["image_grid_thw"],
-    )
-    return positions[:, 0]
+    types = family.token_types(owner.config, ids)
+    grids = {key: tensor for key, tensor in prompt.vision.items() if not key.startswith("pixel_values")}
+    positions, _ = owner.get_rope_index(ids[None], **types, **grids)
+    return _past_the_times(positions[:, 0], types["mm_token_type_ids"][0])
+
+
+def _past_the_times(positions_3T: torch.Tensor, types_T: torch.Tensor) -> torch.Tensor:
+    """Return positions where what follows a video begins past its last time, as Qwen2.5-VL was published.
+
+    vLLM numbers them so. transformers 5 begins past a video's height and width, even where its time reaches further.
+    """
+    moved = positions_3T.clone()
+    ends = ((types_T[:-1] == 2) & (types_T[1:] != 2)).nonzero()[:, 0] + 1
+    for end in ends.tolist():
+        missing = int(moved[:, :end].max()) + 1 - int(moved[:, end].min())
+        moved[:, end:] += max(0, missing)
+    return moved

@@ -19,7 +19,7 @@ from vlm_rl.config import DataConfig, check_benchmark_name
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.stored_images import ImageColumn, StoredImages
 from vlm_rl.errors import UserError
-from vlm_rl.types import IMAGE_MARKER, AnswerType, Problem
+from vlm_rl.types import AnswerType, Problem, marker_fault, times_fault
 
 
 def load_set(path: str | Path) -> list[Problem]:
@@ -116,6 +116,10 @@ def _is_box(value: Any) -> bool:
     return 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1
 
 
+def _are_times(value: Any) -> bool:
+    return isinstance(value, list) and all(not times_fault(times) for times in value)
+
+
 _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it must be, in code and in words
     "test_only": (lambda value: isinstance(value, bool), "true or false"),
     "precision": (lambda value: type(value) is int and 0 <= value <= 30, "a number of digits from 0 to 30"),
@@ -123,6 +127,7 @@ _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it 
     "unit": (lambda value: isinstance(value, str), "text"),
     "box": (_is_box, "four fractions of the image's sides, x1 < x2 and y1 < y2"),
     "response": (lambda value: isinstance(value, str) and bool(value.strip()), "text"),
+    "videos": (_are_times, "lists of at least two times in seconds, each above the last"),
     "alternatives": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "texts"),
 }
 
@@ -146,10 +151,7 @@ def _fault_of(row: Mapping[str, Any]) -> str:
     for key, (is_right, words) in _META.items():
         if key in meta and not is_right(meta[key]):
             return f"has the {key} {meta[key]!r:.60} in its meta, which must be {words}"
-    markers, images = row["question"].count(IMAGE_MARKER), len(row["images"] or ())
-    if markers != images:
-        return f"has {markers} {IMAGE_MARKER} markers in its question but {images} images"
-    return ""
+    return marker_fault(row["question"], len(row["images"] or ()), meta.get("videos", ()))
 
 
 def _check_images(path: Path, problems: Sequence[Problem]) -> None:

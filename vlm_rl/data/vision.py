@@ -1,10 +1,10 @@
-"""What a family of vision-language models makes of images: one file for each family, behind one interface.
+"""What a family of vision-language models makes of images and videos: one file for each, behind one interface.
 
     family = vision_of(config)                                        # None where there is none
     inputs, expansions = family.encode(images, processor=processor, min_pixels=3136, max_pixels=1_003_520)
 
-The prompt builder, the learner and the samplers know images by this interface alone. Positions are not in it: a
-model that numbers the tokens of images in its own way does so itself (vlm_rl.data.prompts.rope_positions).
+The prompt builder, the learner and the samplers know images and videos by this interface alone. Positions are not in
+it: a model that numbers the tokens of images in its own way does so itself (vlm_rl.data.prompts.rope_positions).
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from PIL import Image
 from torch import Tensor
 
 from vlm_rl.data.vision_idefics3 import Idefics3
 from vlm_rl.data.vision_internvl import InternVL
-from vlm_rl.data.vision_qwen import QwenVL
+from vlm_rl.data.vision_qwen import QwenVL, video_metadata
 from vlm_rl.data.vision_tower import TowerSize
+from vlm_rl.types import Video
+
+__all__ = ["FAMILIES", "VisionFamily", "join_vision", "video_metadata", "vision_of"]
 
 
 class VisionFamily(Protocol):
@@ -26,6 +30,10 @@ class VisionFamily(Protocol):
 
     has_mrope: bool  # whether a token's position is three numbers: time, height, width
     first_layer: str  # the module of the tower that embeds patches
+
+    def takes_videos(self, config: Any) -> bool:
+        """Tell whether a prompt may hold videos; their placeholder is then the configuration's video_token_id."""
+        ...
 
     def patch_size(self, processor: Any) -> int | None:
         """Return the pixels of a patch's side where images lie on a grid of patches; None where any size will do."""
@@ -36,20 +44,23 @@ class VisionFamily(Protocol):
         ...
 
     def fit(self, image: Image.Image, *, processor: Any, min_pixels: int, max_pixels: int) -> Image.Image:
-        """Return the image as learner and sampler both get it."""
+        """Return the image, or a frame of a video, as learner and sampler both get it."""
         ...
 
     def encode(
-        self, fitted: Sequence[Image.Image], *, processor: Any, min_pixels: int, max_pixels: int
+        self, fitted: Sequence[Image.Image | Video], *, processor: Any, min_pixels: int, max_pixels: int
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
-        """Return `vision` of fitted images, and the ids that each image's placeholder expands to.
+        """Return `vision` of fitted images and videos, and the ids that each one's placeholder expands to.
 
-        Tensors of several prompts are joined along their first dimension.
+        `join_vision` joins what several prompts have.
         """
         ...
 
-    def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int) -> dict[str, Any]:
-        """Return the options of vllm.LLM with which the engine encodes fitted images as `encode` does."""
+    def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int, max_videos: int) -> dict[str, Any]:
+        """Return the options of vllm.LLM with which the engine encodes what is fitted as `encode` does.
+
+        `max_videos` is the largest number of videos of a prompt.
+        """
         ...
 
     def unused_image(self, config: Any) -> dict[str, Tensor]:
@@ -57,15 +68,18 @@ class VisionFamily(Protocol):
         ...
 
     def features(self, model: Any, vision: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return what a transformers model's mergers make of images, [visual tokens, H] each, deepstack last."""
+        """Return what a transformers model's mergers make of images, [visual tokens, H] each, deepstack last.
+
+        Videos come behind all images.
+        """
         ...
 
-    def precomputed(self, features: Sequence[Tensor]) -> Any:
-        """Return these features as the model's forward pass takes them, in mm_encoder_outputs."""
+    def precomputed(self, features: Sequence[Tensor], config: Any, ids_T: Tensor) -> dict[str, Any]:
+        """Return the features of a row's images and videos as the forward pass takes them, in mm_encoder_outputs."""
         ...
 
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the unmodified model's forward pass takes for images; positions are given beside them."""
+        """Return what the unmodified model's forward pass takes for them; positions are given beside them."""
         ...
 
     def token_types(self, config: Any, ids_T: Tensor) -> dict[str, Tensor]:
@@ -79,6 +93,12 @@ class VisionFamily(Protocol):
 
 _QWEN_VL = QwenVL()
 FAMILIES: dict[str, VisionFamily] = {"idefics3": Idefics3(), "internvl": InternVL()}
+
+
+def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return `vision` of several prompts, in their order; a prompt need not have every tensor."""
+    keys = dict.fromkeys(key for part in parts for key in part)
+    return {key: torch.cat([part[key] for part in parts if key in part]) for key in keys}
 
 
 def vision_of(config: Any) -> VisionFamily | None:

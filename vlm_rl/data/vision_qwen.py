@@ -1,4 +1,8 @@
-"""Images in Qwen's vision-language models: of any size on a grid of patches, with one placeholder a merged token."""
+"""Images and videos in Qwen's vision-language models: on a grid of patches, with one placeholder a merged token.
+
+A patch of a video spans two frames. Qwen2.5-VL gives it a position by its time, from one rate for the whole video.
+Qwen3-VL writes the time in front of each pair of frames.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,20 @@ from torch import Tensor
 
 from vlm_rl.data.images import check_pixel_range, fit_to_grid
 from vlm_rl.data.vision_tower import TowerSize
+from vlm_rl.types import Video
+
+_WITH_VIDEOS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+_AS_GIVEN = {"do_resize": False, "do_sample_frames": False, "cap_pixels_per_frame": False}  # frames are fitted
 
 
 class QwenVL:
-    """A vlm_rl.data.vision.VisionFamily. We resize an image to the grid, and the processor leaves it alone."""
+    """A vlm_rl.data.vision.VisionFamily. We resize images and frames to the grid, and the processor does not."""
 
     has_mrope = True
     first_layer = "patch_embed"
+
+    def takes_videos(self, config: Any) -> bool:
+        return config.model_type in _WITH_VIDEOS
 
     def patch_size(self, processor: Any) -> int | None:
         return processor.image_processor.patch_size
@@ -30,28 +41,21 @@ class QwenVL:
         return fit_to_grid(image, min_pixels=min_pixels, max_pixels=max_pixels, factor=_factor(processor))
 
     def encode(
-        self, fitted: Sequence[Image.Image], *, processor: Any, min_pixels: int, max_pixels: int
+        self, fitted: Sequence[Image.Image | Video], *, processor: Any, min_pixels: int, max_pixels: int
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
-        from qwen_vl_utils import process_vision_info
+        images = [item for item in fitted if not isinstance(item, Video)]
+        vision, of_images = _encode_images(images, processor, _size(min_pixels, max_pixels)) if images else ({}, [])
+        videos = [_encode_video(item, processor) for item in fitted if isinstance(item, Video)]
+        for key in videos[0][0] if videos else ():
+            vision[key] = torch.cat([encoded[key] for encoded, _ in videos])
+        rest = {False: iter(of_images), True: (ids for _, ids in videos)}
+        return vision, [next(rest[isinstance(item, Video)]) for item in fitted]
 
-        own = processor.image_processor
-        content = [
-            {"type": "image", "image": image, "resized_height": image.height, "resized_width": image.width}
-            for image in fitted
-        ]
-        messages = [{"role": "user", "content": content}]
-        images: Any = process_vision_info(messages, image_patch_size=own.patch_size)[0]
-        assert [image.size for image in images] == [image.size for image in fitted]
-        encoded = own(images=images, size=_size(min_pixels, max_pixels), return_tensors="pt")
-        grid, side = encoded["image_grid_thw"], own.patch_size
-        assert grid.tolist() == [[1, image.height // side, image.width // side] for image in fitted], grid
-        counts = (grid.prod(1) // own.merge_size**2).tolist()
-        vision = {"pixel_values": encoded["pixel_values"], "image_grid_thw": grid}
-        return vision, [[processor.image_token_id] * count for count in counts]
-
-    def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int) -> dict[str, Any]:
-        size = _size(min_pixels, max_pixels)
-        return {"mm_processor_kwargs": {"size": size}, "limit_mm_per_prompt": {"video": 0}}
+    def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int, max_videos: int) -> dict[str, Any]:
+        settings: dict[str, Any] = {"size": _size(min_pixels, max_pixels)}
+        if max_videos:
+            settings["videos_kwargs"] = _AS_GIVEN
+        return {"mm_processor_kwargs": settings, "limit_mm_per_prompt": {"video": max_videos}}
 
     def unused_image(self, config: Any) -> dict[str, Tensor]:
         vision = config.vision_config
@@ -60,18 +64,25 @@ class QwenVL:
         return {"pixel_values": torch.zeros(side**2, size), "image_grid_thw": torch.tensor([[1, side, side]])}
 
     def features(self, model: Any, vision: Mapping[str, Tensor]) -> list[Tensor]:
-        output = model.model.get_image_features(vision["pixel_values"], vision["image_grid_thw"])
+        # In one call for images and videos: under ZeRO all rows must call the tower as often.
+        names = [("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw")]
+        pairs = [(vision[pixels], vision[grid]) for pixels, grid in names if grid in vision]
+        output = model.model.get_image_features(*(torch.cat(tensors) for tensors in zip(*pairs, strict=True)))
         return [torch.cat(images) for images in (output.pooler_output, *getattr(output, "deepstack_features", []))]
 
-    def precomputed(self, features: Sequence[Tensor]) -> Any:
-        merged_FH, *deepstack = features
-        return SimpleNamespace(pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack])
+    def precomputed(self, features: Sequence[Tensor], config: Any, ids_T: Tensor) -> dict[str, Any]:
+        num_images = int((ids_T == config.image_token_id).sum())
+        outputs = {"image": _output([level_FH[:num_images] for level_FH in features])}
+        if len(features[0]) > num_images:
+            outputs["video"] = _output([level_FH[num_images:] for level_FH in features])
+        return outputs
 
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(vision)
 
     def token_types(self, config: Any, ids_T: Tensor) -> dict[str, Tensor]:
-        return {"mm_token_type_ids": (ids_T == config.image_token_id).int()[None]}
+        types_T = (ids_T == config.image_token_id).int() + 2 * (ids_T == config.video_token_id).int()
+        return {"mm_token_type_ids": types_T[None]}
 
     def tower_size(self, config: Any, *, max_pixels: int) -> TowerSize:
         vision = config.vision_config
@@ -79,6 +90,59 @@ class QwenVL:
         hidden = vision.embed_dim if is_qwen2_vl else vision.hidden_size
         mlp = int(hidden * vision.mlp_ratio) if is_qwen2_vl else vision.intermediate_size
         return TowerSize(hidden, mlp, vision.num_heads, vision.depth, max_pixels // vision.patch_size**2)
+
+
+def video_metadata(video: Video) -> dict[str, Any]:
+    """Return what processors are told of a video.
+
+    They know a time as a frame's index over the video's frames a second. Ours is a clock of one tick a second, so an
+    index is a time. Qwen2.5-VL's rate is the number of our frames over that of all frames, which gives the mean rate.
+    """
+    num_frames, seconds = len(video.frames), video.seconds
+    ticks = num_frames * (seconds[-1] - seconds[0]) / (num_frames - 1)
+    return {"fps": 1.0, "frames_indices": list(seconds), "total_num_frames": ticks}
+
+
+def _encode_video(video: Video, processor: Any) -> tuple[dict[str, Tensor], list[int]]:
+    """Return the model's inputs of one video, and the ids that its placeholder expands to."""
+    encoded = processor(
+        text=[processor.video_token],
+        videos=[video.pixels()],
+        video_metadata=[video_metadata(video)],
+        add_special_tokens=False,
+        return_tensors="pt",
+        videos_kwargs=_AS_GIVEN,
+    )
+    names = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+    vision = {name: torch.as_tensor(encoded[name]) for name in names if name in encoded}
+    return vision, encoded["input_ids"][0].tolist()
+
+
+def _encode_images(
+    fitted: Sequence[Image.Image], processor: Any, size: Mapping[str, int]
+) -> tuple[dict[str, Tensor], list[list[int]]]:
+    """Return the model's inputs of all images, and the ids that each one's placeholder expands to."""
+    from qwen_vl_utils import process_vision_info
+
+    own = processor.image_processor
+    content = [
+        {"type": "image", "image": image, "resized_height": image.height, "resized_width": image.width}
+        for image in fitted
+    ]
+    messages = [{"role": "user", "content": content}]
+    images: Any = process_vision_info(messages, image_patch_size=own.patch_size)[0]
+    assert [image.size for image in images] == [image.size for image in fitted]
+    encoded = own(images=images, size=dict(size), return_tensors="pt")
+    grid, side = encoded["image_grid_thw"], own.patch_size
+    assert grid.tolist() == [[1, image.height // side, image.width // side] for image in fitted], grid
+    counts = (grid.prod(1) // own.merge_size**2).tolist()
+    vision = {"pixel_values": encoded["pixel_values"], "image_grid_thw": grid}
+    return vision, [[processor.image_token_id] * count for count in counts]
+
+
+def _output(features: Sequence[Tensor]) -> Any:
+    merged_FH, *deepstack = features
+    return SimpleNamespace(pooler_output=[merged_FH], deepstack_features=[[level_FH] for level_FH in deepstack])
 
 
 def _factor(processor: Any) -> int:

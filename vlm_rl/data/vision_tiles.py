@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vlm_rl.data.vision_tower import TowerSize
 from vlm_rl.errors import UserError
+from vlm_rl.types import Video
 
 
 class TiledVision(ABC):
@@ -33,6 +34,9 @@ class TiledVision(ABC):
     def limits(self, processor: Any, max_pixels: int) -> dict[str, Any]:
         """Return the processor's options that bound the tiles of an image."""
 
+    def takes_videos(self, config: Any) -> bool:
+        return False
+
     def patch_size(self, processor: Any) -> int | None:
         return None
 
@@ -48,7 +52,7 @@ class TiledVision(ABC):
         return image
 
     def encode(
-        self, fitted: Sequence[Image.Image], *, processor: Any, min_pixels: int, max_pixels: int
+        self, fitted: Sequence[Image.Image | Video], *, processor: Any, min_pixels: int, max_pixels: int
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
         limits = self.limits(processor, max_pixels)
         tiles: list[Tensor] = []
@@ -60,7 +64,7 @@ class TiledVision(ABC):
             expansions.append(encoded["input_ids"][0].tolist())
         return {"pixel_values": torch.cat(tiles)}, expansions
 
-    def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int) -> dict[str, Any]:
+    def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int, max_videos: int) -> dict[str, Any]:
         return {"mm_processor_kwargs": self.limits(processor, max_pixels)}
 
     def unused_image(self, config: Any) -> dict[str, Tensor]:
@@ -74,8 +78,8 @@ class TiledVision(ABC):
     def vision_inputs(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(vision)
 
-    def precomputed(self, features: Sequence[Tensor]) -> Any:
-        return SimpleNamespace(pooler_output=features[0])
+    def precomputed(self, features: Sequence[Tensor], config: Any, ids_T: Tensor) -> dict[str, Any]:
+        return {"image": SimpleNamespace(pooler_output=features[0])}
 
     def token_types(self, config: Any, ids_T: Tensor) -> dict[str, Tensor]:
         return {}

@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CheckGroup:
     """Checks that share processes, in their order."""
 
     module: str
@@ -39,12 +39,12 @@ class Group:
 
 
 GROUPS = (
-    Group("vlm_rl.doctor.ranks", ("collectives", "ZeRO 2", "ZeRO 3"), 300, on_every_card=True),
-    Group("vlm_rl.doctor.engine", ("attention fp32", "attention bf16", "sync", "draws"), 600),
+    CheckGroup("vlm_rl.doctor.ranks", ("collectives", "ZeRO 2", "ZeRO 3"), 300, on_every_card=True),
+    CheckGroup("vlm_rl.doctor.engine", ("attention fp32", "attention bf16", "sync", "draws"), 600),
 )
 
 
-def run_apart(group: Group, folder: Path, *, num_gpus: int, waiting: Callable[[str], Any]) -> Iterator[Check]:
+def run_apart(group: CheckGroup, folder: Path, *, num_gpus: int, waiting: Callable[[str], Any]) -> Iterator[Check]:
     """Start a group and yield its answers as they come, then one for each check that it never answered.
 
     Args:

@@ -74,12 +74,11 @@ def rollout(subject: RecipeUnderTest) -> Check:
     if on_gpu and share * total < memory.engine_weights + response:
         needed = f"{(memory.engine_weights + response) / _GIB:.1f} GiB for weights and one response at full length"
         detail = f"the engine's share is {share * total / _GIB:.1f} GiB; it needs {needed}"
-        return Check("rollout", "off", detail, "raise rollout.vllm.gpu_memory_utilization, or use a larger card")
+        advice = "raise rollout.vllm.gpu_memory_utilization or rollout.tensor_parallel, or use a larger card"
+        return Check("rollout", "off", detail, advice)
     engine = int(share * total) if on_gpu else memory.engine_weights + memory.kv_cache
     advice = "lower rollout.vllm.gpu_memory_utilization or rollout.batch_size, or use more ranks"
-    return _fits(
-        "rollout", subject, memory.weights + memory.optimizer + engine, ", the engine's share included", advice
-    )
+    return _fits("rollout", subject, memory.kept + engine, ", the engine's share included", advice)
 
 
 def _fits(name: str, subject: RecipeUnderTest, needed: int, what: str, advice: str) -> Check:
@@ -90,13 +89,17 @@ def _fits(name: str, subject: RecipeUnderTest, needed: int, what: str, advice: s
 
 
 def host_memory(subject: RecipeUnderTest) -> Check:
-    """Compare the copy of the model that each rank loads first with the host's free memory."""
-    plan = subject.plan
-    needed, free = plan.num_ranks * plan.num_parameters * plan.dtype.itemsize, psutil.virtual_memory().available
-    detail = f"{needed / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, {free / _GIB:.1f} free"
-    if needed <= free:
+    """Compare what the ranks hold in host memory, while they load the model and later, with what is free."""
+    plan, memory, free = subject.plan, subject.plan.memory, psutil.virtual_memory().available
+    loading = plan.num_ranks * memory.loading
+    later = plan.num_ranks * memory.optimizer * memory.is_moved + memory.checkpoint_copies
+    detail = f"{loading / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, "
+    detail += f"{later / _GIB:.1f} for what is moved or copied there later, " if later else ""
+    detail += f"{free / _GIB:.1f} free"
+    if max(loading, later) <= free:
         return Check("host memory", "ok", detail)
-    return Check("host memory", "off", detail, "free some, or use a machine with more memory or fewer ranks")
+    advice = "checkpoint.async_save=false, rollout.offload_optimizer=false" if later > free else "train.zero_stage=3"
+    return Check("host memory", "off", detail, f"free some, or use {advice}, or a machine with more memory")
 
 
 def checkpoints(subject: RecipeUnderTest) -> Check:

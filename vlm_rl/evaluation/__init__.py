@@ -6,11 +6,10 @@
     evaluate          sampler, then grader, to one record per response and a summary
     image_controls    the same problems with blank or shuffled images
     resume            an evaluation that continues where a stopped one was
-    paired            two evaluations compared problem by problem
     benchmarks        one file per benchmark, and `vlm-rl score`
 
 Private to this room: journal (the answers of an unfinished evaluation) and pipeline (answers and grades at the same
-time). Benchmarks, paired and `vlm-rl score` load no torch.
+time). Benchmarks and `vlm-rl score` load no torch.
 """
 
-__all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "paired", "resume"]
+__all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "resume"]

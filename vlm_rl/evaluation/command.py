@@ -91,6 +91,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     )
     builder.check_template()
     check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
+    builder.allow_videos(problem for eval_set in sets for problem in eval_set.problems)
     context = check_context(
         builder.config,
         prompt_tokens=options.max_prompt_tokens,

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.stats import score_interval
 
 Scores = dict[str, ProblemScore]

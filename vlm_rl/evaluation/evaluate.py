@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import gather_shares, share
+from vlm_rl.distributed import all_gather, gather_shares, share
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
@@ -41,7 +41,7 @@ from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.stats import score_interval
 from vlm_rl.templates import Template, boxes
-from vlm_rl.types import Grade, Problem, Prompt, Rollout
+from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos
 
 _KEPT_IMAGE_BYTES = 32 * 2**20
 
@@ -105,6 +105,7 @@ def evaluate(
     if advance is not None and len(left) < len(mine):
         advance(len(mine) - len(left), note=_score_so_far(answered))
     batches = [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
+    batches += [[]] * (max(all_gather(len(batches))) - len(batches))  # ranks that share an engine answer together
     official = benchmark if mode == "official" else None
     answering = overlapped(
         batches,
@@ -237,8 +238,8 @@ def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) ->
         category=problem.category,
         image_sha256=image_digests(problem),
         image=None,
-        question=problem.question,
-        image_sizes=[f"{image.width}x{image.height}" for image in prompt.images],
+        question=name_videos(problem.question, problem.videos),
+        image_sizes=[f"{image.width}x{image.height}" for image in prompt.pictures],
     )
 
 

@@ -25,8 +25,9 @@ def with_images(problems: Sequence[Problem], mode: ImageMode, *, seed: int) -> l
     """Return the problems with other images.
 
     blank: each image becomes a grey one of its size. shuffled: every problem gets the images of a different problem
-    that has as many, by a random derangement of the set; equal images are kept apart where the set allows it.
-    Problems without images are left out, and for shuffled also those whose number of images no other problem has.
+    that has as many, and as many frames in each video, by a random derangement of the set; equal images are kept
+    apart where the set allows it. Problems without images are left out, and for shuffled also those whose numbers no
+    other problem has.
     """
     if mode == "real":
         return list(problems)
@@ -38,10 +39,10 @@ def with_images(problems: Sequence[Problem], mode: ImageMode, *, seed: int) -> l
 
 def _donors(problems: Sequence[Problem], rng: np.random.Generator) -> dict[int, int]:
     """Return index of a problem -> index of the problem whose images it gets."""
-    by_count: dict[int, list[int]] = defaultdict(list)
+    by_count: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, problem in enumerate(problems):
         if problem.images:
-            by_count[len(problem.images)].append(index)
+            by_count[len(problem.images), *map(len, problem.videos)].append(index)
     donors: dict[int, int] = {}
     for members in by_count.values():
         if len(members) < 2:

@@ -103,8 +103,9 @@ def journal_path(run: RunDirectory, name: str, step: int) -> Path:
 
 
 def data_digest(problems: Sequence[Problem]) -> str:
-    """Return a hash of the questions, golds and images, whatever the order of the rows."""
-    texts = [json.dumps([p.id, p.question, p.answer, p.answer_type, *p.choices]).encode() for p in problems]
+    """Return a hash of the questions, golds, images and times of frames, whatever the order of the rows."""
+    facts = [[p.id, p.question, p.answer, p.answer_type, *p.choices, *p.videos] for p in problems]
+    texts = [json.dumps(about).encode() for about in facts]
     rows = [digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
     return digest(*(row.encode() for row in sorted(rows)))
 

@@ -15,12 +15,15 @@
     saving          the learner's state, to checkpoints and back
     sft             the steps of supervised fine-tuning, and a pass over examples in order
     sft_run         a run of `vlm-rl sft`
-    dry_run         what a run needs in memory, before anything is loaded
+    dry_run         what a run needs, before anything is loaded
+    memory_plan     the bytes of a rank, by formula
+    dry_run_page    the tables of a dry run
     out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for another number of ranks), and
-deepspeed, the only file that imports DeepSpeed.
+routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for another number of ranks),
+checkpoint_files (what a rank writes into a checkpoint, at once or later), and deepspeed, the only file that imports
+DeepSpeed.
 
 A change to transformers is outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation.
@@ -29,9 +32,11 @@ attention implementation.
 __all__ = [
     "architectures",
     "dry_run",
+    "dry_run_page",
     "layer_patches",
     "learner",
     "loading",
+    "memory_plan",
     "out_of_memory",
     "packing",
     "planning",

@@ -128,6 +128,14 @@ def check_parts(config: Any, *, freeze: Collection[ModelPart], lr_by_part: Colle
             raise UserError(f"train.lr_by_part names {part}, which {reason}: remove it from there")
 
 
+def check_routing(config: Any, *, replay: bool) -> None:
+    """Raise UserError where routing would be replayed and there is none."""
+    if replay and not getattr(config.get_text_config(), "num_experts", None):
+        raise UserError(
+            f"rollout.replay_routing is true, and a {config.model_type} model has no experts: leave it out"
+        )
+
+
 def _unsupported_features(text: Any) -> Iterator[tuple[str, bool]]:
     """Yield what packed rows would compute differently, as `key value`, and whether padded rows are exact for it."""
     kinds = {"full_attention", "sliding_attention"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ from torch import nn
 from vlm_rl.config import TrainConfig
 from vlm_rl.errors import UserError
 from vlm_rl.learner.regroup import regrouped
-from vlm_rl.run.manifest import BUFFER_BYTES, FileEntry, HashedFile
 
 
 def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -39,27 +37,23 @@ def start_engine(model: nn.Module, config: TrainConfig, *, optimizer: torch.opti
     )[0]
 
 
-def save_checkpoint(engine: Any, folder: Path, *, tag: str, whole: bool = True) -> dict[Path, FileEntry]:
-    """Write the engine's state, and return size and SHA-256 of each file that this rank wrote.
+def save_checkpoint(
+    engine: Any, folder: Path, *, tag: str, write: Callable[[Any, str], object], whole: bool = True
+) -> None:
+    """Save the engine's state.
 
-    A file is hashed while it is written: reading 100 GB again would keep every rank waiting.
+    DeepSpeed's own asynchronous engine (`decoupled`) does not fit: it waits before the next optimizer step, since it
+    copies nothing; it says nothing where its process has died; and it hashes no file.
 
     Args:
         engine: a DeepSpeed engine.
         folder: where to write; shared by all ranks.
         tag: the name of the folder in it.
-        whole: write the frozen parameters too.
+        write: gets each file's content and path.
+        whole: save the frozen parameters too.
     """
-    written: dict[Path, FileEntry] = {}
-
-    def write(state_dict: Any, path: str) -> None:
-        with HashedFile(Path(path)) as raw, io.BufferedWriter(raw, BUFFER_BYTES) as file:
-            torch.save(state_dict, file)
-        written[Path(path)] = raw.entry()
-
-    engine.checkpoint_engine.save = write
+    engine.checkpoint_engine.save = lambda state_dict, path: write(state_dict, path)
     engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=not whole)
-    return written
 
 
 def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:
@@ -191,6 +185,22 @@ def gathered_where_used(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
+@contextmanager
+def optimizer_on_host(engine: Any) -> Iterator[None]:
+    """Keep masters and moments in host memory for the length of a `with` block. The engine is of ZeRO 2.
+
+    In ZeRO 1 in bfloat16 DeepSpeed cannot move them, and in ZeRO 3 for an optimizer of its own alone.
+    """
+    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as State
+
+    on_gpu = engine.device.type == "cuda"
+    engine.offload_states(include=[State.optim_states, State.hp_params], pin_memory=on_gpu)
+    try:
+        yield
+    finally:
+        engine.reload_states()
+
+
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:
     """Raise UserError for weights that this ZeRO stage cannot train."""
     if dtype == torch.bfloat16 and zero_stage == 0:
@@ -216,7 +226,7 @@ def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:
         "bf16": {"enabled": dtype == torch.bfloat16},
         "zero_optimization": {"stage": config.zero_stage},
     }
-    if dtype == torch.bfloat16 and config.zero_stage >= 2:
+    if dtype == torch.bfloat16 and config.zero_stage >= 1:
         block["data_types"] = {"grad_accum_dtype": "fp32"}  # a bfloat16 sum over many rows loses the small ones
     for key, value in config.deepspeed.items():
         is_nested = isinstance(value, dict) and isinstance(block.get(key), dict)

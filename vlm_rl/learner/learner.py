@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,20 @@ from torch import Tensor, nn
 from vlm_rl.config import TrainConfig
 from vlm_rl.distributed import all_gather, all_reduce_sums, barrier, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.learner.deepspeed import check_zero_stage, gathered, load_checkpoint, save_checkpoint, start_engine
+from vlm_rl.learner.checkpoint_files import CheckpointFiles
+from vlm_rl.learner.deepspeed import (
+    check_zero_stage,
+    gathered,
+    load_checkpoint,
+    optimizer_on_host,
+    save_checkpoint,
+    start_engine,
+)
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
 from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.reference import BaseReference, Reference
-from vlm_rl.run.manifest import FileEntry
 from vlm_rl.types import LossInputs
 
 # Log-probs [K], entropies [K] and the row's other inputs -> the loss, and sums for the metrics.
@@ -105,11 +114,11 @@ class Learner:
     def with_reference_log_probs(
         self, rows: Sequence[PackedRow], reference: Reference | BaseReference
     ) -> list[PackedRow]:
-        """Return the rows with reference_logp_K: log-probs of the frozen reference."""
+        """Return the rows with reference_logp_K: log-probs of the frozen reference, which routes by itself."""
         filled = []
         with reference.on_device(self.device):
             for row in rows:
-                logp_K, _ = reference.model(row.to(self.device))
+                logp_K, _ = reference.model(replace(row, experts_TLK=None).to(self.device))
                 filled.append(replace(row, loss=replace(row.loss, reference_logp_K=logp_K.to(row.target_K.device))))
         return filled
 
@@ -175,6 +184,10 @@ class Learner:
         grads = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
+    def optimizer_on_host(self) -> AbstractContextManager[None]:
+        """Keep masters and moments in host memory for the length of a `with` block, in ZeRO 2. Changes no number."""
+        return optimizer_on_host(self.engine)
+
     # --- weights ------------------------------------------------------------------------------
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -214,17 +227,17 @@ class Learner:
 
     def save_model(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder, or its adapters alone (rank 0 writes)."""
-        is_main = rank() == 0
-        if self.policy.base is not None:
-            adapters = self._adapters()
-            if is_main:
-                save_adapters(self.policy.model, adapters, folder, self.policy.base)
-            barrier()
-            return
-        state = {name: tensor.cpu().clone() for name, tensor in self.stream_weights() if is_main}
-        if is_main:
-            self.policy.model.save_pretrained(folder, state_dict=state)
+        write = self._model_writer(folder)
+        if rank() == 0:
+            write()
         barrier()
+
+    def _model_writer(self, folder: Path) -> Callable[[], object]:
+        """Return a function for rank 0 that writes what the policy is now."""
+        if self.policy.base is not None:
+            return partial(save_adapters, self.policy.model, self._adapters(), folder, self.policy.base)
+        state = {name: tensor.cpu().clone() for name, tensor in self.stream_weights() if rank() == 0}
+        return partial(self.policy.model.save_pretrained, folder, state_dict=state)
 
     def _adapters(self) -> dict[str, Tensor]:
         """Return whole copies of what is trained, on the CPU, by the model's names."""
@@ -235,16 +248,19 @@ class Learner:
                     copies[name] = parameter.data.cpu().clone()
         return copies
 
-    def save(self, folder: Path) -> dict[str, FileEntry]:
+    def save(self, folder: Path, *, later: bool = False) -> CheckpointFiles:
         """Write the policy as `save_model` does, and the engine's shards under its learner/.
 
-        Return size and SHA-256 of the shards that this rank wrote, by their names in the folder.
+        With `later` these files are copies in host memory, and their `write` writes them.
         """
-        self.save_model(folder)
+        files = CheckpointFiles(folder, later=later)
+        write_model = self._model_writer(folder)
+        if rank() == 0:
+            files.add_model(write_model)
         is_whole = self.policy.base is None
-        written = save_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, whole=is_whole)
+        save_checkpoint(self.engine, folder / "learner", tag=STATE_TAG, write=files.add_shard, whole=is_whole)
         barrier()
-        return {path.relative_to(folder).as_posix(): entry for path, entry in written.items()}
+        return files
 
     def load(self, folder: Path) -> None:
         """Restore the weights and the optimizer that ``save`` wrote, on any number of ranks.

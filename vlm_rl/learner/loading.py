@@ -60,14 +60,14 @@ def check_a_prompt_fits(builder: PromptBuilder, problems: Sequence[Problem], con
 
 
 def prompts_to_check(builder: PromptBuilder, problems: Sequence[Problem], config: DataConfig) -> list[Prompt]:
-    """Return the first prompt with images and the first without that fit, or the one of them there is."""
-    chosen: dict[bool, Prompt] = {}
+    """Return the first prompts with a video, with images alone and with neither that fit, or those there are."""
+    chosen: dict[tuple[bool, bool], Prompt] = {}
     for problem in problems:
-        if (has_images := bool(problem.images)) not in chosen:
+        if (kind := (bool(problem.images), bool(problem.videos))) not in chosen:
             prompt = builder.build(problem)
             if len(prompt.ids) <= config.max_prompt_tokens:
-                chosen[has_images] = prompt
-        if len(chosen) == 2:
+                chosen[kind] = prompt
+        if len(chosen) == 3:
             break
     return list(chosen.values())
 

@@ -22,8 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def memory_advice(config: Config, error: BaseException, *, num_ranks: int) -> str:
     """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
     memory = dry_run(config, num_ranks=num_ranks).memory
-    parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations")}
-    planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
+    planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in memory.parts().items())
     settings = "".join(f"\n  {line}" for line in _smaller(config))
     return (
         f"out of memory: {_first_sentence(error)}\n"
@@ -50,6 +49,8 @@ def _smaller(config: Config) -> Iterator[str]:
         yield f"train.zero_stage={train.zero_stage + 1}  # more is divided among the ranks"
     if "offload_optimizer" not in train.deepspeed.get("zero_optimization", {}):
         yield "train.deepspeed={zero_optimization: {offload_optimizer: {device: cpu}}}  # its moments in host memory"
+    if train.zero_stage == 2 and rollout.sampler != "server" and not rollout.offload_optimizer:
+        yield "rollout.offload_optimizer=true  # moments in host memory while responses are drawn"
     if model.lora is None:
         yield "model.lora={rank: 16}  # no gradients and moments of the model itself"
     if rollout.sampler != "transformers":

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlm_rl.data.vision import join_vision
 from vlm_rl.types import Group, LossInputs, Prompt
 
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
@@ -82,6 +83,7 @@ class PackedRow:
     predictor_K: Tensor  # int64, the row position whose hidden state predicts response token k
     target_K: Tensor  # int64, the response tokens themselves
     loss: LossInputs
+    experts_TLK: Tensor | None = None  # int16, the sampler's; -1 where it chose none: a response's last token
     is_padding: bool = False  # there only so that every rank does the same number of rows; no metric counts it
 
     def to(self, device: torch.device | str) -> Self:
@@ -119,6 +121,7 @@ def pack_row(
     weights_PG: np.ndarray,
     positions: PositionFunction,
     mean_weight: float = 0.0,
+    version: int | None = None,
 ) -> PackedRow:
     """Lay the chunks' prompts and responses out as one row.
 
@@ -129,11 +132,13 @@ def pack_row(
         weights_PG: the weight of each token of each response, for the whole optimizer step.
         positions: gives a prompt's M-RoPE positions.
         mean_weight: 1 / (response tokens of the optimizer step, all ranks), for KL and entropy.
+        version: the policy version of the step's sampler, where other versions drew some of the tokens.
     """
     ids: list[np.ndarray] = []
     position_parts: list[Tensor] = []
     predictors: list[np.ndarray] = []
     spans: list[tuple[Span, list[Span]]] = []  # of each prompt and its responses
+    experts: list[np.ndarray] = []
     start = 0
     for chunk in chunks:
         prompt = prompts[chunk.group]
@@ -145,6 +150,7 @@ def pack_row(
         spans.append(((start, len(prompt.ids)), responses))
         start += len(prompt.ids)
         last_of_prompt = start - 1
+        experts += _experts(groups[chunk.group], chunk.responses)
         for index in chunk.responses:
             response = groups[chunk.group].rollouts[index].ids
             ids.append(response)
@@ -157,12 +163,27 @@ def pack_row(
         positions_3T=torch.cat(position_parts, dim=1),
         layout=row_layout(spans),
         spans=spans,
-        vision=_join_vision([prompts[chunk.group].vision for chunk in chunks]),
+        vision=join_vision([prompts[chunk.group].vision for chunk in chunks]),
         predictor_K=_int64(predictors),
         target_K=_int64([groups[chunk.group].rollouts[i].ids for chunk in chunks for i in chunk.responses]),
-        loss=_loss_inputs(chunks, groups, weights_PG, mean_weight),
+        loss=_loss_inputs(chunks, groups, weights_PG, mean_weight, version),
+        experts_TLK=torch.from_numpy(np.concatenate(experts)) if experts else None,
         is_padding=all(chunk.is_padding for chunk in chunks),
     )
+
+
+def _experts(group: Group, responses: Sequence[int]) -> list[np.ndarray]:
+    """Return the sampler's experts of prompt and responses, int16 [tokens, layers, K] each; [] without replay."""
+    prompt_experts = group.rollouts[0].prompt_experts
+    if prompt_experts is None:
+        return []
+    unread = np.full((1, *prompt_experts.shape[1:]), -1, dtype=np.int16)
+    parts = [prompt_experts]
+    for index in responses:
+        experts = group.rollouts[index].experts
+        assert experts is not None and len(experts) == len(group.rollouts[index].ids) - 1, (group.problem.id, index)
+        parts += [experts, unread]
+    return [part.astype(np.int16) for part in parts]
 
 
 def row_layout(spans: Spans) -> Layout:
@@ -244,12 +265,17 @@ def _tokens(spans: Sequence[Span]) -> Tensor:
 
 
 def _loss_inputs(
-    chunks: Sequence[Chunk], groups: Sequence[Group], weights_PG: np.ndarray, mean_weight: float
+    chunks: Sequence[Chunk],
+    groups: Sequence[Group],
+    weights_PG: np.ndarray,
+    mean_weight: float,
+    version: int | None,
 ) -> LossInputs:
     """Return what the loss needs of the row's responses, end to end."""
     members = [(chunk, index) for chunk in chunks for index in chunk.responses]
     rollouts = [groups[chunk.group].rollouts[index] for chunk, index in members]
     lengths = [len(rollout.ids) for rollout in rollouts]
+    fresh = None if version is None else np.concatenate([rollout.versions_R == version for rollout in rollouts])
     return LossInputs(
         old_logp_K=None,
         sampler_logp_K=torch.from_numpy(np.concatenate([r.logprobs for r in rollouts]).astype(np.float32)),
@@ -258,14 +284,9 @@ def _loss_inputs(
         advantages_n=torch.tensor([float(groups[c.group].advantages_G[i]) for c, i in members]),
         weights_n=torch.tensor([0.0 if c.is_padding else float(weights_PG[c.group, i]) for c, i in members]),
         mean_weight=torch.tensor(0.0 if all(chunk.is_padding for chunk in chunks) else mean_weight),
+        fresh_K=None if fresh is None else torch.from_numpy(fresh),
     )
 
 
 def _int64(parts: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int64))
-
-
-def _join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the opaque image tensors along their first dimension (patches, images)."""
-    parts = [part for part in parts if part]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}

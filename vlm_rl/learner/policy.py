@@ -211,9 +211,11 @@ class Policy(nn.Module):
         """Return the last layer's outputs [T, H], of the row's tokens or of all tokens of its padded rows."""
         if padded is None:
             text_arguments: dict[str, Any] = {"layout": self._layout(row)}
+            self.routers.replayed = row.experts_TLK
         else:
             text_arguments = {"padded_tokens": padded.tokens_NL}
             self.routers.is_padding = padded.is_padding_NL.flatten()
+            self.routers.replayed = None if row.experts_TLK is None else row.experts_TLK[padded.tokens_NL.flatten()]
         positions = row.positions_3T[0][None]
         vision: dict[str, Any] = {}
         if self.vision is not None:
@@ -221,7 +223,7 @@ class Policy(nn.Module):
                 positions = row.positions_3T[:, None]
             stored = row.vision.get("image_features")
             features = self._image_features(row) if stored is None else stored.unbind(1)
-            vision = {"mm_encoder_outputs": {"image": self.vision.precomputed(features)}}
+            vision = {"mm_encoder_outputs": self.vision.precomputed(features, self.model.config, row.ids_T)}
         with save_on_cpu(pin_memory=row.ids_T.is_cuda) if self.offloads else nullcontext():
             output = self.model.base_model(
                 input_ids=row.ids_T[None],

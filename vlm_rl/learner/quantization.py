@@ -29,7 +29,7 @@ def check_quantization(config: ModelConfig) -> None:
         )
     if find_spec("bitsandbytes") is None:
         raise UserError(
-            "model.lora.load_in_4bit is true, and bitsandbytes is not installed: pip install 'vlm-rl[qlora]'"
+            "model.lora.load_in_4bit is true, and bitsandbytes is not installed: pip install bitsandbytes"
         )
 
 

@@ -66,8 +66,12 @@ def _cuts_of_rows(optimizer: Any, rank: int) -> list[Cut]:
 
         return cut
 
-    lengths = [sum(parameter.numel() for parameter in group) for group in optimizer.bit16_groups]
-    sizes = [len(part) for part in optimizer.single_partition_of_fp32_groups]
+    if hasattr(optimizer, "bit16_groups"):
+        groups, parts = optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups
+    else:  # what DeepSpeed takes for ZeRO 1 in bfloat16 names them differently
+        groups, parts = optimizer.bf16_groups, optimizer.fp32_groups_flat_partition
+    lengths = [sum(parameter.numel() for parameter in group) for group in groups]
+    sizes = [len(part) for part in parts]
     return [cut_to(length, size) for length, size in zip(lengths, sizes, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What the routers of a mixture of experts do in an update; nothing of it is trained.
+"""The routers of a mixture of experts: what they do in an update, and the sampler's choices in place of their own.
 
 The auxiliary loss that balances the load of experts is off: it would pull the policy away from what the reward asks
 for. So the metrics show whether routing collapses.
@@ -6,14 +6,21 @@ for. So the metrics show whether routing collapses.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vlm_rl.data.routers import RouterOutput, routers_of
+
 
 class RouterWatch:
-    """Adds up what the routers of a model do.
+    """Adds up what the routers of a model do, and replays the sampler's choices where a row brings them.
+
+    Sampler and learner round differently, so that a router may choose a different expert in each, and the log-probs
+    of that token then differ by far more than rounding. With replay the learner takes the sampler's experts, weighted
+    by its own scores, through which the router is trained (arXiv 2510.11370, rollout routing replay).
 
     Only passes with gradients count, so that an update counts once: gradient checkpointing runs every layer first
     without gradients and then with them.
@@ -22,26 +29,41 @@ class RouterWatch:
     def __init__(self, model: nn.Module) -> None:
         self._sums: dict[str, Tensor] = {}
         self.is_padding: Tensor | None = None  # bool [T], of the pass in progress: tokens that do not count
-        for module in model.modules():
-            if type(module).__name__.endswith("TopKRouter"):
-                module.register_forward_hook(self._add)
+        self.replayed: Tensor | None = None  # [T, layers, K] of the pass in progress; -1 where the router chooses
+        for layer, router in routers_of(model).items():
+            router.register_forward_hook(partial(self._route, layer=layer))
 
     def take(self) -> dict[str, Tensor]:
         """Return the sums since the last call, {} for a model without routers.
 
         `router_tokens` counts tokens times layers. `router_entropy` adds up the entropy of each token's distribution
         over experts, `router_max_load` the tokens of the busiest expert over those of the average one, each layer and
-        row weighted by its tokens.
+        row weighted by its tokens. `router_replaced`, where there is replay, adds up the share of each token's
+        experts that the router would not have chosen.
         """
         sums, self._sums = self._sums, {}
         return sums
 
-    def _add(self, router: Any, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _route(self, router: Any, _: Any, output: RouterOutput, *, layer: int) -> RouterOutput:
+        if self.replayed is None:
+            self._add(*output)
+            return output
+        logits_TE, scores_TK, own_TK = output
+        given_TK = self.replayed[:, layer].long()
+        chosen_TK = torch.where(given_TK < 0, own_TK, given_TK)
+        scores = logits_TE.softmax(-1, dtype=torch.float).gather(-1, chosen_TK)
+        if getattr(router, "norm_topk_prob", True):  # routers without that setting always do
+            scores = scores / scores.sum(-1, keepdim=True)
+        replaced_T = (chosen_TK[:, :, None] != own_TK[:, None]).all(-1).float().mean(-1)
+        self._add(logits_TE, scores_TK, chosen_TK, replaced_T=replaced_T)
+        return logits_TE, scores.to(scores_TK.dtype), chosen_TK
+
+    def _add(self, logits_TE: Tensor, _: Tensor, chosen_TK: Tensor, *, replaced_T: Tensor | None = None) -> None:
         if not torch.is_grad_enabled():
             return
-        logits_TE, _, chosen_TK = output
         if self.is_padding is not None:
             logits_TE, chosen_TK = logits_TE[~self.is_padding], chosen_TK[~self.is_padding]
+            replaced_T = None if replaced_T is None else replaced_T[~self.is_padding]
         logp_TE = logits_TE.detach().float().log_softmax(-1)
         load_E = logp_TE.new_zeros(logp_TE.shape[1])
         load_E.scatter_add_(0, chosen_TK.flatten(), torch.ones_like(chosen_TK.flatten(), dtype=load_E.dtype))
@@ -50,5 +72,6 @@ class RouterWatch:
             "router_tokens": num_tokens,
             "router_entropy": -(logp_TE.exp() * logp_TE).sum(),
             "router_max_load": load_E.max() / load_E.mean() * num_tokens,
+            **({} if replaced_T is None else {"router_replaced": replaced_T.sum()}),
         }.items():
             self._sums[key] = self._sums.get(key, torch.zeros_like(value)) + value

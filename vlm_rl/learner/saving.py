@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from vlm_rl.config import CheckpointConfig
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import all_gather, barrier, rank
-from vlm_rl.errors import UserError
+from vlm_rl.distributed import all_gather, barrier, from_main, rank, world_size
+from vlm_rl.errors import StoppedError, UserError
+from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.learner import Learner
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
+from vlm_rl.run.manifest import CheckpointError, FileEntry
 
 ResumePoint = tuple[Path, Mapping[str, Any]]  # the folder, and the state that its manifest holds
 
@@ -43,39 +52,148 @@ def restore_learner(learner: Learner, folder: Path, state: Mapping[str, Any]) ->
     learner.restore(state["learner"])
 
 
-def save_checkpoint(
-    root: Path,
-    learner: Learner,
-    builder: PromptBuilder,
-    state: Mapping[str, Any],
-    *,
-    keep: CheckpointConfig,
-    best_step: Callable[[], int | None] = lambda: None,
-) -> Path:
-    """Write a checkpoint of the learner, prune old ones, and return its folder.
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A checkpoint that is being written."""
 
-    Args:
-        root: the folder of all checkpoints.
-        learner: has the weights and the optimizer.
-        builder: has the tokenizer.
-        state: goes into the manifest; holds `step`.
-        keep: which earlier ones are kept.
-        best_step: gives a step that is kept too.
+    state: Mapping[str, Any]
+    folder: Path  # where its files are until it is committed
+    best: int | None
+    written: Future[dict[str, FileEntry]]  # this rank's files
 
-    Raises NonFiniteError before anything is written where a weight or the optimizer's state is not finite.
+    def outcome(self) -> dict[str, FileEntry] | CheckpointError | None:
+        """Return what this rank has written, why it could not, or None while it is writing."""
+        if not self.written.done():
+            return None
+        error = self.written.exception()
+        return error if isinstance(error, CheckpointError) else self.written.result()
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, one at a time, each whole or not there.
+
+    With checkpoint.async_save a save ends once the state is copied to host memory. A thread of each rank writes the
+    copies and hashes them; collectives are for the main thread alone, which commits in `finish`. Use as a context
+    manager.
     """
-    if name := learner.non_finite():
-        raise NonFiniteError(
-            f"step {state['step']}: {name} holds NaN or infinity: this state is not saved, and the newest "
-            f"checkpoint in {root} stays the newest: resume from it; if this comes back, start a new run with a "
-            "lower train.lr"
-        )
-    with (saving if rank() == 0 else writing_checkpoint)(root, step=state["step"]) as own:
-        work = Path(all_gather(str(own))[0])
-        written = dict(ChainMap(*all_gather(learner.save(work))))
-        if rank() == 0:
-            (builder.processor or builder.tokenizer).save_pretrained(work)
-            newest = commit(work, root, step=state["step"], info=state, written=written)
-            prune(root, newest=newest, keep_last=keep.keep_last, keep_every=keep.keep_every, best=best_step())
-    barrier()
-    return root / f"step-{state['step']:06d}"
+
+    def __init__(
+        self,
+        root: Path,
+        learner: Learner,
+        builder: PromptBuilder,
+        keep: CheckpointConfig,
+        *,
+        lock: RunLock,
+        best_step: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            root: the folder of all checkpoints.
+            learner: has the weights and the optimizer.
+            builder: has the tokenizer.
+            keep: which earlier checkpoints are kept, and whether saves are asynchronous.
+            lock: of the run; a checkpoint is committed only while it is held.
+            best_step: gives a step that is kept too.
+        """
+        self.root, self.learner, self.builder, self.keep = root, learner, builder, keep
+        self.lock, self.best_step = lock, best_step
+        self._pending: _Pending | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # starts with the first job
+
+    def save(self, state: Mapping[str, Any], *, add_files: Callable[[Path], None] = lambda _: None) -> None:
+        """Write a checkpoint of what the learner is now, after the one before; all ranks together.
+
+        Args:
+            state: goes into the manifest; holds `step`.
+            add_files: writes more files into the folder, on rank 0 and before the save ends.
+
+        Raises CheckpointError for what the file system refuses, and NonFiniteError before anything is written where
+        a weight or the optimizer's state is not finite.
+        """
+        self.finish()
+        step = state["step"]
+        if name := self.learner.non_finite():
+            raise NonFiniteError(
+                f"step {step}: {name} holds NaN or infinity: this state is not saved, and the newest checkpoint in "
+                f"{self.root} stays the newest: resume from it; if this comes back, start a new run with a "
+                "lower train.lr"
+            )
+        with (saving if rank() == 0 else writing_checkpoint)(self.root, step=step) as own:
+            folder = Path(all_gather(str(own))[0])
+            files = self.learner.save(folder, later=self.keep.async_save)
+            if rank() == 0:
+                add_files(folder)
+                (self.builder.processor or self.builder.tokenizer).save_pretrained(folder)
+        # As of now: later the loop has gone on, and may have evaluated again.
+        best = self.best_step() if rank() == 0 else None
+        self._pending = _Pending(deepcopy(state), folder, best, self._written(files, step))
+        if not self.keep.async_save:
+            self.finish()
+
+    def _written(self, files: CheckpointFiles, step: int) -> Future[dict[str, FileEntry]]:
+        """Write what the files left for later, in the thread."""
+        if self.keep.async_save:
+            return self._thread.submit(writing_checkpoint(self.root, step=step)(files.write))
+        done: Future[dict[str, FileEntry]] = Future()
+        done.set_result(files.write())
+        return done
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Commit the checkpoint that is being written, if there is one, and prune older ones; all ranks together.
+
+        With `wait=False` it stays where a rank is still writing. Raises CheckpointError, on all ranks, for what the
+        file system refused one of them.
+        """
+        if (pending := self._pending) is None:
+            return
+        if wait:
+            futures.wait([pending.written])
+        outcomes = all_gather(pending.outcome())
+        failed = next((outcome for outcome in outcomes if isinstance(outcome, CheckpointError)), None)
+        if failed is None and None in outcomes:
+            return
+        self._pending = None
+        if failed is not None:
+            futures.wait([pending.written])
+            barrier()  # none writes into the folder any more
+            if rank() == 0:
+                shutil.rmtree(pending.folder, ignore_errors=True)
+            raise failed
+        from_main(lambda: self._commit(pending, dict(ChainMap(*outcomes))))
+
+    def _commit(self, pending: _Pending, written: Mapping[str, FileEntry]) -> None:
+        self.lock.check()
+        step = pending.state["step"]
+        try:
+            newest = commit(pending.folder, self.root, step=step, info=pending.state, written=written)
+        except BaseException:
+            shutil.rmtree(pending.folder, ignore_errors=True)
+            raise
+        with writing_checkpoint(self.root, step=step):
+            prune(
+                self.root,
+                newest=newest,
+                keep_last=self.keep.keep_last,
+                keep_every=self.keep.keep_every,
+                best=pending.best,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit what is being written before the run ends.
+
+        After an error the ranks may not meet again. A single rank then commits alone. Of several none does, and a
+        resume takes the checkpoint before.
+        """
+        if error is None or isinstance(error, StoppedError):
+            self.finish()
+        elif world_size() == 1:
+            with suppress(CheckpointError):  # the run's own error says more
+                self.finish()
+        self._thread.shutdown()

@@ -109,6 +109,10 @@ def _unpacked(
     if (family := vision_of(model.config)) is not None:
         model.model.rope_deltas = None  # what an earlier call left behind
         extra = {**family.vision_inputs(extra), **family.token_types(model.config, tokens)}
+    if prompt.videos:  # whose positions transformers alone gives differently (rope_positions)
+        positions = rope_positions(model, prompt)
+        following = torch.arange(len(tokens) - positions.shape[1]) + positions.max() + 1
+        extra["position_ids"] = torch.cat([positions, following.expand(3, -1)], 1)[:, None].to(model.device)
     output = model(input_ids=tokens[None], use_cache=False, logits_to_keep=len(ids) + 1 + behind, **extra)
     logits_RV = output.logits[0, : len(ids)].float() / temperature
     logits_RV[:, list(banned_ids)] = float("-inf")

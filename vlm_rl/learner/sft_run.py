@@ -27,12 +27,12 @@ from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.quantization import check_quantization
-from vlm_rl.learner.saving import ResumePoint, checkpoint_to_resume, restore_learner, save_checkpoint
+from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
 from vlm_rl.learner.sft import Example, take_step
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, check_unchanged
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import make_console, progress, resume_command
-from vlm_rl.run.trackers import make_trackers
+from vlm_rl.run.tracking import Tracking
 from vlm_rl.types import Problem
 
 
@@ -47,12 +47,14 @@ def sft(config: SftConfig, *, resume: bool = False) -> None:
     with RunLock(Path(config.out)) as lock:
         run = _SftRun(config, lock=lock, resume=resume)
         left = config.train.steps - run.step
-        with progress("sft", total=max(left, 0)) as advance:
-            while run.step < config.train.steps:
-                loss = run.train_step()
-                advance(note=f"loss {loss:.3f}")
-        for tracker in run.trackers:
-            tracker.close()
+        try:
+            with run.checkpoints, progress("sft", total=max(left, 0)) as advance:
+                while run.step < config.train.steps:
+                    loss = run.train_step()
+                    advance(note=f"loss {loss:.3f}")
+        finally:
+            for line in run.tracking.close() if run.tracking else ():
+                make_console().print(line)
 
 
 def examples_of(problems: list[Problem]) -> list[Example]:
@@ -83,6 +85,7 @@ class _SftRun:
         if checkpoint and config.model.lora is None:  # otherwise it holds the adapters alone
             model_path = checkpoint[0]
         self.builder = make_prompt_builder(config.data, model_path)
+        self.builder.allow_videos(problems)
         if checkpoint and config.model.lora is not None:
             from_main(lambda: check_base_weights(checkpoint[0], model_path))
         self._check_model(model_path)
@@ -91,6 +94,9 @@ class _SftRun:
         prompts = prompts_to_check(self.builder, problems, config.data)
         policy, _ = load_policy(model_path, config, self.device, prompts, banned_ids=(), temperature=1.0)
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)
+        self.checkpoints = CheckpointWriter(
+            self.run.path / "checkpoints", self.learner, self.builder, config.checkpoint, lock=lock
+        )
 
         self.step = 0
         self.order = PromptOrder(len(problems), config.seed)
@@ -151,7 +157,8 @@ class _SftRun:
         from_main(self.lock.check)
         stops = any(all_gather(self.stop_requested))
         if is_due or stops:
-            self._save()
+            self.checkpoints.save(self._state())
+        self.checkpoints.finish(wait=stops)
         if stops:
             if rank() == 0:
                 command = resume_command(self.run.path, command="sft")
@@ -195,8 +202,8 @@ class _SftRun:
             "step_time": seconds,
         }
         self.run.append_metrics(self.step, self.attempt, metrics)
-        for tracker in self.trackers:
-            tracker.log(self.step, metrics)
+        for complaint in self.tracking.complaints() if self.tracking else ():
+            make_console().print(complaint)
 
     # -- the run directory ---------------------------------------------------------------------------
 
@@ -205,7 +212,7 @@ class _SftRun:
         self.attempt = 1 + max((int(record["attempt"]) for record in self.run.metrics()), default=0)
         if rank() == 0 and self.contaminated:
             self.run.stamp_contaminated(self.contaminated)
-        self.trackers = make_trackers(self.config.log.trackers if rank() == 0 else [], self.run.path, self.config)
+        self.tracking = Tracking(self.run.path, self.config.log) if rank() == 0 else None
         if resume:
             make_console().print(f"resuming {self.run.path} at step {self.step + 1} of {self.config.train.steps}")
         self.stop_requested = False
@@ -214,11 +221,6 @@ class _SftRun:
     def _create(self) -> None:
         self.run.create(self.config)
         self.lock.acquire()
-
-    def _save(self) -> None:
-        save_checkpoint(
-            self.run.path / "checkpoints", self.learner, self.builder, self._state(), keep=self.config.checkpoint
-        )
 
     def _state(self) -> dict[str, Any]:
         """Return, as JSON, all that a resume needs besides weights and optimizer."""

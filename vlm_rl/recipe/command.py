@@ -28,7 +28,7 @@ from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_set
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import IMAGE_MARKER, Problem
+from vlm_rl.types import Problem
 
 RESPONSES = 8  # to a prompt
 _COUNTED = 64  # prompts whose tokens are counted: those that look longest
@@ -144,11 +144,13 @@ def _longest_prompt(
     """Return the tokens of the longest prompt: counted with a builder, otherwise estimated from above."""
 
     def estimate(problem: Problem) -> int:
-        images = problem.question.count(IMAGE_MARKER)
+        images = len(problem.images)
         return len(problem.question.encode()) // 2 + images * (high // factor**2) + 256  # 256: template, system text
 
     def count(problem: Problem) -> int:
         assert builder is not None
+        if problem.videos:
+            return len(builder.build(problem).ids)
         images = sum(_image_tokens(data, low, high, factor) - 1 for data in problem.images)
         return builder.count_unexpanded(problem) + images
 

@@ -1,6 +1,6 @@
 """Describe every key of the configuration: `vlm-rl config [KEY]`, and docs/config.md.
 
-The only source is vlm_rl.config: its types, its defaults, and the docstring below each key.
+The only source is the room vlm_rl.config: its types, its defaults, and the docstring below each key.
 
     python -m vlm_rl.recipe.reference docs      # write docs/config.md and docs/other_trainers.md again
 """
@@ -22,10 +22,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
-from vlm_rl import config as sections
 from vlm_rl.config import Config, ConfigSection, SftConfig
+from vlm_rl.config.foreign_names import table, translate
 from vlm_rl.errors import UserError
-from vlm_rl.foreign_names import table, translate
 
 _SFT_MARK = "(vlm-rl sft) "
 
@@ -65,7 +64,8 @@ def find_keys(name: str = "") -> list[Key]:
 def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
     texts: dict[str, str] = {}
     for parent in reversed(section.__mro__):
-        texts |= _docstrings().get(parent.__name__, {})
+        if issubclass(parent, ConfigSection):
+            texts |= _docstrings(parent)
     for name, field in section.model_fields.items():
         inner = _section_in(field.annotation)
         if inner is None or texts.get(name):
@@ -89,17 +89,14 @@ def _sft_keys() -> Iterator[Key]:
 
 
 @cache
-def _docstrings() -> dict[str, dict[str, str]]:
-    """Return the text below each key, by section and key."""
-    tree = ast.parse(inspect.getsource(sections))
-    texts: dict[str, dict[str, str]] = {}
-    for node in tree.body:
-        body = node.body if isinstance(node, ast.ClassDef) else []
-        for item, below in pairwise(body):
-            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and is_text:
-                text = " ".join(str(below.value.value).split())  # type: ignore[union-attr]
-                texts.setdefault(node.name, {})[item.target.id] = text  # type: ignore[union-attr]
+def _docstrings(section: type[ConfigSection]) -> dict[str, str]:
+    """Return the text below each key of a section, without those of its parents."""
+    texts: dict[str, str] = {}
+    (node,) = ast.parse(inspect.getsource(section)).body
+    for item, below in pairwise(node.body if isinstance(node, ast.ClassDef) else []):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and is_text:
+            texts[item.target.id] = " ".join(str(below.value.value).split())  # type: ignore[union-attr]
     return texts
 
 
@@ -141,9 +138,10 @@ _CONFIG_HEAD = """\
 
 Every key of a run's YAML file. `vlm-rl config KEY` prints the same, e.g. `vlm-rl config train.lr` or
 `vlm-rl config rollout`; `vlm-rl train FILE.yaml KEY=VALUE` changes one. `vlm-rl init` writes a file to start from.
-An unknown key, a wrong value and values that do not fit together are refused, all in one message.
+An unknown key, a wrong value and values that do not fit together are refused, all in one message. With
+`extends: OTHER.yaml` a file gives only what differs from another beside it, as `configs/virl39k_gspo_7b.yaml` does.
 
-This page is made from `vlm_rl/config.py`: `python -m vlm_rl.recipe.reference docs`.
+This page is made from `vlm_rl/config/`: `python -m vlm_rl.recipe.reference docs`.
 """
 _SFT_HEAD = """
 ## vlm-rl sft
@@ -159,7 +157,7 @@ _NAMES_HEAD = """\
 What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table is behind the message for an
 unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
 
-This page is made from `vlm_rl/foreign_names.py`: `python -m vlm_rl.recipe.reference docs`.
+This page is made from `vlm_rl/config/foreign_names.py`: `python -m vlm_rl.recipe.reference docs`.
 """
 
 

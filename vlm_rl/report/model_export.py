@@ -2,6 +2,7 @@
 
     vlm-rl export runs/x/60 --out my-model            # the weights, or the adapter, as the checkpoint has them
     vlm-rl export runs/x/60 --out my-model --merge    # an adapter merged with its base model
+    vlm-rl export runs/x/60 --out my-model --push me/my-model    # and uploaded to the hub, private unless --public
 
 The folder holds weights, tokenizer, the base model's own generation_config.json, and a model card (README.md).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,8 +35,13 @@ _OF_ADAPTERS = {ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL}
 def export(options: argparse.Namespace) -> Path:
     """Write the checkpoint `options.checkpoint` to the new folder `options.out`, and return it.
 
-    Raises UserError for what is no checkpoint of a run, for a damaged one, and for a folder that exists.
+    With `options.push`, a name on the hub, it is uploaded too.
+
+    Raises UserError for what is no checkpoint of a run, for a damaged one, for a folder that exists, and where the
+    hub cannot be reached; the folder is written then.
     """
+    if options.push:
+        _check_repo(options.push)
     run, folder = find_checkpoint(options.checkpoint)
     out: Path = options.out
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -57,7 +64,41 @@ def export(options: argparse.Namespace) -> Path:
             shutil.rmtree(work, ignore_errors=True)
             raise
     print(f"{out}: step {read_manifest(folder).step} of {run.path}{', merged with its base model' if merges else ''}")
+    if options.push:
+        print(push(out, options.push, private=not options.public))
     return out
+
+
+def push(folder: Path, repo: str, *, private: bool) -> str:
+    """Upload a model folder to the hub with huggingface_hub's own login, and return the address.
+
+    A repository that exists keeps its visibility, and gets a commit. Raises UserError, with the command that uploads
+    the folder later, for whatever the client raises: no login, no network, no permission.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Export of vlm-rl")
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        later = f"hf upload {repo} {shlex.quote(str(folder))} . {'--private' if private else '--no-private'}"
+        raise UserError(
+            f"{folder} is written, but was not uploaded to {repo}: {reason}; after `hf auth login`, where there is a "
+            f"network: {later}"
+        ) from None
+    return str(address)
+
+
+def _check_repo(repo: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise UserError(f"--push {repo}: {error}; give USER/NAME") from None
 
 
 def _config_of(run: RunDirectory) -> Config | SftConfig:

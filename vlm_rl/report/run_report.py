@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
+from vlm_rl.report.changes import change_section
 from vlm_rl.report.examples import choose, example_html, side_by_side
 from vlm_rl.report.html import PageSection, macros, page, write_page
 from vlm_rl.report.run_curves import RunCurves, Score
@@ -24,6 +25,7 @@ from vlm_rl.report.sections import (
     accuracy_section,
     curve_label,
     duration_text,
+    every_metric_section,
     gradient_mass_section,
     interval_text,
     length_section,
@@ -57,6 +59,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         raise UserError("a report needs at least one run directory: vlm-rl report RUN")
     curves = [RunCurves(run.open(), name) for run, name in zip(runs, distinct_names(runs), strict=True)]
     sections = [
+        *([changed] if (changed := change_section(curves)) else []),
         reward_section(curves),
         accuracy_section(curves),
         length_section(curves),
@@ -65,6 +68,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         time_section(curves),
         _examples_section(curves),
         *([_controls_section(curves)] if any(run.run.controls() for run in curves) else []),
+        every_metric_section(curves),
         _configuration_section(curves),
     ]
     text = page(

@@ -23,19 +23,25 @@ from vlm_rl.report.vega import embed
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
+_PARTS_OF_EVERY_RUN = ("accuracy", "format", "overlong")
 
 
 def reward_section(runs: Sequence[RunCurves]) -> PageSection:
-    """Return the curves of the mean reward and of its three parts."""
+    """Return the curves of the mean reward, of its parts, and of functions whose value is in no sum."""
     total = _metric_figure(runs, "reward", "Mean reward of a response")
-    parts = [
-        _metric_figure(runs, f"rewards/{part}/mean", f"Part: {part}") for part in ("accuracy", "format", "overlong")
+    logged = [name for run in runs for name in run.metric_names("rewards/") if name.endswith("/mean")]
+    names = dict.fromkeys([*_PARTS_OF_EVERY_RUN, *(name.split("/")[1] for name in logged)])
+    summed = {name.removeprefix("length_pull/") for run in runs for name in run.metric_names("length_pull/")}
+    parts = summed.union(_PARTS_OF_EVERY_RUN)
+    figures = [
+        _metric_figure(runs, f"rewards/{name}/mean", f"{'Part' if name in parts else 'Value'}: {name}")
+        for name in names
     ]
     return PageSection(
         "Reward",
-        "Mean over the responses of each training step, and its three parts apart. "
+        "Mean over the responses of each training step, and its parts apart; a value is in no sum. "
         "Thin: each step; bold: a running mean.",
-        total.html() + figure_grid(parts, columns=3),
+        total.html() + figure_grid(figures, columns=3),
     )
 
 
@@ -185,6 +191,24 @@ def _time_table(run: RunCurves, *, heading: str) -> Markup | None:
         for seconds, name in sorted(means, reverse=True)
     ]
     return _PARTS.bars(rows, heading)
+
+
+def every_metric_section(runs: Sequence[RunCurves]) -> PageSection:
+    """Return a small chart of every metric that a run logged, folded by the first part of its name."""
+    names = sorted({name for run in runs for name in run.metric_names("")} - {"step", "attempt", "time"})
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("/")[0] if "/" in name else "", []).append(name)
+    folds = []
+    for prefix, members in sorted(groups.items()):
+        figures = [_metric_figure(runs, name, name, height=130) for name in members]
+        drawn = [figure.html() for figure in figures if figure.sentence is None]
+        zero = [figure.title for figure in figures if figure.sentence is not None]
+        sentences = [_PARTS.missing(f"0 at every step, or never a number: {', '.join(zero)}.")] if zero else []
+        folds.append((prefix or "the step as a whole", len(members), drawn, sentences))
+    caption = "All of metrics.jsonl, by the first part of a metric's name; docs/metrics.md says what each one means."
+    body = _PARTS.folds(folds) if folds else _PARTS.missing("No metric is logged.")
+    return PageSection("Every metric", caption, body)
 
 
 def _metric_figure(runs: Sequence[RunCurves], name: str, title: str, **options: Any) -> CurveFigure:

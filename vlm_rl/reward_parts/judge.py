@@ -26,9 +26,9 @@ import httpx
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
 from vlm_rl.reward_parts.judge_cache import ReplyCache, key_of
-from vlm_rl.reward_parts.judge_client import Completion, EndpointError, complete, make_client
+from vlm_rl.reward_parts.judge_client import Completion, JudgeError, complete, make_client
 from vlm_rl.templates import END_THINK
-from vlm_rl.types import IMAGE_MARKER, Call, Outcome
+from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
 
 _LONGEST_PAUSE = 30.0  # seconds between two attempts
 _WAIT_SECONDS = 0.1  # between two looks at whether the run is stopped
@@ -125,7 +125,7 @@ class Judge:
             try:
                 verdict.outcome = await self._judge(client, call, verdict.cost, batch)
                 batch.failures = 0
-            except EndpointError as error:
+            except JudgeError as error:
                 verdict.outcome = self._masked(str(error))
                 batch.failures += 1
 
@@ -140,7 +140,7 @@ class Judge:
                 reply = await self._complete(client, body, cost)
                 cost.update(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
                 if not reply.text.strip():
-                    raise EndpointError(
+                    raise JudgeError(
                         "the judge's reply holds no text; a reasoning model may need more reward.judge.max_tokens"
                     )
                 text = self._masked(reply.text)  # a hostile server may send the key back
@@ -153,7 +153,7 @@ class Judge:
             cost["requests"] += 1
             try:
                 return await complete(client, self._config.url, body, timeout=self._config.timeout)
-            except EndpointError as error:
+            except JudgeError as error:
                 if not error.may_pass or attempt == self._config.retries:
                     raise
             # Spread, so that requests that failed together do not come back together.
@@ -164,7 +164,7 @@ class Judge:
         problem, response, grade, _ = call
         config = self._config
         texts = {
-            "question": problem.question.replace(IMAGE_MARKER, "").strip(),
+            "question": name_videos(problem.question, problem.videos).replace(IMAGE_MARKER, "").strip(),
             "answer": problem.answer,
             "response": response,
             "extracted": grade.extracted or "",

@@ -19,7 +19,7 @@ MAX_BYTES = 2**20  # of a reply's body
 _MAY_PASS = frozenset((408, 409, 425, 429))  # statuses of a server that is busy; those from 500 on too
 
 
-class EndpointError(Exception):
+class JudgeError(Exception):
     """Raised where a request fails; `may_pass` says whether another attempt makes sense."""
 
     def __init__(self, reason: str, *, may_pass: bool = False) -> None:
@@ -46,7 +46,7 @@ def make_client(*, key: str, concurrency: int, certificates: SSLContext) -> http
 
 
 async def complete(client: httpx.AsyncClient, url: str, body: Mapping[str, Any], *, timeout: float) -> Completion:
-    """Ask for a chat completion. Raises EndpointError for whatever the server does instead of giving one.
+    """Ask for a chat completion. Raises JudgeError for whatever the server does instead of giving one.
 
     Args:
         client: from make_client.
@@ -62,28 +62,28 @@ async def complete(client: httpx.AsyncClient, url: str, body: Mapping[str, Any],
         ):
             data = await _read(answer)
     except TimeoutError:
-        raise EndpointError(f"the judge did not reply within {timeout:g} s", may_pass=True) from None
+        raise JudgeError(f"the judge did not reply within {timeout:g} s", may_pass=True) from None
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
-        raise EndpointError(
+        raise JudgeError(
             f"the connection failed: {_short(str(error)) or type(error).__name__}", may_pass=True
         ) from None
     if answer.status_code != 200:
         may_pass = answer.status_code in _MAY_PASS or answer.status_code >= 500
-        raise EndpointError(f"the judge answered {answer.status_code}: {_error_text(data)}", may_pass=may_pass)
+        raise JudgeError(f"the judge answered {answer.status_code}: {_error_text(data)}", may_pass=may_pass)
     kind = answer.headers.get("content-type", "")
     if "json" not in kind:
-        raise EndpointError(f"the judge sent {_short(kind) or 'no content type'}, not application/json")
+        raise JudgeError(f"the judge sent {_short(kind) or 'no content type'}, not application/json")
     return _completion(data)
 
 
 async def _read(answer: httpx.Response) -> bytes:
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise EndpointError("the judge sent a compressed reply, which was not asked for")
+        raise JudgeError("the judge sent a compressed reply, which was not asked for")
     data = bytearray()
     async for chunk in answer.aiter_raw():
         data += chunk
         if len(data) > MAX_BYTES:
-            raise EndpointError(f"the judge's reply is larger than {MAX_BYTES // 2**10} KiB")
+            raise JudgeError(f"the judge's reply is larger than {MAX_BYTES // 2**10} KiB")
     return bytes(data)
 
 
@@ -94,7 +94,7 @@ def _completion(data: bytes) -> Completion:
         usage = tree.get("usage") or {}
         counts = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise EndpointError("the judge's reply is no chat completion") from None
+        raise JudgeError("the judge's reply is no chat completion") from None
     prompt_tokens, completion_tokens = (n if type(n) is int and 0 <= n < 10**9 else 0 for n in counts)
     return Completion(text if isinstance(text, str) else "", prompt_tokens, completion_tokens)
 

@@ -3,13 +3,16 @@
 directory    read and write a run directory: the contract between training, report and demo
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
+paired       two evaluations compared problem by problem
 checkpoint   checkpoints that are complete or absent
 checkpoint_names  what a user may call a checkpoint
 manifest     what a checkpoint says of its files, and of the run that it resumes
 lock         one writer at a time in a run directory
 writing      what the file system refuses, as a message
 run_log      log.txt: what rank 0 shows, with the time
-trackers     TensorBoard, trackio and wandb behind one interface
+trackers     TensorBoard, wandb, trackio, MLflow and SwanLab behind one interface
+mirror       the process that sends a run to one of them
+tracking     these processes, as a run starts and ends them
 cores        how many cores are allowed and free
 terminal     lines, progress bars and tables
 """
@@ -22,9 +25,11 @@ __all__ = [
     "eval_record",
     "lock",
     "manifest",
+    "paired",
     "rollout_row",
     "run_log",
     "terminal",
     "trackers",
+    "tracking",
     "writing",
 ]

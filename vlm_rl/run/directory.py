@@ -183,7 +183,7 @@ class RunDirectory:
         if not path.exists():
             return
         with path.open("rb") as file:
-            yield from (record for line in file if (record := _metric_record(line)) is not None)
+            yield from (record for line in file if (record := metric_record(line)) is not None)
 
     # -- rollouts -------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _metric_record(line: bytes) -> dict[str, Any] | None:
+def metric_record(line: bytes) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl, or None where it is damaged, such as a line that a kill cut short."""
     try:
         raw = json.loads(line)

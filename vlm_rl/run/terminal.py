@@ -12,11 +12,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -200,21 +200,31 @@ def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, conso
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("answer", ratio=1, overflow="fold")
     table.add_column("response", ratio=6, overflow="fold")
-    for row in _contrasts(rows, limit):
+    for row in contrasts(rows, limit):
         table.add_row(
             Text(visible(row.prompt_id)),
             Text(row.verdict, style=_VERDICT_STYLES.get(row.verdict, "yellow")),
             Text(f"{row.reward:.2f}"),
             Text(f"{row.length}{' (cut)' if row.stop_reason == 'length' else ''}"),
             Text(visible(row.extracted or "–")),
-            Text(_shortened(visible(row.text), 300)),
+            Text(shortened(visible(row.text), 300)),
         )
     console.print(table)
 
 
-def _contrasts(rows: Sequence[RolloutRow], limit: int) -> list[RolloutRow]:
+class _Rewarded(Protocol):
+    @property
+    def prompt_id(self) -> str: ...
+    @property
+    def reward(self) -> float: ...
+
+
+_Row = TypeVar("_Row", bound=_Rewarded)
+
+
+def contrasts(rows: Iterable[_Row], limit: int) -> list[_Row]:
     """Return each prompt's best and worst response, the prompts with the widest gap first."""
-    groups: dict[str, list[RolloutRow]] = {}
+    groups: dict[str, list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.prompt_id, []).append(row)
     pairs = [sorted(group, key=lambda row: row.reward) for group in groups.values()]
@@ -228,7 +238,8 @@ def visible(text: str) -> str:
     return replace_invisible(text, lambda character: "⏎" if character == "\n" else f"<{ord(character):02x}>")
 
 
-def _shortened(text: str, limit: int) -> str:
+def shortened(text: str, limit: int) -> str:
+    """Return the text, or where it is longer than about `limit` characters its beginning and its end."""
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} … {text[-limit // 3 :]}"
 
 

@@ -1,28 +1,82 @@
-"""Optional experiment trackers behind one interface. Each library is imported only when it is asked for.
+"""What each experiment tracker is told, through its own client. A library is imported only where it is asked for.
 
-A run's own record is metrics.jsonl. A tracker only mirrors it: none is needed, and none is ever read back.
+A run's own record is its directory. A tracker mirrors it (vlm_rl.run.mirror): none is needed, none is ever read back.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import html
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
-from vlm_rl.config import Config, SftConfig
+import numpy as np
+from PIL import Image
+
 from vlm_rl.errors import UserError
-from vlm_rl.run.writing import writing
+
+NUM_BINS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a tracker is told of a run when it begins, and again when it continues."""
+
+    path: Path
+    id: str  # the tracker's, kept in the run directory; "" for a new run of MLflow, which gives its own
+    config: Mapping[str, Any]  # plain JSON
+    project: str
+    group: str | None
+    tags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run's folder."""
+        return self.path.resolve().name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedSample:
+    """A row of a tracker's table: a stored response beside its problem."""
+
+    problem: str
+    image: Image.Image | None  # the problem's first, small
+    question: str  # "" where the prepared set is no longer there; so is the gold
+    gold: str
+    response: str
+    verdict: str
+    reason: str
+    reward: float
+    tokens: int
+
+    def cells(self) -> dict[str, Any]:
+        """Return the cells by column, without the image."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+COLUMNS = [field.name for field in fields(LoggedSample) if field.name != "image"]
 
 
 class Tracker(Protocol):
-    """A place that also receives the metrics."""
+    """A place that mirrors a run. A method may raise whatever its client raises."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of a step; those that are not finite are left out."""
+    id: str  # by which a later process continues the same run
+    where: str  # where a reader finds the run, or the command that shows or sends it
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Add finite values to a step. Steps never decrease; a step may be added to more than once."""
+        ...
+
+    def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
+        """Add the distribution of each vector, one value per response, and a table of samples; there may be none."""
         ...
 
     def close(self) -> None:
@@ -30,59 +84,209 @@ class Tracker(Protocol):
         ...
 
 
-def make_trackers(names: Sequence[str], run_dir: Path, config: Config | SftConfig) -> list[Tracker]:
-    """Return one tracker per name, in order. Raises UserError for a missing library."""
-    return [TRACKERS[name](run_dir, config) for name in names]
-
-
 class TensorBoardTracker:
-    """Writes event files to tensorboard/ in the run directory; `tensorboard --logdir RUN` shows them."""
+    """Write event files to tensorboard/ in the run directory.
 
-    def __init__(self, run_dir: Path, config: Config | SftConfig) -> None:
-        _library("tensorboard")
-        self._folder = run_dir / "tensorboard"
-        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(self._folder))
-        self._writer.add_text("config", f"```\n{config.model_dump_json(indent=1)}\n```")
+    TensorBoard's own writer takes them, without torch, whose import would cost this process seconds.
+    """
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        with writing(self._folder):
-            for name, value in _finite(values).items():
-                self._writer.add_scalar(name, value, step)
-            self._writer.flush()
+    def __init__(self, run: TrackedRun) -> None:
+        folder = run.path / "tensorboard"
+        self.id, self.where = run.id, f"tensorboard --logdir {run.path.parent}"
+        self._protos = import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2")
+        self._tensor = import_module("tensorboard.compat.proto.tensor_pb2")
+        self._writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(str(folder))
+        facts = {"config": run.config, "project": run.project, "group": run.group, "tags": list(run.tags)}
+        self._add(0, [self._text(name, _as_yaml(value)) for name, value in facts.items()])
 
-    def close(self) -> None:
-        with writing(self._folder):
-            self._writer.close()
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._add(step, [self._summary.Summary.Value(tag=name, simple_value=v) for name, v in values.items()])
 
-
-class ModuleTracker:
-    """Logs to wandb, or to trackio, which has the same three functions."""
-
-    def __init__(self, module: ModuleType, **options: Any) -> None:
-        self._module = module
-        self._module.init(**options)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._module.log(_finite(values), step=step)
+    def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
+        entries = [self._histogram(f"histograms/{name}", vector) for name, vector in vectors.items()]
+        if samples:
+            entries.append(self._text("samples", _markdown(samples)))
+        for number, sample in enumerate(samples, start=1):
+            if sample.image is not None:
+                entries.append(self._image(f"samples/{number}", sample.image))
+        self._add(step, entries)
 
     def close(self) -> None:
-        self._module.finish()
+        self._writer.close()
+
+    def _add(self, step: int, entries: list[Any]) -> None:
+        summary = self._summary.Summary(value=entries)
+        self._writer.add_event(self._protos.Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
+
+    def _text(self, tag: str, text: str) -> Any:
+        plugin = self._summary.SummaryMetadata.PluginData(plugin_name="text")
+        metadata = self._summary.SummaryMetadata(plugin_data=plugin)
+        tensor = self._tensor.TensorProto(dtype="DT_STRING", string_val=[text.encode()])
+        tensor.tensor_shape.dim.add(size=1)
+        return self._summary.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+    def _histogram(self, tag: str, vector: np.ndarray) -> Any:
+        counts, edges = np.histogram(vector, bins=NUM_BINS)
+        facts = {"min": vector.min(), "max": vector.max(), "num": len(vector), "sum": vector.sum()}
+        histogram = self._summary.HistogramProto(
+            **facts, sum_squares=vector @ vector, bucket_limit=edges[1:].tolist(), bucket=counts.tolist()
+        )
+        return self._summary.Summary.Value(tag=tag, histo=histogram)
+
+    def _image(self, tag: str, image: Image.Image) -> Any:
+        buffer = BytesIO()
+        image.save(buffer, format="PNG")
+        picture = self._summary.Summary.Image(
+            height=image.height, width=image.width, colorspace=3, encoded_image_string=buffer.getvalue()
+        )
+        return self._summary.Summary.Value(tag=tag, image=picture)
 
 
-def _wandb(run_dir: Path, config: Config | SftConfig) -> Tracker:
-    return ModuleTracker(
-        _library("wandb"),
-        project="vlm-rl",
-        name=run_dir.name,
-        dir=str(run_dir),
-        config=config.model_dump(mode="json"),
-    )
+class WandbTracker:
+    """Log to Weights & Biases; without network or login into wandb/ of the run directory, for `wandb sync`."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        os.environ.setdefault("WANDB_DATA_DIR", str(run.path / "wandb"))  # images of a table wait there for a sync
+        self._client = import_module("wandb")
+        options = {
+            "project": run.project,
+            "group": run.group,
+            "tags": run.tags,
+            "id": run.id,
+            "resume": "allow",
+            "name": run.name,
+            "dir": str(run.path),
+            "config": dict(run.config),
+        }
+        try:
+            self._run = self._client.init(**options)
+        except self._client.Error:
+            self._run = self._client.init(**options, mode="offline")
+        self.id = run.id
+        folder = Path(self._run.dir).parent
+        self.where = f"offline; `wandb sync {folder}` sends it" if self._run.offline else str(self._run.url)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
+        entries = {f"histograms/{k}": self._client.Histogram(v, num_bins=NUM_BINS) for k, v in vectors.items()}
+        if samples:
+            table = entries["samples"] = self._client.Table(columns=["image", *COLUMNS])
+            for sample in samples:
+                image = None if sample.image is None else self._client.Image(sample.image)
+                table.add_data(image, *sample.cells().values())
+        self._run.log(entries, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
 
 
-def _trackio(run_dir: Path, config: Config | SftConfig) -> Tracker:
-    return ModuleTracker(
-        _library("trackio"), project="vlm-rl", name=run_dir.name, config=config.model_dump(mode="json")
-    )
+class TrackioTracker:
+    """Log to trackio: its local database, or the Space or server that its own variables name."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._client = import_module("trackio")
+        config = {**run.config, "tags": list(run.tags)}  # trackio has no tags
+        name = f"{run.name}-{run.id}"  # trackio resumes by name, and two folders may have the same one
+        self._run = self._client.init(
+            project=run.project, name=name, group=run.group, config=config, resume="allow", embed=False
+        )
+        self.id, self.where = run.id, f"trackio show --project {run.project}"
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
+        entries = {f"histograms/{k}": self._client.Histogram(v, num_bins=NUM_BINS) for k, v in vectors.items()}
+        images = [s.image and self._client.Image(s.image) for s in samples]
+        if samples:
+            rows = [{"image": image, **s.cells()} for image, s in zip(images, samples, strict=True)]
+            entries["samples"] = self._client.Table(data=rows)
+        self._run.log(entries, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """Log to MLflow: its own default store, or the server that MLFLOW_TRACKING_URI names."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._client = import_module("mlflow")
+        experiment = self._client.set_experiment(run.project)
+        tags = {"group": run.group, **dict.fromkeys(map(_mlflow_name, run.tags), "true")}
+        tags = {name: value for name, value in tags.items() if value is not None}
+        self.id = self._client.start_run(run_id=run.id or None, run_name=run.name, tags=tags).info.run_id
+        if not run.id:  # a parameter can be set once
+            params = {_mlflow_name(key): str(value)[:500] for key, value in _leaves(run.config)}
+            self._client.log_params(params)
+        self.where = f"{self._client.get_tracking_uri()}, experiment {experiment.name}, run {self.id}"
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._client.log_metrics({_mlflow_name(name): value for name, value in values.items()}, step=step)
+
+    def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
+        """Add both where there are samples: MLflow has no histograms, and each picture is a file."""
+        if not samples:
+            return
+        for name, vector in vectors.items():
+            self._client.log_image(_histogram_image(name, vector), key=f"histograms/{name}", step=step)
+        columns: dict[str, list[Any]] = {name: [sample.cells()[name] for sample in samples] for name in COLUMNS}
+        if all(sample.image is not None for sample in samples):
+            columns["image"] = [self._client.Image(sample.image) for sample in samples]
+        self._client.log_table(columns, f"samples/step-{step:06d}.json")
+
+    def close(self) -> None:
+        self._client.end_run()
+
+
+class SwanLabTracker:
+    """Log to SwanLab; without network or login into swanlog/ of the run directory, for `swanlab sync`."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._client = import_module("swanlab")
+        options = {
+            "project": run.project,
+            "group": run.group,
+            "tags": list(run.tags),
+            "id": run.id,
+            "resume": "allow",
+            "name": run.name,
+            "log_dir": str(run.path / "swanlog"),
+            "config": dict(run.config),
+        }
+        self.id = run.id
+        try:
+            self._run = self._client.init(**options)
+            self.where = str(getattr(self._run, "url", "") or "swanlab watch " + options["log_dir"])
+        except Exception:  # what no login and no network raise differs by version
+            with suppress(Exception):
+                self._client.finish()
+            self._run = self._client.init(**options, mode="offline")
+            self.where = f"offline; `swanlab sync {options['log_dir']}/run-*-{run.id}` sends it"
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._client.log(dict(values), step=step)
+
+    def responses(self, step: int, vectors: Mapping[str, np.ndarray], samples: Sequence[LoggedSample]) -> None:
+        """Add both where there are samples: SwanLab has no histograms, and each is drawn as bars."""
+        if not samples:
+            return
+        entries: dict[str, Any] = {}
+        for name, vector in vectors.items():
+            counts, edges = np.histogram(vector, bins=NUM_BINS)
+            bars = self._client.echarts.Bar().add_xaxis([f"{edge:.4g}" for edge in edges[:-1]])
+            entries[f"histograms/{name}"] = bars.add_yaxis(name, counts.tolist())
+        rows = [list(sample.cells().values()) for sample in samples]
+        entries["samples"] = self._client.echarts.Table().add(COLUMNS, rows)
+        images = [self._client.Image(s.image, caption=s.problem) for s in samples if s.image is not None]
+        self._client.log(entries | ({"samples/images": images} if images else {}), step=step)
+
+    def close(self) -> None:
+        self._client.finish()
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -95,17 +299,57 @@ def check_trackers(names: Iterable[str]) -> None:
             )
 
 
-def _library(name: str) -> ModuleType:
-    check_trackers([name])
-    return import_module(name)
+# -- forms that a client wants ---------------------------------------------------------------------
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+def _as_html(cells: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells as text that a page shows as it is: a response may hold tags, and is not to be trusted."""
+    return {name: html.escape(str(value), quote=False) for name, value in cells.items()}
 
 
-TRACKERS: dict[str, Callable[[Path, Config | SftConfig], Tracker]] = {
+def _markdown(samples: Sequence[LoggedSample]) -> str:
+    """Return the samples as a table in Markdown, whose first column is the number of the sample's image."""
+    lines = ["| | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for number, sample in enumerate(samples, start=1):
+        cells = [cell.replace("|", "&#124;").replace("\n", "<br>") for cell in _as_html(sample.cells()).values()]
+        lines.append(f"| {number} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _as_yaml(value: Any) -> str:
+    import yaml
+
+    return f"```\n{yaml.safe_dump(value, sort_keys=False)}```"
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _mlflow_name(name: str) -> str:
+    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
+
+
+def _histogram_image(name: str, vector: np.ndarray) -> Image.Image:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 2.5), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(vector, bins=NUM_BINS)
+    axes.set_xlabel(name)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer)
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoardTracker,
-    "wandb": _wandb,
-    "trackio": _trackio,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
+    "swanlab": SwanLabTracker,
 }

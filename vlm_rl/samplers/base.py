@@ -65,6 +65,7 @@ class Sampler(Protocol):
         Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from float noise
         in the logits; the same call repeated gives the same bits. Log-probs are those of the distribution that
         was drawn from: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
+        Ranks that share an engine call this together, each with prompts of its own, or none.
         Raises UserError for a prompt that does not fit.
         """
         ...
@@ -100,7 +101,31 @@ class Sampler(Protocol):
         ...
 
 
-def response_seed(seed: int, step: int, problem_id: str, index: int) -> int:
+class InProcessSampler(Sampler, Protocol):
+    """A rollout engine that can stop before all responses are done, and draw them on later."""
+
+    def generate_until(
+        self,
+        prompts: Sequence[Prompt],
+        begun: Sequence[Sequence[Rollout]],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        enough: int,
+        on_group: OnGroup,
+    ) -> list[list[Rollout]]:
+        """Draw the unfinished responses on until `enough` groups are done, and return all groups as they then are.
+
+        `begun` has the responses of each prompt so far. Where there is room for some only, those of the first prompts
+        are drawn. `on_group` is called for exactly `enough` groups, in the order in which they are done. Groups that
+        are done beside these are returned done. Every response stops at `params.max_tokens`, earlier tokens included.
+        New noise depends on (seed, step, problem, index, tokens so far) alone.
+        """
+        ...
+
+
+def response_seed(seed: int, step: int, problem_id: str, index: int, *, drawn: int = 0) -> int:
     """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise.
 
     Args:
@@ -108,8 +133,9 @@ def response_seed(seed: int, step: int, problem_id: str, index: int) -> int:
         step: the rollout step.
         problem_id: the problem that is answered.
         index: the response's place in its group.
+        drawn: tokens that it has already: what follows has noise of its own, within the same step too.
     """
-    key = json.dumps([seed, step, problem_id, index]).encode()
+    key = json.dumps([seed, step, problem_id, index, *([drawn] if drawn else [])]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
@@ -133,6 +159,7 @@ def make_rollout(
     *,
     builder: PromptBuilder,
     version: int,
+    experts: np.ndarray | None = None,
 ) -> Rollout:
     """Return one response as every engine gives it.
 
@@ -143,6 +170,7 @@ def make_rollout(
         logprobs: of these ids.
         builder: decodes them, and knows the end-of-sequence ids.
         version: the policy version that drew them.
+        experts: of each token that the sampler read, [P + R - 1 or more, layers, K], where routing is recorded.
     """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))
     return Rollout(
@@ -153,4 +181,6 @@ def make_rollout(
         text=builder.decode(ids),
         stop_reason="stop" if int(ids[-1]) in builder.eos_ids else "length",
         policy_version=version,
+        experts=None if experts is None else experts[len(prompt.ids) : len(prompt.ids) + len(ids) - 1],
+        prompt_experts=experts[: len(prompt.ids)] if experts is not None and index == 0 else None,
     )

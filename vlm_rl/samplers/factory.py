@@ -11,7 +11,7 @@ from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import base_of, load_merged
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import Sampler
+from vlm_rl.samplers.base import InProcessSampler, Sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.missing_vllm import missing_vllm
 
@@ -26,12 +26,15 @@ def make_sampler(
     dtype: torch.dtype,
     vllm_options: Mapping[str, Any] | None = None,
     adapter: LoraConfig | None = None,
+    tensor_parallel: int = 1,
     seed: int = 0,
-) -> Sampler:
+    returns_routing: bool = False,
+) -> InProcessSampler:
     """Start an engine.
 
     Args:
-        name: the engine; `auto` takes vLLM where it can be imported, else transformers, and prints which.
+        name: the engine; `auto` takes vLLM where it can be imported and runs the model, else transformers, and prints
+            which.
         model_path: a Hugging Face folder; an adapter in it is merged with its base model.
         builder: the prompt builder for this model.
         max_model_len: most tokens of a prompt, images expanded, and its response together.
@@ -39,9 +42,12 @@ def make_sampler(
         dtype: of the engine's weights.
         vllm_options: passed to vllm.LLM as they are; transformers takes none.
         adapter: what `load_weights` brings beside the weights in `model_path`, if not these themselves.
+        tensor_parallel: how many neighbouring ranks form one vLLM engine; all of them call each method together.
         seed: of the engine itself; every response has a seed of its own.
+        returns_routing: whether rollouts bring the experts that their tokens were sent to.
 
-    Raises UserError if vLLM is asked for and cannot be imported, or for an option that it may not get.
+    Raises UserError if vLLM is asked for and cannot be imported or run the model, and for an option that it may not
+    get.
     """
     base = base_of(model_path)
     shared: dict[str, Any] = {
@@ -50,10 +56,13 @@ def make_sampler(
         "max_model_len": max_model_len,
         "batch_size": batch_size,
         "dtype": dtype,
+        "returns_routing": returns_routing,
     }
     problem = None if name == "transformers" else _vllm_problem()
     if name == "vllm" and problem is not None:
         raise missing_vllm(problem)
+    if problem is None and name != "transformers" and (problem := _unsupported(builder)) and name == "vllm":
+        raise UserError(f"{model_path}: {problem}; use the transformers sampler")
     if adapter is not None and problem is not None:
         raise UserError(
             f"model.lora.sync is adapter, which needs the vllm sampler, but {problem}: install it, or set "
@@ -64,11 +73,13 @@ def make_sampler(
     if name == "transformers" or problem is not None:
         from vlm_rl.samplers.transformers import TransformersSampler
 
-        sampler: Sampler = TransformersSampler(**shared)
+        sampler: InProcessSampler = TransformersSampler(**shared)
     else:
         from vlm_rl.samplers.vllm import VllmSampler
 
-        sampler = VllmSampler(**shared, options=vllm_options, adapter=adapter, seed=seed)
+        sampler = VllmSampler(
+            **shared, options=vllm_options, adapter=adapter, tensor_parallel=tensor_parallel, seed=seed
+        )
     if base is not None:
         _load_adapter(sampler, model_path)
     return sampler
@@ -87,6 +98,14 @@ def vllm_version() -> str:
     from vlm_rl.samplers.vllm import import_vllm
 
     return import_vllm().__version__
+
+
+def _unsupported(builder: PromptBuilder) -> str | None:
+    """Return why vLLM cannot run the model on this machine, or None."""
+    layers = getattr(builder.config.get_text_config(), "layer_types", None) or ()
+    if "linear_attention" in layers and not torch.cuda.is_available():
+        return "on a CPU vLLM computes layers of linear attention in bfloat16 alone, and packs their weights"
+    return None
 
 
 def _vllm_problem() -> str | None:

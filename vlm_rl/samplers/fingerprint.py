@@ -9,6 +9,7 @@ model's buffers: they must stay what they were when the engine had started.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,17 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MIX_1 = 0xFF51AFD7ED558CCD - (1 << 64)
 _MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
 _MIX_POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """What one rank of an engine holds of a tensor: all of it, or all but for a range along one dimension."""
+
+    name: str  # the learner's
+    tensor: torch.Tensor
+    whole: tuple[int, ...]  # the shape of the whole tensor
+    dim: int = 0
+    start: int = 0  # place of the range along `dim`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +75,7 @@ class FingerprintBuilder:
         """Add one tensor. Tied weights are to be given once, as `named_parameters()` does."""
         assert name not in self._layout, f"tensor {name} was given twice"
         self._layout[name] = tuple(tensor.shape)
-        # Over the shape too: a matrix and its transpose may hold the same elements in the same order.
-        key = hashlib.blake2b(f"{name} {tuple(tensor.shape)}".encode(), digest_size=8)
-        seed = int.from_bytes(key.digest(), "big", signed=True)
-        for number, chunk in enumerate(tensor.detach().reshape(-1).split(_CHUNK)):
-            # Adding 0 turns -0.0 into 0.0: an engine that reads its weights back may lose that sign.
-            chunk = (chunk if self.dtype is None else chunk.to(self.dtype)) + 0
-            self._checksum += _hash_sum(chunk, start=number * _CHUNK, seed=seed)
+        self._checksum += _checksum(Shard(name, tensor, tuple(tensor.shape)), dtype=self.dtype)
 
     def watch(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass the tensors through, adding each of them."""
@@ -90,16 +96,55 @@ def fingerprint(tensors: NamedTensors, *, dtype: torch.dtype | None = None) -> F
     return builder.result()
 
 
-def _hash_sum(chunk: torch.Tensor, *, start: int, seed: int) -> int:
+def shard_checksums(shards: Iterable[Shard], *, dtype: torch.dtype) -> dict[str, int]:
+    """Return the part of a fingerprint that each shard is, each rounded to `dtype` first, by name and place."""
+    checksums: dict[str, int] = {}
+    for shard in shards:
+        place = f"{shard.name} {shard.dim}:{shard.start}"
+        assert place not in checksums, f"shard {place} was given twice"
+        checksums[place] = _checksum(shard, dtype=dtype)
+    return checksums
+
+
+def join_shards(ranks: Iterable[Mapping[str, int]], layout: Layout) -> Fingerprint:
+    """Return the fingerprint of an engine from the shard_checksums of all its ranks.
+
+    What several ranks hold counts once. Where their copies differ each counts, so that the fingerprint cannot agree.
+    """
+    distinct = {shard for checksums in ranks for shard in checksums.items()}
+    return Fingerprint(sum(checksum for _, checksum in distinct) % (1 << 64), layout)
+
+
+def _checksum(shard: Shard, *, dtype: torch.dtype | None) -> int:
+    """Return the sum over a shard's elements of a hash of bits, position in the whole tensor, name and shape."""
+    # Over the shape too: a matrix and its transpose may hold the same elements in the same order.
+    key = hashlib.blake2b(f"{shard.name} {shard.whole}".encode(), digest_size=8)
+    seed = int.from_bytes(key.digest(), "big", signed=True)
+    # In runs of `run` elements that are neighbours in the whole tensor too; it has `gap` others between two runs.
+    stride = math.prod(shard.whole[shard.dim + 1 :])
+    run = math.prod(shard.tensor.shape[shard.dim :])
+    gap = math.prod(shard.whole[shard.dim :]) - run
+    checksum = 0
+    for number, chunk in enumerate(shard.tensor.detach().reshape(-1).split(_CHUNK)):
+        # Adding 0 turns -0.0 into 0.0: an engine that reads its weights back may lose that sign.
+        chunk = (chunk if dtype is None else chunk.to(dtype)) + 0
+        first = number * _CHUNK
+        position = torch.arange(first, first + len(chunk), device=chunk.device)
+        if gap:
+            position += position // run * gap + shard.start * stride
+        checksum += _hash_sum(chunk, position, seed=seed)
+    return checksum
+
+
+def _hash_sum(chunk: torch.Tensor, position: torch.Tensor, *, seed: int) -> int:
     """Return the sum of a mixed hash of each element's bits and position. Integer overflow wraps by design.
 
     Args:
-        chunk: part of a flat tensor.
-        start: position of its first element in the tensor.
+        chunk: elements of a tensor.
+        position: of each in the whole tensor; overwritten.
         seed: of the tensor.
     """
     bits = chunk.contiguous().view(_BITS[chunk.element_size()]).long()
-    position = torch.arange(start, start + len(chunk), device=chunk.device)
     mixed = position.mul_(_MIX_POSITION).add_(seed).bitwise_xor_(position >> 29).mul_(_MIX_2)
     mixed = mixed.bitwise_xor_(bits).mul_(_MIX_1)
     return int(mixed.bitwise_xor_(mixed >> 33).mul_(_MIX_2).sum())

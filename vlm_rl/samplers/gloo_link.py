@@ -1,4 +1,4 @@
-"""A gloo group of two, learner and server: weights over TCP, one tensor at a time. Imports no vllm.
+"""A gloo group of the learner and a server's workers: weights over TCP, one tensor at a time. Imports no vllm.
 
 Each server has a group of its own, so that one that dies or stops breaks no other.
 """
@@ -25,18 +25,19 @@ def address_towards(host: str) -> str:
         return probe.getsockname()[0]
 
 
-def join(host: str, port: int, *, rank: int, timeout: timedelta) -> ProcessGroupGloo:
-    """Join the group of two whose store is at this address. Raises RuntimeError after the timeout."""
-    return join_store(TCPStore(host, port, is_master=False, timeout=timeout), host, rank=rank, timeout=timeout)
+def join(host: str, port: int, *, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+    """Join the group of this size whose store is at this address. Raises RuntimeError after the timeout."""
+    store = TCPStore(host, port, is_master=False, timeout=timeout)
+    return join_store(store, host, rank=rank, size=size, timeout=timeout)
 
 
-def join_store(store: TCPStore, peer: str, *, rank: int, timeout: timedelta) -> ProcessGroupGloo:
-    """Join the group of two with this store, from the address that leads to the peer."""
+def join_store(store: TCPStore, peer: str, *, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+    """Join the group with this store, from the address that leads to the peer."""
     gloo: Any = ProcessGroupGloo  # the stubs lack what follows
     options = gloo._Options()
     options._timeout = timeout
     options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(peer))]
-    return gloo(store, rank, 2, options)
+    return gloo(store, rank, size, options)
 
 
 def send(group: Any, tensor: Tensor) -> None:

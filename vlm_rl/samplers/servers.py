@@ -54,6 +54,7 @@ class ServerSettings:
     token_file: Path
     timeout: float  # seconds without any server
     model_sha256: str  # of the served model's config.json
+    tensor_parallel: int = 1  # cards of each server
     silence: float = SILENCE
 
 
@@ -90,8 +91,10 @@ class ServerSampler:
             is_stopped: tells whether the run is to end.
             note: prints a line.
 
-        Raises UserError where there is no token, and for a list of servers that cannot be read.
+        Raises UserError where there is no token, for a list of servers that cannot be read, and for videos.
         """
+        if builder.max_videos:
+            raise UserError("rollout.sampler is server, and servers are not sent videos: set rollout.sampler=vllm")
         self.policy_version = 0
         self.dtype = dtype
         self._settings = settings
@@ -174,7 +177,7 @@ class ServerSampler:
         self._rooms = {url: self._rooms[url] for url in proofs}
         for url, proof in proofs.items():
             check_buffers(f"server {url}", proof["buffers"], self._buffers or {})
-        held = {int(proof["checksum"], 16): url for url, proof in proofs.items()}
+        held = {proof["checksum"]: url for url, proof in proofs.items()}
         if len(held) > 1:
             raise StaleWeightsError(
                 f"rollout servers hold different weights after a sync: {', '.join(held.values())}; start them again"
@@ -214,7 +217,9 @@ class ServerSampler:
                     async with connected(url, self._token) as client:
                         proof = await ask_proof(client, layout="", dtype="", seconds=self._settings.silence)
                     self._buffers = self._buffers or proof["buffers"]
-                return Peer(url, str(info["instance"]), info["backend"]), int(info["max_num_seqs"])
+                return Peer(url, str(info["instance"]), info["backend"], info["world_size"]), int(
+                    info["max_num_seqs"]
+                )
             except (ServerError, KeyError, ValueError, TypeError, OverflowError) as error:
                 self._say(url, str(error))
                 return None
@@ -231,7 +236,7 @@ class ServerSampler:
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_model_len": self._max_model_len,
             "logprobs_mode": "processed_logprobs",
-            "world_size": 1,
+            "world_size": self._settings.tensor_parallel,
         }
         if self._builder.is_vision:
             needed["mm_processor_kwargs"] = self._builder.engine_options["mm_processor_kwargs"]

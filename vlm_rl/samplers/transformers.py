@@ -6,9 +6,9 @@ group. Positions are explicit in all three M-RoPE rows. Nothing is kept between 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 
 from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
+from vlm_rl.data.routers import RoutingRecord
+from vlm_rl.data.vision import join_vision
 from vlm_rl.distributed import default_device
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
@@ -31,6 +33,7 @@ from vlm_rl.samplers.fingerprint import (
     check_buffers,
     fingerprint,
 )
+from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
 from vlm_rl.types import Prompt, Rollout
 
 _KEYS_AND_VALUES = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers that keep no state
@@ -50,6 +53,7 @@ class TransformersSampler:
         max_model_len: int,
         batch_size: int,
         dtype: torch.dtype,
+        returns_routing: bool = False,
     ) -> None:
         """Load the model. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
@@ -77,6 +81,8 @@ class TransformersSampler:
         )
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._buffers = buffer_digests(self._model)
+        num_layers = builder.config.get_text_config().num_hidden_layers
+        self._routing = RoutingRecord(self._model, num_layers=num_layers) if returns_routing else None
         self._banned = torch.tensor(builder.banned_ids, device=self._device)
         self._eos = torch.tensor(builder.eos_ids, device=self._device)
 
@@ -102,16 +108,66 @@ class TransformersSampler:
                 part = rows[start : start + self._batch_size]
                 seeds = [response_seed(seed, step, prompts[index].problem_id, g) for _, index, g in part]
                 selected = encoded.select(torch.tensor([row for row, _, _ in part], device=self._device))
-                for (_, index, g), (ids, logprobs) in zip(part, self._decode(selected, params, seeds), strict=True):
+                decoded = self._decode(selected, params, seeds)
+                for (row, index, g), (ids, logprobs, experts) in zip(part, decoded, strict=True):
                     groups[index].append(
                         make_rollout(
-                            prompts[index], g, ids, logprobs, builder=self._builder, version=self.policy_version
+                            prompts[index],
+                            g,
+                            ids,
+                            logprobs,
+                            builder=self._builder,
+                            version=self.policy_version,
+                            experts=np.stack([*encoded.experts[row], *experts]) if encoded.experts else None,
                         )
                     )
             if on_group is not None:
                 for index in batch:
                     on_group(index, groups[index])
         return groups
+
+    @torch.inference_mode()
+    def generate_until(
+        self,
+        prompts: Sequence[Prompt],
+        begun: Sequence[Sequence[Rollout]],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        enough: int,
+        on_group: OnGroup,
+    ) -> list[list[Rollout]]:
+        """See InProcessSampler.generate_until. A response's earlier tokens are the end of its prompt."""
+        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        progress = PartialBatch(
+            prompts, begun, self._builder, max_tokens=params.max_tokens, enough=enough, on_group=on_group
+        )
+        rows = progress.unfinished()
+        prefixes = [begun[index][g].ids for index, g in rows]
+        read = [with_prefix(prompts[index], ids) for (index, _), ids in zip(rows, prefixes, strict=True)]
+        for batch in self._batches(range(len(rows)), read, replace(params, responses=1)):
+            if progress.is_enough:
+                break
+            # Responses that have no token yet share their prompt: it is the same object.
+            distinct = {id(read[row]): read[row] for row in batch}
+            place = {key: number for number, key in enumerate(distinct)}
+            encoded = self._prefill(list(distinct.values()))
+            selected = encoded.select(torch.tensor([place[id(read[row])] for row in batch], device=self._device))
+            seeds = [
+                response_seed(seed, step, prompts[rows[row][0]].problem_id, rows[row][1], drawn=len(prefixes[row]))
+                for row in batch
+            ]
+            drawn = self._decode(
+                selected,
+                params,
+                seeds,
+                limits=[params.max_tokens - len(prefixes[row]) for row in batch],
+                is_enough=progress.would_be_enough([rows[row] for row in batch]),
+            )
+            for row, (ids, logprobs, _) in zip(batch, drawn, strict=True):
+                progress.extend(*rows[row], ids, logprobs, version=self.policy_version)
+        return progress.groups
 
     @torch.inference_mode()
     def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
@@ -176,13 +232,19 @@ class TransformersSampler:
             ids[row, start:] = torch.from_numpy(prompt.ids.astype(np.int64))
             mask[row, start:] = 1
             positions[:, row, start:] = rope_positions(self._model, prompt)
-        vision = _concatenate([prompt.vision for prompt in prompts if prompt.vision], self._device, self.dtype)
+        joined = join_vision([prompt.vision for prompt in prompts])
+        vision = {key: self._for_model(tensor) for key, tensor in joined.items()}
         if vision and self._builder.family is not None:
             vision = self._builder.family.vision_inputs(vision)
         cache = RoomyCache(self._layer_types)
         padded = bool((mask == 0).any())
         logits = self._forward(ids, mask if padded else None, positions, cache, vision)
-        return _Encoded(cache, logits, mask.to(self._device) if padded else None, positions.amax((0, 2)) + 1)
+        experts = []
+        if self._routing is not None:
+            experts_BTLK = self._routing.take().unflatten(0, ids.shape)
+            experts = [experts_BTLK[row, mask[row] == 1].numpy() for row in range(len(prompts))]
+        next_position = positions.amax((0, 2)) + 1
+        return _Encoded(cache, logits, mask.to(self._device) if padded else None, next_position, experts)
 
     def _forward(
         self, ids_BT: Tensor, mask: Tensor | None, positions_3BT: Tensor, cache: Cache, vision: dict[str, Tensor]
@@ -201,6 +263,9 @@ class TransformersSampler:
         )
         return output.logits[:, -1]
 
+    def _for_model(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self.dtype if tensor.is_floating_point() else None)
+
     def _scaled(self, logits: Tensor, params: SamplingParams) -> Tensor:
         """Return the logits [B, V] of the distribution that is drawn from."""
         return process_logits(
@@ -212,9 +277,23 @@ class TransformersSampler:
         )
 
     def _decode(
-        self, encoded: _Encoded, params: SamplingParams, seeds: list[int]
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return (ids, log-probs) of a response for each row of `encoded`."""
+        self,
+        encoded: _Encoded,
+        params: SamplingParams,
+        seeds: list[int],
+        *,
+        limits: Sequence[int] | None = None,
+        is_enough: Callable[[list[int]], bool] = lambda _: False,
+    ) -> list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]]:
+        """Return (ids, log-probs, experts of each token that was read) of a response for each row of `encoded`.
+
+        Args:
+            encoded: the rows, read up to their last token.
+            params: of the sampling.
+            seeds: of each row.
+            limits: most tokens of each row; None: params.max_tokens of all.
+            is_enough: is given the rows that end, after each token; where it is true, the others stay as they are.
+        """
         num_rows = len(seeds)
         ids = torch.zeros(num_rows, params.max_tokens, dtype=torch.int64, device=self._device)
         logprobs = torch.zeros(num_rows, params.max_tokens, device=self._device)
@@ -222,15 +301,18 @@ class TransformersSampler:
         noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
         rows = torch.arange(num_rows, device=self._device)  # the responses that still grow
         alive = torch.ones_like(rows, dtype=torch.bool)
+        most = torch.tensor(limits or [params.max_tokens] * num_rows, device=self._device)
+        experts: list[tuple[Tensor, Tensor]] = []  # (rows, their experts [rows, layers, K]) of each pass
         for t in range(params.max_tokens):
             scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[rows, t])
             ids[rows, t] = tokens
             logprobs[rows, t] = log_probs(scaled, tokens)
             lengths[rows] += alive
-            alive &= ~torch.isin(tokens, self._eos)
+            ends = alive & (torch.isin(tokens, self._eos) | (most[rows] == t + 1))
+            alive &= ~ends
             left = int(alive.sum())
-            if left == 0 or t + 1 == params.max_tokens:
+            if left == 0 or (limits and is_enough(rows[ends].tolist())):
                 break
             # Copying the cache costs about one step: drop finished rows only when an eighth is done.
             if left <= len(rows) * 7 // 8:
@@ -238,9 +320,18 @@ class TransformersSampler:
                 encoded, tokens = encoded.select(kept), tokens[kept]
                 rows, alive = rows[kept], alive[kept]
             encoded = self._extend(encoded, tokens, t)
+            if self._routing is not None:
+                experts.append((rows, self._routing.take()))
         counts = lengths.tolist()
         all_ids, all_logprobs = ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy()
-        return [(all_ids[row, :count], all_logprobs[row, :count]) for row, count in enumerate(counts)]
+        read: list[list[np.ndarray]] = [[] for _ in counts]  # a row that ended early may have more than it needs
+        for of_rows, experts_BLK in experts:
+            for row, experts_LK in zip(of_rows.tolist(), experts_BLK.numpy(), strict=True):
+                read[row].append(experts_LK)
+        return [
+            (all_ids[row, :count], all_logprobs[row, :count], read[row][: count - 1])
+            for row, count in enumerate(counts)
+        ]
 
     def _extend(self, encoded: _Encoded, tokens_B: Tensor, t: int) -> _Encoded:
         """Append a token to each row: the t-th of the response, counted from 0."""
@@ -260,6 +351,7 @@ class _Encoded:
     logits: Tensor  # [B, V] after the last token
     mask: Tensor | None  # [B, T], 0 where padded; None where no row is
     next_position: Tensor  # [B] on the CPU or the device: position of the first response token
+    experts: Sequence[np.ndarray] = ()  # [P, layers, K] of each prompt that was read, where routing is recorded
 
     def select(self, rows: Tensor) -> _Encoded:
         """Return the given rows; a row may be given several times."""
@@ -339,11 +431,3 @@ def _with_room(tensor: Tensor, used: int, needed: int) -> Tensor:
     grown = tensor.new_empty(batch, heads, needed + max(64, needed // 4), width)
     grown[..., :used, :] = tensor[..., :used, :]
     return grown
-
-
-def _concatenate(visions: Sequence[Any], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the image inputs of several prompts, in the prompts' order; {} without images."""
-    if not visions:
-        return {}
-    joined = {key: torch.cat([vision[key] for vision in visions]).to(device) for key in visions[0]}
-    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in joined.items()}

@@ -13,8 +13,9 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
@@ -29,13 +30,21 @@ from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
-from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors, StaleWeightsError, check_buffers
+from vlm_rl.samplers.fingerprint import (
+    Fingerprint,
+    Layout,
+    NamedTensors,
+    StaleWeightsError,
+    check_buffers,
+    join_shards,
+)
+from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
 from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options, prompt_request, sampling_options
 from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
     worker_buffers,
-    worker_fingerprint,
+    worker_checksums,
 )
 from vlm_rl.types import Prompt, Rollout
 
@@ -63,7 +72,9 @@ class VllmSampler:
         dtype: torch.dtype,
         options: Mapping[str, Any] | None = None,
         adapter: LoraConfig | None = None,
+        tensor_parallel: int = 1,
         seed: int = 0,
+        returns_routing: bool = False,
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
@@ -85,12 +96,15 @@ class VllmSampler:
             seed=seed,
             on_cpu=self._on_cpu,
             options=options,
+            tensor_parallel=tensor_parallel,
         )
         settings.setdefault("enable_sleep_mode", not self._on_cpu)
         if not self._on_cpu:
             settings.setdefault("gpu_memory_utilization", 0.45)  # the learner lives on the same device
         if adapter is not None:
             settings |= _adapter_settings(adapter)
+        if returns_routing:
+            settings["enable_return_routed_experts"] = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
         try:
@@ -106,7 +120,8 @@ class VllmSampler:
         self._asleep = False
         self._adapter, self._loaded = adapter, None
         self._as_published = as_published(model_path)
-        self._buffers = self._llm.collective_rpc(worker_buffers)[0]
+        self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
+        self._buffers = self._on_each_rank(worker_buffers)
 
     def generate(
         self,
@@ -120,33 +135,94 @@ class VllmSampler:
         """See Sampler.generate. One request per response: `n` would share noise between prompts."""
         check_lengths(prompts, params, max_model_len=self._max_model_len)
         self._reset_caches()
-        numbers = [(index, g) for index in range(len(prompts)) for g in range(params.responses)]
-        requests = [_request(prompt) for prompt in prompts]
-        settings = [
-            self._sampling(params, response_seed(seed, step, prompts[index].problem_id, g)) for index, g in numbers
+        # The ranks of an engine must submit the same requests in the same order; each keeps what it asked for.
+        per_rank = self._gathered([(prompt.problem_id, _request(prompt)) for prompt in prompts])
+        asked = [
+            (rank, index, g, request, self._sampling(params, response_seed(seed, step, problem_id, g)))
+            for rank, requests in enumerate(per_rank)
+            for index, (problem_id, request) in enumerate(requests)
+            for g in range(params.responses)
         ]
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
-            for number, output in self._finished([requests[index] for index, _ in numbers], settings):
-                index, g = numbers[number]
+            for number, output in self._finished([(request, setting) for *_, request, setting in asked]):
+                rank, index, g, *_ = asked[number]
+                if rank != self._rank:
+                    continue
                 groups[index][g] = self._rollout(prompts[index], g, output)
                 if on_group is not None and len(groups[index]) == params.responses:
                     on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
 
+    def generate_until(
+        self,
+        prompts: Sequence[Prompt],
+        begun: Sequence[Sequence[Rollout]],
+        params: SamplingParams,
+        *,
+        seed: int,
+        step: int,
+        enough: int,
+        on_group: OnGroup,
+    ) -> list[list[Rollout]]:
+        """See InProcessSampler.generate_until. A response's earlier tokens are the end of its prompt."""
+        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        self._reset_caches()
+        batch = PartialBatch(
+            prompts, begun, self._builder, max_tokens=params.max_tokens, enough=enough, on_group=on_group
+        )
+        numbers = batch.unfinished()
+        shared = {index: _request(prompts[index]) for index in {index for index, _ in numbers}}
+        requests: list[tuple[dict[str, Any], vllm.SamplingParams]] = []
+        for index, g in numbers:
+            prompt, ids = prompts[index], begun[index][g].ids
+            request = {**shared[index], "prompt_token_ids": with_prefix(prompt, ids).sampler_ids.tolist()}
+            own_seed = response_seed(seed, step, prompt.problem_id, g, drawn=len(ids))
+            left = replace(params, max_tokens=params.max_tokens - len(ids))
+            requests.append((request, self._sampling(left, own_seed)))
+        with _global_random_state_kept():
+            for number, output in self._finished(requests, is_enough=lambda: batch.is_enough):
+                index, g = numbers[number]
+                ids, logprobs = _drawn(output)
+                batch.extend(index, g, ids, logprobs, version=self.policy_version)
+        return batch.groups
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """Return the value of each rank of this engine, in rank order."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _on_each_rank(self, call: Any, **kwargs: Any) -> list[Any]:
+        """Return what `call` returns in the worker of each rank of this engine."""
+        return self._gathered(self._llm.collective_rpc(call, kwargs=kwargs)[0])
+
     def _finished(
-        self, requests: Sequence[dict[str, Any]], settings: Sequence[vllm.SamplingParams]
+        self,
+        requests: Sequence[tuple[dict[str, Any], vllm.SamplingParams]],
+        *,
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[int, vllm.CompletionOutput]]:
-        """Yield (number, output) of each request as it ends. Closing the iterator aborts the others."""
+        """Yield (number, output) of each request as it ends, and once `is_enough`, of the others as far as they are.
+
+        Closing the iterator aborts the others.
+        """
+        from vllm.v1.engine import FinishReason
+
         engine: Any = self._llm.llm_engine
         names: list[str] = []
         try:
-            for number, (request, setting) in enumerate(zip(requests, settings, strict=True)):
+            for number, (request, setting) in enumerate(requests):
                 names.append(engine.add_request(str(number), request, setting, lora_request=self._loaded))
-            while engine.has_unfinished_requests():
+            while engine.has_unfinished_requests() and not is_enough():
                 for output in engine.step():
                     if output.finished:
                         yield int(output.request_id), output.outputs[0]
+            for state in engine.output_processor.request_states.values():
+                cut = state.make_request_output([], None, FinishReason.ABORT, None)
+                yield int(cut.request_id), cut.outputs[0]
         finally:
             engine.abort_request(names, internal=True)  # by the names that the engine gave
 
@@ -188,7 +264,8 @@ class VllmSampler:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
         self._reset_caches()
-        check_buffers(self.name, self._llm.collective_rpc(worker_buffers)[0], self._buffers)
+        for now, at_start in zip(self._on_each_rank(worker_buffers), self._buffers, strict=True):
+            check_buffers(self.name, now, at_start)
         self.policy_version = version
 
     def _load_adapter(self, tensors: NamedTensors, rank: int) -> None:
@@ -213,7 +290,7 @@ class VllmSampler:
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
         """See Sampler.fingerprint. The weights are read back inside the worker."""
-        return self._llm.collective_rpc(worker_fingerprint, kwargs={"layout": layout, "dtype": self.dtype})[0]
+        return join_shards(self._on_each_rank(worker_checksums, layout=layout, dtype=self.dtype), layout)
 
     def sleep(self) -> None:
         """See Sampler.sleep. Weights and key-value cache are dropped; on a CPU only the engine's states change.
@@ -256,11 +333,15 @@ class VllmSampler:
         )
 
     def _rollout(self, prompt: Prompt, index: int, output: vllm.CompletionOutput) -> Rollout:
-        ids = np.array(output.token_ids)
-        flat: Any = output.logprobs
-        assert list(flat.token_ids) == ids.tolist(), prompt.problem_id
+        ids, logprobs = _drawn(output)
         return make_rollout(
-            prompt, index, ids, np.array(flat.logprobs), builder=self._builder, version=self.policy_version
+            prompt,
+            index,
+            ids,
+            logprobs,
+            builder=self._builder,
+            version=self.policy_version,
+            experts=output.routed_experts,
         )
 
 
@@ -274,10 +355,18 @@ def import_vllm() -> Any:
         os.environ.setdefault(key, value)
     # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.distributed\.c10d_logger")
     import vllm
 
     return vllm
+
+
+def _own_ranks() -> tuple[Any, int]:
+    """Return the process group of the ranks that form this engine, and this rank's place in it."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    return group.cpu_group, group.rank_in_group
 
 
 def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
@@ -291,14 +380,14 @@ def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
 
 
 class NcclGroup:
-    """The learner's end of the group of two of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
+    """The learner's end of a group of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
 
-    def __init__(self, address: str) -> None:
-        """Take a free port of this address; the server joins at it."""
+    def __init__(self, address: str, *, workers: int) -> None:
+        """Take a free port of this address; the server's workers join at it."""
         import_vllm()
         from vllm.utils.network_utils import get_open_port
 
-        self._where = {"master_address": address, "master_port": get_open_port(), "world_size": 2}
+        self._where = {"master_address": address, "master_port": get_open_port(), "world_size": 1 + workers}
         self.init_info = {**self._where, "rank_offset": 1, "packed": False}
 
     def join(self) -> None:
@@ -313,12 +402,19 @@ class NcclGroup:
         torch.cuda.current_stream().synchronize()
 
 
+def _drawn(output: vllm.CompletionOutput) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids that were drawn, and their log-probs."""
+    flat: Any = output.logprobs
+    assert list(flat.token_ids) == list(output.token_ids), output
+    return np.array(output.token_ids), np.array(flat.logprobs)
+
+
 def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
     return [group[g] for g in sorted(group)]
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:
-    return prompt_request(prompt.sampler_ids.tolist(), prompt.images)
+    return prompt_request(prompt.sampler_ids.tolist(), prompt.images, prompt.videos)
 
 
 @contextmanager

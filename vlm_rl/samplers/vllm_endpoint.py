@@ -1,6 +1,6 @@
 """What `vlm-rl serve` adds to the address of a vLLM server: a token on every route, and groups of responses.
 
-vLLM loads Endpoint as an ASGI middleware. Its own API key leaves the routes that replace weights open.
+vLLM loads RolloutEndpoint as an ASGI middleware. Its own API key leaves the routes that replace weights open.
 
     GET  /vlm_rl/info        what is served, for the learner to compare with what it needs
     POST /vlm_rl/generate    one prompt with its images, and all its responses
@@ -31,7 +31,7 @@ _INSTANCE = uuid.uuid4().hex  # a server that was started again is another one
 TOKEN_FILE = "VLM_RL_SERVER_TOKEN_FILE"  # the environment variable with its path
 
 
-class Endpoint:
+class RolloutEndpoint:
     """The middleware. Raises OSError at the server's start where there is no token to read."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -14,8 +14,10 @@ import torch
 from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.vision import video_metadata
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.types import Video
 
 if TYPE_CHECKING:
     import vllm
@@ -36,8 +38,9 @@ _OURS = {
     **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), "the learner's needs"),
     **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), "the learner's needs"),
     **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "torchrun, which starts one engine a rank"),
-    "data_parallel_size": "torchrun, which starts one engine a rank",
+    "tensor_parallel_size": "rollout.tensor_parallel",
+    **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), "torchrun and rollout.tensor_parallel"),
+    "enable_return_routed_experts": "rollout.replay_routing",
 }
 """Options of vllm.LLM that rollout.vllm may not set, and what decides them instead."""
 
@@ -52,6 +55,7 @@ def engine_options(
     seed: int,
     on_cpu: bool,
     options: Mapping[str, Any] | None,
+    tensor_parallel: int = 1,
 ) -> dict[str, Any]:
     """Return the options of vllm.LLM that the learner's distribution needs; `options` are the user's own.
 
@@ -72,6 +76,7 @@ def engine_options(
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
         "enforce_eager": on_cpu,
+        "tensor_parallel_size": tensor_parallel,
     }
     if on_cpu:
         # A prompt cut into chunks samples a token that vLLM discards and then winds the request's
@@ -81,20 +86,32 @@ def engine_options(
     return {**settings, **builder.engine_options, **(options or {})}
 
 
-def prompt_request(token_ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, Any]:
-    """Return vLLM's request for a prompt whose image placeholders are not expanded: vLLM expands them.
+def prompt_request(
+    token_ids: Sequence[int], images: Sequence[Image.Image], videos: Sequence[Video] = ()
+) -> dict[str, Any]:
+    """Return vLLM's request for a prompt whose placeholders of images and videos are not expanded: vLLM expands them.
 
-    Each image comes with its hash: vLLM would take its own, which is slower, once for each response of the group.
+    Each comes with its hash: vLLM would take its own, which is slower, once for each response of the group.
     """
-    request: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+    data: dict[str, list[Any]] = {}
+    digests: dict[str, list[str]] = {}
     if images:
-        request["multi_modal_data"] = {"image": list(images)}
-        request["multi_modal_uuids"] = {"image": [_digest(image) for image in images]}
-    return request
+        data["image"] = list(images)
+        digests["image"] = [_digest([image]) for image in images]
+    if videos:
+        data["video"] = [(video.pixels(), video_metadata(video)) for video in videos]
+        digests["video"] = [_digest(video.frames, video.seconds) for video in videos]
+    request: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+    return request | ({"multi_modal_data": data, "multi_modal_uuids": digests} if data else {})
 
 
-def _digest(image: Image.Image) -> str:
-    return hashlib.blake2b(image.tobytes(), digest_size=16, key=repr((image.mode, image.size)).encode()).hexdigest()
+def _digest(images: Sequence[Image.Image], seconds: Sequence[float] = ()) -> str:
+    about = (images[0].mode, images[0].size, *seconds)
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr(about).encode())
+    for image in images:
+        digest.update(image.tobytes())
+    return digest.hexdigest()
 
 
 def sampling_options(

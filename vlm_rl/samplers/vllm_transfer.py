@@ -24,15 +24,16 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from vlm_rl.samplers.gloo_link import join, receive
-from vlm_rl.samplers.vllm_worker import forget_expert_kernels, repack_heads, worker_buffers, worker_fingerprint
+from vlm_rl.samplers.vllm_worker import forget_expert_kernels, repack_heads, worker_buffers, worker_checksums
 
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """Where the learner, rank 0 of a group of two, waits for this worker."""
+    """Where the learner, rank 0 of a group, waits for the workers of this server."""
 
     master_address: str
     master_port: int
+    world_size: int  # of the group
     seconds: float  # for joining, and for each tensor
 
 
@@ -56,7 +57,13 @@ class GlooTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         """Join the learner's group; an earlier group, of a learner that has gone, is dropped."""
         self.group = None
         timeout = timedelta(seconds=init_info.seconds)
-        self.group = join(init_info.master_address, init_info.master_port, rank=1, timeout=timeout)
+        self.group = join(
+            init_info.master_address,
+            init_info.master_port,
+            rank=1 + self.parallel_config.rank,
+            size=init_info.world_size,
+            timeout=timeout,
+        )
 
     def start_weight_update(self) -> None:
         """Prepare the model for weights in the layout of a checkpoint."""
@@ -93,18 +100,18 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker; the learner calls them through /collective_rpc."""
 
     def vlm_rl_proof(self, layout: str, dtype: str) -> dict[str, Any]:
-        """Return the checksum of this worker's weights, and the digest of each of its buffers.
+        """Return the checksums of this worker's shards, and the digest of each of its buffers.
 
         Args:
-            layout: JSON of the learner's names and shapes; "" leaves the checksum out.
+            layout: JSON of the learner's names and shapes; "" leaves the checksums out.
             dtype: to which the elements are rounded.
         """
         self.vlm_rl_end_update()
         proof: dict[str, Any] = {"buffers": worker_buffers(self)}
         if layout:
             shapes = {name: tuple(shape) for name, shape in json.loads(layout).items()}
-            held = worker_fingerprint(self, layout=shapes, dtype=getattr(torch, dtype))
-            proof["checksum"] = f"{held.checksum:016x}"
+            held = worker_checksums(self, layout=shapes, dtype=getattr(torch, dtype))
+            proof["shards"] = {place: f"{checksum:x}" for place, checksum in held.items()}
         return proof
 
     def vlm_rl_end_update(self) -> dict[str, Any]:

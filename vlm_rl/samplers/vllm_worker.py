@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from copy import copy
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vlm_rl.samplers.fingerprint import Fingerprint, Layout, buffer_digests, fingerprint
+from vlm_rl.samplers.fingerprint import Layout, Shard, buffer_digests, shard_checksums
 
 _FUSED_EXPERTS = {"gate_up_proj": "routed_experts.w13_weight", "down_proj": "routed_experts.w2_weight"}
 
 
-def worker_fingerprint(worker: Any, *, layout: Layout, dtype: torch.dtype) -> Fingerprint:
-    """Return the fingerprint of the worker's weights under the learner's names, rounded to `dtype`."""
+def worker_checksums(worker: Any, *, layout: Layout, dtype: torch.dtype) -> dict[str, int]:
+    """Return the shard_checksums of the worker's weights under the learner's names, rounded to `dtype`."""
     # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
-    return fingerprint(_learner_tensors(worker.get_model(), layout), dtype=dtype)
+    return shard_checksums(_learner_shards(worker.get_model(), layout), dtype=dtype)
 
 
 def worker_buffers(worker: Any) -> dict[str, str]:
@@ -52,11 +53,11 @@ def repack_heads(worker: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+def _learner_shards(model: Any, layout: Layout) -> Iterator[Shard]:
     """Yield the engine's weights under the learner's names, cut out of the tensors that the engine fuses.
 
-    Rows of zeros behind the vocabulary are padding. Anything else that the learner does not name comes under the
-    engine's own name.
+    Under tensor parallelism they are this rank's. Rows of zeros behind the vocabulary are padding. Anything else that
+    the learner does not name comes under the engine's own name.
     """
     placed: dict[str, list[tuple[slice, str]]] = {}  # the engine's tensor -> its rows, and what they are
     own = {_without_wrapper(name) for name, _ in model.named_parameters()}
@@ -73,14 +74,50 @@ def _learner_tensors(model: Any, layout: Layout) -> Iterator[tuple[str, Tensor]]
             factors.setdefault((place[0].removesuffix(".weight"), factor[0]), {})[place[1].start] = name
         elif place is not None:
             placed.setdefault(place[0], []).append((place[1], name))
-    yield from _adapter_tensors(model, factors, layout)
+    for name, tensor in _adapter_tensors(model, factors, layout):
+        yield Shard(name, tensor, tuple(tensor.shape))
     for name, tensor in _engine_tensors(model):
         covered = 0
         for rows, source in placed.get(name, ()):
-            yield source, tensor[rows].reshape(layout[source])
+            yield from _cut(_module(model, name), source, tensor[rows], layout[source])
             covered += rows.stop - rows.start
         if not placed.get(name) or bool(tensor[covered:].any()):
-            yield f"{name} (the engine's)", tensor
+            yield Shard(f"{name} (the engine's)", tensor, tuple(tensor.shape))
+
+
+def _cut(module: Any, name: str, tensor: Tensor, whole: tuple[int, ...]) -> Iterator[Shard]:
+    """Yield what this rank holds of the learner's tensor `name`.
+
+    Args:
+        module: the engine's, which has the tensor.
+        name: the learner's.
+        tensor: the engine's part, of all ranks or of this one.
+        whole: the shape of the learner's tensor.
+    """
+    if tensor.numel() == math.prod(whole):  # in some towers the engine's is a matrix, and the learner's a convolution
+        yield Shard(name, tensor.reshape(whole), whole)
+        return
+    if hasattr(module, "shard_indices"):  # the vocabulary, whose last rank may have less
+        yield Shard(name, tensor, whole, 0, module.shard_indices.org_vocab_start_index)
+        return
+    dim = next((dim for dim, size in enumerate(whole) if tensor.shape[dim] < size), None)
+    if dim is None:  # larger than the learner's: with this shape the fingerprints cannot agree
+        yield Shard(name, tensor, tuple(tensor.shape))
+        return
+    held = tensor.shape[dim]
+    ranks = module.moe_config if hasattr(module, "moe_config") else module
+    fused = [held // 2] * 2 if ranks is not module and dim == 1 else getattr(module, "output_partition_sizes", [])
+    sizes = fused if sum(fused) == held else [held]  # a tensor that the learner fuses too is divided part by part
+    num_shards = whole[dim] // held  # fewer than ranks where some hold the same heads of keys and values
+    number = ranks.tp_rank * num_shards // ranks.tp_size
+    for part, before in zip(tensor.split(sizes, dim), accumulate(sizes, initial=0), strict=False):
+        yield Shard(name, part, whole, dim, before * num_shards + number * part.shape[dim])
+
+
+def _module(model: Any, name: str) -> Any:
+    """Return the engine's module that has the tensor, without the layer that vLLM puts around it for adapters."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    return getattr(module, "base_layer", module)
 
 
 def _adapter_tensors(
@@ -132,10 +169,13 @@ def _place(
     for fused, parts in packed.items():
         target = ".".join([*path, fused, kind])
         if part != fused and part in parts and module in (part, fused) and target in own:
-            sizes = model.get_submodule(".".join([*path, fused])).output_sizes
-            start = sum(sizes[: parts.index(part)])
-            return target, slice(start, start + rows)
-    return (mapped, slice(0, rows)) if mapped in own else None
+            sizes = _module(model, target).output_partition_sizes
+            number = parts.index(part)
+            return target, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+    if mapped not in own:
+        return None
+    vocabulary = getattr(_module(model, mapped), "shard_indices", None)
+    return mapped, slice(0, vocabulary.num_org_elements if vocabulary else rows)
 
 
 def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -166,7 +206,7 @@ def _engine_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _unpack(module: Any) -> Tensor:
     """Return the weight [out, in] of a packed CPU linear layer."""
-    width = module.input_size if hasattr(module, "input_size") else module.embedding_dim
+    width = getattr(module, "input_size_per_partition", None) or module.input_size
     identity = torch.eye(width, dtype=module.weight.dtype)
     return module.cpu_linear(identity, module.weight, None).t()
 

@@ -28,8 +28,8 @@ _STUDY = macros("vlm_rl.study", "study.html")
 def write_study_page(results: StudyResults, study: Study, findings: Sequence[str], out: Path) -> Path:
     """Write the page to `out` and return it. Raises UserError if it cannot be written."""
     sections = [
-        final_section(results, study),
         difference_section(results),
+        final_section(results, study),
         _findings_section(findings),
         _learning_section(results),
         _length_section(results),

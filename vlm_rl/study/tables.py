@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -103,8 +103,25 @@ def difference_section(results: StudyResults) -> PageSection:
         rows = [(style, _difference_cells(estimate, measure)) for style, estimate in estimates]
         intervals = [Interval(style.name, e.mean, e.low, e.high, style.color) for style, e in estimates]
         chart = forest(intervals, x_title=f"difference, {heading.rpartition(', ')[2]}", percent=is_share(measure))
-        items.append((heading, embed(chart, heading), _STUDY.rule_table(head, rows)))
+        known = {style.name: estimate for style, estimate in estimates}
+        sentence = _difference_sentence(known, results.baseline, measure, heading)
+        items.append((heading, sentence, embed(chart, heading), _STUDY.rule_table(head, rows)))
     return PageSection("Paired differences", caption, _STUDY.differences(items) if items else _nothing_yet())
+
+
+def _difference_sentence(estimates: Mapping[str, Estimate], baseline: str, measure: str, heading: str) -> str:
+    """Return which rules differ from the baseline, by how much, and which do not clearly differ."""
+    unit = heading.rpartition(", ")[2]
+    clear = [
+        f"{name} {_signed(e.mean, measure)} {unit} ({_signed(e.low, measure)} to {_signed(e.high, measure)})"
+        for name, e in estimates.items()
+        if e.excludes_zero
+    ]
+    rest = [name for name, e in estimates.items() if e.has_interval and not e.excludes_zero]
+    parts = [f"Against {baseline}: {'; '.join(clear)}." if clear else f"No rule clearly differs from {baseline}."]
+    if clear and rest:
+        parts.append(f"No clear difference: {', '.join(rest)}.")
+    return " ".join(parts)
 
 
 def _difference_cells(estimate: Estimate, measure: str) -> Sequence[str | tuple[str, bool]]:

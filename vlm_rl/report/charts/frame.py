@@ -55,12 +55,16 @@ def chart(
     tip: str,
     height: int,
     legend: Sequence[Spec] = (),
+    log: bool | None = None,
+    smooth: Sequence[str] = (),
 ) -> Spec:
     """Return a layered chart of `rows`, as wide as its place.
 
     Args:
         tip: the expression of a row's tooltip.
         legend: name, color, dashed, dot (a square instead of a line); one entry alone says nothing and is left out.
+        log: whether the vertical axis is logarithmic; None where it cannot be.
+        smooth: the curves with a running mean.
     """
     return {
         "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE.partition('.')[0]}.json",
@@ -74,7 +78,9 @@ def chart(
         "encoding": encoding,
         "layer": list(layers),
         "usermeta": {
-            "legend": [{**entry, "name": visible(entry["name"])} for entry in legend] if len(legend) > 1 else []
+            "legend": [{**entry, "name": visible(entry["name"])} for entry in legend] if len(legend) > 1 else [],
+            "log": log,
+            "smooth": [visible(name) for name in smooth],
         },
         "datasets": {"rows": list(rows)},
     }

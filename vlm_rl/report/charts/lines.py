@@ -73,6 +73,7 @@ def lines(
     if not shown:
         return None
     rows = [row for curve in shown for row in _rows(curve)]
+    values = np.array([row[name] for row in rows for name in ("y", "low") if name in row])
     y = _y_axis(np.array([row["y"] for row in rows]), y_title, percent=percent, log=log, from_zero=from_zero)
     line: Spec = {"type": "line", "clip": True, "interpolate": "step-after" if stairs else "linear"}
     color = color_by_series(shown)
@@ -103,7 +104,16 @@ def lines(
     legend = [{"name": s.label, "color": s.color, "dashed": s.dashed, "dot": s.points} for s in shown]
     tip = value_tip(x_title, y["axis"]["format"])
     encoding = {"x": x_axis(x_title), "color": color}
-    return chart(rows, layers, encoding, tip=tip, height=height, legend=legend)
+    return chart(
+        rows,
+        layers,
+        encoding,
+        tip=tip,
+        height=height,
+        legend=legend,
+        log=y["scale"].get("type") == "log" if values.min() > 0 else None,
+        smooth=list(dict.fromkeys(row["series"] for row in rows if "mean" in row)),
+    )
 
 
 def _rows(series: Series) -> list[Spec]:

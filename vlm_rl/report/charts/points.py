@@ -114,6 +114,8 @@ class Interval:
     low: float
     high: float
     color: str = PALETTE[0]
+    tip: str = ""  # more lines of its tooltip
+    click: str | None = None
 
 
 def forest(intervals: Sequence[Interval], *, x_title: str, percent: bool = False) -> Spec | None:
@@ -129,7 +131,10 @@ def forest(intervals: Sequence[Interval], *, x_title: str, percent: bool = False
                 "series": visible(interval.label),
                 "x": factor * interval.mean,
                 "hollow": not (interval.low > 0 or interval.high < 0),
+                "more": visible(interval.tip),
             }
+            if interval.click is not None:
+                row["click"] = interval.click
             rows.append(
                 row
                 | (
@@ -149,10 +154,14 @@ def forest(intervals: Sequence[Interval], *, x_title: str, percent: bool = False
     layers: list[Spec] = [
         line_at_zero(),
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": span},
-        {"mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "strokeWidth": 2}, "encoding": dot},
+        {
+            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "strokeWidth": 2, **cursor(rows)},
+            "encoding": dot,
+        },
     ]
     tip = (
         "datum.series + '\\n' + format(datum.x, '+.1f') + (isValid(datum.low) ? '\\n95 % interval '"
         " + format(datum.low, '+.1f') + ' to ' + format(datum.high, '+.1f') : '')"
+        " + (datum.more ? '\\n' + datum.more : '')"
     )
     return chart(rows, layers, {}, tip=tip, height=26 * len(intervals) + 10)

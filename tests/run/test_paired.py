@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlm_rl.cli import main
-from vlm_rl.evaluation.paired import ProblemScore, by_category, pair, problem_scores
+from vlm_rl.run.paired import ProblemScore, by_category, pair, problem_scores
 from vlm_rl.stats import sign_test
 
 

@@ -34,7 +34,6 @@ class Setting:
 _PASSES = "in rollout steps; a pass over the data is its rows / rollout.prompts_per_step"
 _OFFLOAD = "DeepSpeed's own options: zero_optimization.offload_optimizer, offload_param"
 _ONCE = "each rollout is trained on once"
-_WHOLE = "each rank's engine holds the whole model"
 
 SETTINGS = (
     Setting("out", "save_checkpoint_path", "default_local_dir", "output_dir", "save_path ckpt_path"),
@@ -137,12 +136,11 @@ SETTINGS = (
         "vLLM's own options, by their own names: rollout.vllm.gpu_memory_utilization",
     ),
     Setting(
-        "",
+        "rollout.tensor_parallel",
         "tensor_parallel_size",
         "tensor_model_parallel_size",
         "vllm_tensor_parallel_size",
         "vllm_tensor_parallel_size",
-        _WHOLE,
     ),
     Setting(
         "train.steps",

@@ -1,0 +1,142 @@
+"""Read the Markdown of a model's text, for templates/markdown.html to write as HTML.
+
+markdown-it-py parses it. Nothing that a model wrote may act, lead elsewhere or vanish: HTML, links, images and
+backslash escapes stay text, and single stars stay signs, since `2*3*4` is a product. Formulas are those of
+demo/formulas.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+from markdown_it.rules_inline.state_inline import Delimiter
+from markdown_it.token import Token
+
+from vlm_rl.demo.formulas import MAX_FORMULAS, TAGS, formula_at
+
+MAX_MARKDOWN = 60_000  # characters; a longer text stays as it is, which keeps the next problem quick
+_TEXT_RULES = ("html_block", "html_inline", "link", "image", "autolink", "entity", "escape", "reference")
+_ODD_RULES = ("code", "lheading")  # an indented line is no code, and a line of dashes makes no heading
+_TAGS_OF = {
+    "paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote",
+    "strong": "strong",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A start or an end of an element, or some text in one."""
+
+    kind: Literal["open", "close", "text", "break", "rule", "code", "block", "tag", "tex", "tex display"]
+    text: str = ""  # of `open` and `close` the element's name
+    style: str = ""  # the element's class
+    number: str = ""  # of a list's item, as the model wrote it
+
+
+def pieces_of(text: str) -> list[Piece]:
+    """Return a text as pieces in the order in which they are written."""
+    if len(text) > MAX_MARKDOWN:
+        return [Piece("open", "p", "long"), Piece("text", text), Piece("close", "p")]
+    return list(_pieces(_PARSER.parse(text, {})))
+
+
+def _pieces(tokens: list[Token]) -> Iterator[Piece]:
+    for token in tokens:
+        if token.hidden:
+            continue
+        name = token.type.removesuffix("_open").removesuffix("_close")
+        if token.type == "inline":
+            yield from _pieces(token.children or [])
+        elif name == "heading":
+            yield Piece("open", "p", "heading") if token.nesting > 0 else Piece("close", "p")
+        elif token.nesting > 0:
+            yield Piece("open", _TAGS_OF[name], number=token.info if name == "list_item" else "")
+        elif token.nesting < 0:
+            yield Piece("close", _TAGS_OF[name])
+        elif name in ("softbreak", "hardbreak"):
+            yield Piece("break")
+        elif name == "hr":
+            yield Piece("rule")
+        elif name == "code_inline":
+            yield Piece("code", token.content)
+        elif name == "fence":
+            yield Piece("block", f"{token.info}\n{token.content}" if token.info else token.content)
+        elif token.content:
+            yield Piece(token.type if token.type in ("tag", "tex", "tex display") else "text", token.content)
+
+
+# -- rules of our own ----------------------------------------------------------------------------
+
+
+def _formula(state: StateInline, silent: bool) -> bool:
+    """Read a formula; a text has at most MAX_FORMULAS of them, which also bounds the search for their ends."""
+    if state.src[state.pos] not in "$\\":
+        return False
+    state.env["tried"] = tried = state.env.get("tried", 0) + 1
+    formula = formula_at(state.src, state.pos) if tried <= 2 * MAX_FORMULAS else None
+    if formula is None:
+        return False
+    end, source, is_display = formula
+    if not silent:
+        state.push("tex display" if is_display else "tex", "", 0).content = source
+    state.pos = end
+    return True
+
+
+def _formula_block(state: StateBlock, first: int, last: int, silent: bool) -> bool:
+    """Read a formula on lines of its own, in which a leading minus begins no list."""
+    start = state.bMarks[first] + state.tShift[first]
+    formula = formula_at(state.src, start) if state.src.startswith(("$$", "\\["), start) else None
+    if formula is None or not formula[2]:
+        return False
+    line = next((line for line in range(first, last) if state.eMarks[line] >= formula[0]), None)
+    if line is None or state.src[formula[0] : state.eMarks[line]].strip():
+        return False
+    if not silent:
+        state.push("tex display", "", 0).content = formula[1]
+        state.line = line + 1
+    return True
+
+
+def _tag(state: StateInline, silent: bool) -> bool:
+    """Read a tag of the response template."""
+    tag = TAGS.match(state.src, state.pos)
+    if tag is None:
+        return False
+    if not silent:
+        state.push("tag", "", 0).content = tag.group()
+    state.pos = tag.end()
+    return True
+
+
+def _bold(state: StateInline, silent: bool) -> bool:
+    """Read the two stars before or after a bold text. Those within a word stay: `2**3` is a power."""
+    start = state.pos
+    if silent or state.src[start] != "*" or state.src[start - 1 : start] == "*":
+        return False
+    scanned = state.scanDelims(start, False)
+    if scanned.length != 2:
+        return False
+    for _ in range(2):
+        state.push("text", "", 0).content = "*"
+        place = len(state.tokens) - 1
+        state.delimiters.append(Delimiter(ord("*"), 2, place, -1, scanned.can_open, scanned.can_close))
+    state.pos += 2
+    return True
+
+
+def _parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark").disable([*_TEXT_RULES, *_ODD_RULES])
+    parser.inline.ruler.at("emphasis", _bold)
+    parser.inline.ruler.before("backticks", "formula", _formula)
+    parser.inline.ruler.before("formula", "tag", _tag)
+    parser.block.ruler.before("fence", "formula", _formula_block, {"alt": ["paragraph", "blockquote", "list"]})
+    return parser
+
+
+_PARSER = _parser()

@@ -1,0 +1,147 @@
+"""Replayed routing: the learner sends each token to the experts that the sampler sent it to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, unmodified_logp
+from tests.helpers.groups import WeighedGroup, load_reference
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.routers import routers_of
+from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.transformers import TransformersSampler
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Problem
+
+WITH_EXPERTS = ("qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe")
+EXPERTS, CHOSEN = 4, 2  # of the tiny models
+FamilyModel = Callable[[str], Path]  # the fixture family_model
+
+
+def load_policy(folder: Path) -> Policy:
+    return Policy(load_model(folder, dtype=torch.float32), banned_ids=BANNED, temperature=TEMPERATURE)
+
+
+def drawn_experts(tokens: int, layers: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw different experts for each token and layer, in no order."""
+    return rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.uint8), (tokens, layers, 1)), axis=2)[:, :, :CHOSEN]
+
+
+def routed(group: WeighedGroup, layers: int, seed: int) -> WeighedGroup:
+    """Return the group as a sampler gives it whose routers choose at random."""
+    rng = np.random.default_rng(seed)
+    prompt_experts = drawn_experts(len(group.prompt.ids), layers, rng)
+    rollouts = [
+        replace(
+            rollout,
+            experts=drawn_experts(len(rollout.ids) - 1, layers, rng),
+            prompt_experts=prompt_experts if rollout.index == 0 else None,
+        )
+        for rollout in group.rollouts
+    ]
+    return replace(group, rollouts=rollouts)
+
+
+def only_these(router: Any, _: Any, output: Sequence[Tensor], *, experts_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Route as if no other expert were there: a softmax over the logits of these alone."""
+    logits, scores, own_TK = output
+    experts_TK = torch.cat([experts_TK, own_TK[len(experts_TK) :]])  # the last token is read by no one
+    others = torch.ones_like(logits, dtype=torch.bool).scatter(1, experts_TK, False)
+    alone = logits.masked_fill(others, float("-inf")).softmax(-1).gather(1, experts_TK)
+    share = (
+        1.0 if getattr(router, "norm_topk_prob", True) else logits.softmax(-1).gather(1, experts_TK).sum(-1)[:, None]
+    )
+    return logits, (alone * share).to(scores.dtype), experts_TK
+
+
+def forced_logp(model: Any, group: WeighedGroup) -> Tensor:
+    """Return the log-probs of the group's responses, each alone behind its prompt, with the group's routing."""
+    parts = []
+    for rollout in group.rollouts:
+        experts = np.concatenate([group.rollouts[0].prompt_experts, rollout.experts]).astype(np.int64)
+        hooks = [
+            router.register_forward_hook(partial(only_these, experts_TK=torch.from_numpy(experts[:, layer])))
+            for layer, router in routers_of(model).items()
+        ]
+        parts.append(unmodified_logp(model, [replace(group, rollouts=[rollout])]))
+        parts[-1].sum().backward()
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(parts).detach()
+
+
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "as_they_are"])
+@pytest.mark.parametrize("model_type", WITH_EXPERTS)
+def test_replayed_experts_are_the_only_ones(model_type: str, normed: bool, family_model: FamilyModel) -> None:
+    """Log-probs, and gradients of every weight, of packed and of padded rows, against the unmodified model."""
+    folder = family_model(model_type)
+    policy, reference = load_policy(folder), load_reference(folder)
+    for model in (policy.model, reference):
+        for router in routers_of(model).values():
+            if hasattr(router, "norm_topk_prob"):
+                router.norm_topk_prob = normed
+    config = policy.model.config.get_text_config()
+    groups = [
+        routed(group, config.num_hidden_layers, seed)
+        for seed, group in enumerate(groups_of(model_type, folder, config.vocab_size))
+    ]
+    expected_K = torch.cat([forced_logp(reference, group) for group in groups])
+    logp_K, _ = policy(packed_row(policy, groups))
+    torch.testing.assert_close(logp_K, expected_K, atol=2e-5, rtol=0)
+    logp_K.sum().backward()
+    pairs = [(p.grad, q.grad) for p, q in zip(policy.model.parameters(), reference.parameters(), strict=True)]
+    off = sum(float((ours - theirs).square().sum()) for ours, theirs in pairs if theirs is not None) ** 0.5
+    assert off < 1e-5 * sum(float(theirs.square().sum()) for _, theirs in pairs if theirs is not None) ** 0.5
+    sums = policy.routers.take()
+    assert 0 < sums["router_replaced"] / sums["router_tokens"] < 1
+    own_K, _ = policy(replace(packed_row(policy, groups), experts_TLK=None))
+    assert (own_K - expected_K).abs().max() > 1e-3, "the routing made no difference"
+
+
+@pytest.mark.parametrize("model_type", WITH_EXPERTS)
+def test_the_samplers_own_routing_changes_nothing(model_type: str, family_model: FamilyModel) -> None:
+    """In float32 both choose alike: no choice that the transformers engine returns replaces one of the learner's."""
+    folder = family_model(model_type)
+    policy = load_policy(folder)
+    builder = PromptBuilder(folder, template=TEMPLATES["plain"])
+    problems = [
+        Problem(id=text, question=text, images=(), answer="4", answer_type="integer") for text in ("a b", "c")
+    ]
+    prompts = [builder.build(problem) for problem in problems]
+    sampler = TransformersSampler(
+        model_path=str(folder),
+        builder=builder,
+        max_model_len=200,
+        batch_size=3,  # a group in two parts, and prompts of two lengths side by side
+        dtype=torch.float32,
+        returns_routing=True,
+    )
+    sampled = sampler.generate(prompts, SamplingParams(TEMPERATURE, 12, 4), seed=1, step=0)
+    sampler.close()
+    layers = policy.model.config.get_text_config().num_hidden_layers
+    for prompt, rollouts in zip(prompts, sampled, strict=True):
+        assert rollouts[0].prompt_experts is not None
+        assert rollouts[0].prompt_experts.shape == (len(prompt.ids), layers, CHOSEN)
+        for rollout in rollouts:
+            assert rollout.experts is not None and rollout.experts.shape == (len(rollout.ids) - 1, layers, CHOSEN)
+            assert (rollout.prompt_experts is None) == (rollout.index > 0)
+    groups = [
+        WeighedGroup(prompt, rollouts, np.ones(4), np.ones(4))
+        for prompt, rollouts in zip(prompts, sampled, strict=True)
+    ]
+    row = packed_row(policy, groups)
+    assert row.experts_TLK is not None
+    replayed_K, _ = policy(row)
+    sums = policy.routers.take()
+    assert sums["router_replaced"] == 0 < sums["router_tokens"]
+    torch.testing.assert_close(replayed_K, policy(replace(row, experts_TLK=None))[0], atol=1e-6, rtol=0)

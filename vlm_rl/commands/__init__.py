@@ -1,0 +1,11 @@
+"""The commands of `vlm-rl`: each adds its options beside the function that runs it.
+
+    before      prepare, init, config, doctor
+    training    sft, train, serve, study, quickstart
+    measuring   eval, with compare and export; score, grade
+    showing     report, demo, export
+
+Private to this room: shared, options and checks of several commands.
+"""
+
+__all__ = ["before", "measuring", "showing", "training"]

@@ -1,0 +1,144 @@
+"""Commands that measure and grade: eval with compare and export, score, grade."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, refuse_bare_srun
+from vlm_rl.errors import UserError
+
+
+def add_eval(commands: Commands) -> None:
+    evaluate = commands.add_parser(
+        "eval",
+        help="measure a checkpoint on prepared sets; also: eval compare A B, eval export",
+        usage="vlm-rl eval --model FOLDER --data SET [SET ...] --out FOLDER [options]\n"
+        "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
+        "       vlm-rl eval export RECORDS --to FORMAT --out FILE",
+    )
+    evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, or a run: RUN, RUN/60, RUN/latest")
+    evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
+    evaluate.add_argument("--out", type=Path, help="folder for records and summaries")
+    evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
+    evaluate.add_argument(
+        "--template", default="think_answer", help="a prompt of ours, or a benchmark's own, e.g. mathvision"
+    )
+    evaluate.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
+    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    evaluate.add_argument("--samples", type=int, default=1, help="responses per problem: the k of avg@k")
+    evaluate.add_argument("--top-p", type=float, default=1.0, help="1 samples from all tokens")
+    evaluate.add_argument("--max-tokens", type=int, default=2048, help="most tokens of a response")
+    evaluate.add_argument(
+        "--max-prompt-tokens", type=int, default=4096, help="most tokens of a prompt, its images included"
+    )
+    evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated at a time")
+    evaluate.add_argument(
+        "--images",
+        choices=["real", "blank", "shuffled"],
+        default="real",
+        help="blank, shuffled: is the image needed?",
+    )
+    evaluate.add_argument("--seed", type=int, default=0, help="of the sampling")
+    add_output_options(evaluate)
+    evaluate.set_defaults(command=_eval)
+    actions = evaluate.add_subparsers(prog="vlm-rl eval", title="on results that exist", metavar="ACTION")
+    _add_eval_compare(actions)
+    _add_eval_export(actions)
+
+
+def _eval(options: argparse.Namespace) -> None:
+    refuse_bare_srun()
+    from vlm_rl.preflight import preflight_eval
+
+    for name in ("model", "data", "out"):  # the parser cannot require them: compare and export go without
+        if getattr(options, name) is None:
+            raise UserError(f"--{name} is missing; vlm-rl eval needs --model, --data and --out")
+    options.model = preflight_eval(options.model, options.data)
+    from vlm_rl.evaluation.command import evaluate_sets
+
+    evaluate_sets(options)
+
+
+def _add_eval_compare(actions: Commands) -> None:
+    compare = actions.add_parser("compare", help="compare evaluations problem by problem")
+    compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
+    compare.add_argument("--json", type=Path, help="also write the comparison to this file")
+    compare.set_defaults(command=_eval_compare)
+
+
+def _eval_compare(options: argparse.Namespace) -> None:
+    from vlm_rl.evaluation.compare import compare_evaluations
+
+    compare_evaluations(options)
+
+
+def _add_eval_export(actions: Commands) -> None:
+    export = actions.add_parser("export", help="write records in the format of VLMEvalKit or lmms-eval")
+    export.add_argument(
+        "records", type=Path, help="a Parquet file of vlm-rl eval: RESULTS/eval/SET/step-000000.parquet"
+    )
+    export.add_argument("--to", choices=["vlmevalkit", "lmms-eval"], required=True, help="the format")
+    export.add_argument("--out", type=Path, required=True, help="a new .tsv (VLMEvalKit) or .jsonl (lmms-eval)")
+    export.set_defaults(command=_eval_export)
+
+
+def _eval_export(options: argparse.Namespace) -> None:
+    from vlm_rl.evaluation.export import export_records
+
+    export_records(options)
+
+
+def add_score(commands: Commands) -> None:
+    score = commands.add_parser("score", help="grade saved responses by a benchmark's own rules, or strictly")
+    score.add_argument("--benchmark", required=True, help="mathvista, mathvision, ...; docs/evaluation.md lists them")
+    score.add_argument("--annotations", type=Path, nargs="+", help="the authors' file (DynaMath: one per trial)")
+    score.add_argument(
+        "--responses", type=Path, nargs="+", required=True, help="JSON, JSON Lines, CSV or our Parquet"
+    )
+    score.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
+    score.add_argument(
+        "--template", help="where the strict rule looks for the answer (default: the records' own, else plain)"
+    )
+    score.add_argument("--json", type=Path, help="write the scores, and every row behind them, to this file")
+    score.set_defaults(command=_score)
+
+
+def _score(options: argparse.Namespace) -> None:
+    from vlm_rl.evaluation.benchmarks.score_command import describe, score_files
+
+    print(describe(score_files(options)))
+
+
+def add_grade(commands: Commands) -> None:
+    grade = commands.add_parser("grade", help="grade one response, or a JSON Lines file of them")
+    grade.add_argument("--gold", action="append", help="the right answer; repeat it for alternatives")
+    grade.add_argument("--response", help="the whole response")
+    grade.add_argument(
+        "--file", type=Path, help="JSON Lines: {id?, gold, response, answer_type?, choices?, tolerance?, question?}"
+    )
+    grade.add_argument("--out", type=Path, help="with --file: the same lines with verdict, extracted, path, reason")
+    grade.add_argument(
+        "--type", "--answer-type", dest="answer_type", help="the kind of answer (default: by the form of the gold)"
+    )
+    grade.add_argument(
+        "--template", default="plain", help="plain, or think_answer or think_box, which require their tags"
+    )
+    grade.add_argument("--choices", nargs="*", help="the texts of a multiple choice's options")
+    grade.add_argument("--tolerance", type=float, help="largest accepted difference of a float")
+    grade.add_argument("--question", help="the problem's text: where it asks for a percentage, 50%% is 50")
+    grade.set_defaults(command=_grade)
+
+
+def _grade(options: argparse.Namespace) -> None:
+    from vlm_rl.data.golds import infer_answer_type
+    from vlm_rl.grading.command import grade_file, grade_one
+
+    names = ("gold", "response", "answer_type", "choices", "tolerance", "question")
+    row = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if (options.file is None) != (options.out is None) or (options.file is None) == (not row):
+        raise UserError("grade takes either --gold and --response, or --file and --out")
+    if options.file is None:
+        grade_one(row, template=options.template, infer_type=infer_answer_type)
+    else:
+        grade_file(options.file, options.out, template=options.template, infer_type=infer_answer_type)

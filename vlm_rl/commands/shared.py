@@ -1,0 +1,53 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Any, TypeAlias
+
+from vlm_rl.errors import UserError
+
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
+
+
+def add_output_options(command: argparse.ArgumentParser) -> None:
+    amount = command.add_mutually_exclusive_group()
+    amount.add_argument(
+        "-q",
+        "--quiet",
+        action="store_const",
+        dest="output",
+        const="quiet",
+        help="print no stages, steps and progress",
+    )
+    amount.add_argument(
+        "-v",
+        "--verbose",
+        action="store_const",
+        dest="output",
+        const="verbose",
+        help="print what vLLM and DeepSpeed say",
+    )
+
+
+def refuse_bare_srun() -> None:
+    """Raise UserError where srun has started several tasks without torchrun: each would be a run of its own.
+
+    The step's number of tasks is what counts. SLURM_NTASKS is set in a batch script too, which is one process.
+    """
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1 or "RANK" in os.environ:
+        return
+    nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
+    command = f"torchrun --nproc-per-node {-(-tasks // nodes)} --shutdown-timeout 1800"
+    if nodes > 1:
+        first_node = '"$(scontrol show hostnames | head -n 1):29500"'
+        command += f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint {first_node}"
+    raise UserError(
+        f"srun has started {tasks} tasks, and each would be a run of its own: let it start one a node, and torchrun "
+        f"the ranks: srun --ntasks {nodes} --ntasks-per-node 1 {command} -m vlm_rl {shlex.join(sys.argv[1:])}"
+    )

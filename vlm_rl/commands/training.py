@@ -1,0 +1,192 @@
+"""Commands that train: sft, train, serve, study, quickstart."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, refuse_bare_srun
+from vlm_rl.errors import UserError
+
+
+def add_sft(commands: Commands) -> None:
+    sft = commands.add_parser(
+        "sft", help="learn from responses, before training; several GPUs: torchrun -m vlm_rl sft"
+    )
+    sft.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
+    _add_run_options(sft)
+    sft.set_defaults(command=_sft)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
+    parser.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
+    parser.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
+    add_output_options(parser)
+
+
+def _sft(options: argparse.Namespace) -> None:
+    if not options.dry_run:
+        refuse_bare_srun()
+    from vlm_rl.config import load_sft_config
+    from vlm_rl.run.directory import SFT_CONFIG
+
+    path = options.config / SFT_CONFIG if options.config.is_dir() else options.config
+    config = load_sft_config(path, options.overrides)
+    from vlm_rl.preflight import preflight_sft, with_model_folder
+
+    if options.dry_run:
+        config = with_model_folder(config)
+        from vlm_rl.learner.dry_run import dry_run, without_sampling
+        from vlm_rl.learner.dry_run_page import print_dry_run
+
+        print_dry_run(dry_run(without_sampling(config), num_ranks=options.ranks), samples=False)
+        return
+    config = preflight_sft(config, resume=options.resume)
+    from vlm_rl.learner.sft_run import sft
+
+    sft(config, resume=options.resume)
+
+
+def add_train(commands: Commands) -> None:
+    train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
+    train.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
+    _add_run_options(train)
+    train.set_defaults(command=_train)
+
+
+def _train(options: argparse.Namespace) -> None:
+    if not options.dry_run:
+        refuse_bare_srun()
+    from vlm_rl.config import load_config
+    from vlm_rl.run.terminal import is_main, next_commands, resume_command
+
+    path = options.config / "config.yaml" if options.config.is_dir() else options.config
+    config = load_config(path, options.overrides)
+    from vlm_rl.preflight import preflight, preflight_plan
+
+    if options.dry_run:
+        config = preflight_plan(config)
+        from vlm_rl.learner.dry_run import dry_run
+        from vlm_rl.learner.dry_run_page import print_dry_run
+
+        print_dry_run(dry_run(config, num_ranks=options.ranks))
+        return
+    config = preflight(config, resume=options.resume)
+    from vlm_rl.train import train
+
+    try:
+        train(config, resume=options.resume)
+        if is_main():
+            print(next_commands(config.out, config.data.eval))
+    except KeyboardInterrupt:
+        if is_main() and (Path(config.out) / "config.yaml").is_file():
+            command = resume_command(config.out)
+            print(f"to resume from the newest checkpoint: {command}", file=sys.stderr)
+        raise
+    except RuntimeError as error:
+        from vlm_rl.learner.out_of_memory import is_out_of_memory, memory_advice
+
+        if is_out_of_memory(error):
+            raise UserError(memory_advice(config, error, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))) from error
+        raise
+
+
+def add_serve(commands: Commands) -> None:
+    serve = commands.add_parser("serve", help="start a vLLM server for the rollouts of a run")
+    serve.add_argument("config", type=Path, help="the run's YAML file")
+    serve.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; loopback is safe on any network")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on")
+    serve.add_argument(
+        "--print", action="store_true", dest="only_print", help="print vLLM's own command, start nothing"
+    )
+    serve.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from vlm_rl.config import load_config
+    from vlm_rl.preflight import preflight_plan
+
+    config = preflight_plan(load_config(options.config, options.overrides))
+    from vlm_rl.samplers.serve import serve
+
+    serve(config, host=options.host, port=options.port, only_print=options.only_print)
+
+
+def add_study(commands: Commands) -> None:
+    study = commands.add_parser("study", help="train several algorithms over the same seeds and report on them")
+    _add_study_arguments(study)
+    study.set_defaults(command=_study)
+    old_name = commands.add_parser("compare", prog="vlm-rl study")  # without help: not listed
+    _add_study_arguments(old_name)
+    old_name.set_defaults(command=_compare)
+
+
+def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", type=Path, help="a YAML file; docs/studies.md describes it")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
+    parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
+    parser.add_argument("--report-only", action="store_true", help="start nothing; report on the runs that exist")
+
+
+def _study(options: argparse.Namespace) -> None:
+    from vlm_rl.study.run import run_study
+
+    out = options.out or Path("runs") / options.study.stem
+    code = run_study(options.study, out, jobs=options.jobs, report_only=options.report_only)
+    if code:
+        sys.exit(code)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    print("note: `vlm-rl compare` is now called `vlm-rl study`", file=sys.stderr)
+    _study(options)
+
+
+def add_quickstart(commands: Commands) -> None:
+    quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
+    quick.add_argument("--seed", type=int, default=0, help="of data, model and sampling")
+    quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
+    quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
+    quick.add_argument("--algorithm", default="luspo", help="a name in vlm_rl/algorithms.py")
+    quick.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="the run directory to make")
+    quick.set_defaults(command=_quickstart)
+
+
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of a list such as 0,1,2, each once."""
+    try:
+        seeds = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers; write e.g. 0,1,2") from None
+    return list(dict.fromkeys(seeds))
+
+
+def _quickstart(options: argparse.Namespace) -> None:
+    from vlm_rl.algorithms import resolve_algorithm
+    from vlm_rl.config import AlgorithmConfig
+
+    resolve_algorithm(AlgorithmConfig(name=options.algorithm))  # before minutes of warm start
+    seeds = options.seeds or [options.seed]
+    outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
+    for out in outs.values():
+        if out.exists():
+            raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
+
+    from vlm_rl.run.cores import set_threads
+
+    if note := set_threads():
+        print(note, flush=True)
+    from vlm_rl.data_prep.quickstart_data import make_quickstart_data
+    from vlm_rl.toy.quickstart import print_seeds, quickstart
+
+    results = {}
+    for seed, out in outs.items():
+        toy = make_quickstart_data(out.with_name(f"{out.name}-data"), seed=seed)
+        results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
+    if options.seeds:
+        print_seeds(results)

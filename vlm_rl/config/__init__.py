@@ -1,0 +1,85 @@
+"""The configuration of a run: strict models, read from YAML with dotted overrides.
+
+    config = load_config("configs/toy.yaml", ["algorithm.name=ba", "train.lr=1e-5"])
+
+    base            what every section does: it refuses unknown keys and values that do not fit together
+    policy          the sections model and data
+    rewards         the section reward
+    training        all other sections, and the whole of a training run
+    sft             the whole of a supervised fine-tuning
+    reading         from YAML and overrides to a checked configuration, and back
+    messages        what is wrong in it, in words
+    names           checks of names and addresses
+    foreign_names   what other trainers call our keys
+
+The text below each key is its documentation: `vlm-rl config` and docs/config.md are made from it. Options of
+DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.vllm``. Nothing here imports torch.
+"""
+
+from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address
+from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, Rows
+from vlm_rl.config.reading import (
+    changed_keys,
+    load_config,
+    load_sft_config,
+    parse_config,
+    parse_tree,
+    read_tree,
+    save_config,
+)
+from vlm_rl.config.rewards import (
+    FunctionConfig,
+    GroundingConfig,
+    IouConfig,
+    JudgeConfig,
+    RewardConfig,
+    RewardPartConfig,
+)
+from vlm_rl.config.sft import SftConfig
+from vlm_rl.config.training import (
+    MUTABLE_KEYS,
+    AlgorithmConfig,
+    CheckpointConfig,
+    Config,
+    HadwConfig,
+    RolloutConfig,
+    TrackersConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "MUTABLE_KEYS",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigSection",
+    "DataConfig",
+    "FunctionConfig",
+    "GroundingConfig",
+    "HadwConfig",
+    "IouConfig",
+    "JudgeConfig",
+    "LayerPatches",
+    "LoraConfig",
+    "ModelConfig",
+    "ModelPart",
+    "RewardConfig",
+    "RewardPartConfig",
+    "RolloutConfig",
+    "Rows",
+    "SftConfig",
+    "TrackersConfig",
+    "TrainConfig",
+    "changed_keys",
+    "check_benchmark_name",
+    "foreign_names",
+    "is_plain_address",
+    "is_server_address",
+    "load_config",
+    "load_sft_config",
+    "parse_config",
+    "parse_tree",
+    "read_tree",
+    "save_config",
+]

@@ -1,0 +1,64 @@
+"""Messages for what is wrong in a configuration: the file or override, the key, its value, and the next step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from vlm_rl.config.foreign_names import translate
+
+
+def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
+    """Return the lines that explain an error of pydantic's."""
+    path = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "value_error":
+        return conflict_lines(detail["msg"].removeprefix("Value error, ").split("\n"), where, path, overrides)
+    where = place_of(path, where, overrides)
+    if detail["type"] == "extra_forbidden":
+        if theirs := list(translate(path, detail["input"])):
+            return [f"{where}: unknown key: {line}" for line in theirs]
+        known = _known_keys(kind, detail["loc"][:-1])
+        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+        return [f"{where}: unknown key {path}: {hint}"]
+    if detail["type"] == "missing":
+        return [f"{where}: {path} is missing; add it, because it has no default"]
+    return [f"{where}: {path} is {detail['input']!r}: {detail['msg']}"]
+
+
+def conflict_lines(messages: Iterable[str], where: str, path: str, overrides: Sequence[str]) -> list[str]:
+    """Return messages about values that do not fit together, from the file, the overrides or both."""
+    given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
+    place = f"{where} with {' '.join(given)}" if given else where
+    return [f"{place}: {path + ': ' if path else ''}{message}" for message in messages]
+
+
+def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
+    """Return where a key got its value: the last override that touches it, or else the file."""
+    path = f"{key.replace('[', '.').replace(']', '')}."
+    for item in reversed(overrides):
+        name = f"{item.partition('=')[0]}."
+        if path.startswith(name) or name.startswith(path):
+            return f"override {item!r}"
+    return where
+
+
+def _known_keys(section: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    names = iter(location)
+    for name in names:
+        if isinstance(name, str):  # a number is an index into a list of sections
+            annotation = section.model_fields[name].annotation
+            section = _section_type(annotation)
+            if get_origin(annotation) is dict:
+                next(names, None)  # the name of a section in it
+    return list(section.model_fields)
+
+
+def _section_type(annotation: Any) -> type[BaseModel]:
+    if get_origin(annotation) in (Union, UnionType, list, dict):
+        annotation = next(arg for arg in get_args(annotation) if isinstance(arg, type) and issubclass(arg, BaseModel))
+    return annotation

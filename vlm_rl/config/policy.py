@@ -1,0 +1,107 @@
+"""The sections `model` and `data`: what is trained, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from vlm_rl.config.base import ConfigSection
+
+LayerPatches = Literal["auto"] | bool
+Rows = Literal["auto", "padded"]
+ModelPart = Literal["tower", "merger", "language_model"]
+
+
+class LoraConfig(ConfigSection):
+    """Low-rank adapters: the model stays as it is, and (alpha / rank) B A is trained beside its matrices."""
+
+    rank: PositiveInt = 16
+    """Rows of A and columns of B. A matrix [out, in] gets rank * (in + out) parameters to train."""
+    alpha: PositiveInt = 32
+    """The adapter's product is multiplied by alpha / rank."""
+    targets: list[str] = Field(default=["language_model"], min_length=1)
+    """Which linear layers get an adapter: all of a part (language_model, tower, merger), or those of the language
+    model with this name, such as q_proj. The output head and the embeddings get none."""
+    dropout: NonNegativeFloat = 0.0
+    """Must be 0: the sampler has no dropout, so that its distribution would differ from the learner's."""
+    load_in_4bit: bool = False
+    """QLoRA: keep the linear layers of the language model in 4 bits (NF4). On GPUs, with bitsandbytes."""
+    sync: Literal["merged", "adapter"] = "merged"
+    """What reaches the engine after an update: the merged weights, or the adapter alone beside the base model that it
+    keeps. adapter needs the vllm sampler and targets in the language model, and no merging of the whole model."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.dropout:
+            yield (
+                f"dropout is {self.dropout}, and the sampler has none: its distribution would differ from the "
+                "learner's; leave it at 0"
+            )
+        if self.sync == "adapter" and self.load_in_4bit:
+            yield (
+                "sync is adapter, and load_in_4bit is true: the engine's base model has 16 bits, and the learner's "
+                "has 4; use sync=merged"
+            )
+        if self.sync == "adapter" and (parts := sorted({"tower", "merger"} & {*self.targets})):
+            yield (f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies none: use sync=merged")
+
+
+class ModelConfig(ConfigSection):
+    """The policy: which model, and how it uses memory."""
+
+    path: str
+    """A Hugging Face folder of a model family that docs/models.md lists."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on an accelerator, float32 on a CPU."""
+    freeze: list[ModelPart] = []
+    """Parts that are not trained: tower (the vision tower), merger (what maps its output to the language model), or
+    language_model (all else, output head included)."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the layers and recompute the rest in the backward pass."""
+    offload_activations: bool = False
+    """Keep those inputs in host memory. On a CPU they are there anyway."""
+    rows: Rows = "auto"
+    """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
+    the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
+    transformers' own attention. That is exact for every causal text model, and computes the prompt again for each
+    response."""
+    layer_patches: LayerPatches = "auto"
+    """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
+    numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,
+    where it has not."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
+
+    def conflicts(self) -> Iterator[str]:
+        targets = self.lora.targets if self.lora else []
+        parts = {target if target in get_args(ModelPart) else "language_model" for target in targets}
+        if both := sorted(parts & {*self.freeze}):
+            yield (
+                f"freeze names {', '.join(both)}, and lora.targets gives adapters there: leave out the one or the "
+                "other; a part without adapters stays as it is"
+            )
+        if self.offload_activations and not self.gradient_checkpointing:
+            yield (
+                "offload_activations needs gradient_checkpointing: it moves the inputs that checkpointing keeps; "
+                "without checkpointing it would also move the weights that every layer keeps for its backward pass"
+            )
+
+
+class DataConfig(ConfigSection):
+    """What is trained and evaluated on, and how a prompt is rendered."""
+
+    train: list[str] = Field(min_length=1)
+    """Prepared sets (folders written by `vlm-rl prepare`)."""
+    eval: list[str] = []
+    """Prepared sets to evaluate on during training."""
+    max_prompt_tokens: PositiveInt = 4096
+    """Longest prompt, image tokens included. Longer ones are left out of training and counted; none is ever cut."""
+    min_pixels: PositiveInt = 3136
+    """Fewest pixels of an image; those of the sets' preparation."""
+    max_pixels: PositiveInt = 1_003_520
+    """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
+    template: Literal["think_answer", "think_box", "plain"] = "think_answer"
+    """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, or neither."""
+    allow_test_rows: bool = False
+    """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""

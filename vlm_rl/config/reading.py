@@ -1,0 +1,198 @@
+"""Read, check and write configurations: YAML with dotted overrides.
+
+Nothing in a file is run or interpolated.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.messages import conflict_lines, explain, place_of
+from vlm_rl.config.sft import SftConfig
+from vlm_rl.config.training import Config
+from vlm_rl.errors import UserError
+
+_Model = TypeVar("_Model", bound="ConfigSection")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply ``key.path=value`` overrides, and validate.
+
+    The file's key ``extends`` may name another, beside it, whose values it takes where it gives none of its own. That
+    one may extend no third.
+
+    Raises UserError with the file or the override at fault, the key's path, the value, and the nearest known key.
+    """
+    raw, where = _read_extended(Path(path), overrides)
+    return parse_config(raw, where=where, overrides=overrides)
+
+
+def load_sft_config(path: str | Path, overrides: Sequence[str] = ()) -> SftConfig:
+    """Read the configuration of `vlm-rl sft`. Raises UserError as load_config does."""
+    raw, where = _read_extended(Path(path), overrides)
+    return parse_tree(SftConfig, _renamed(_tuples(raw), where), where, overrides)
+
+
+def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ()) -> Config:
+    """Validate a tree of plain values as a run's configuration. Raises UserError as load_config does.
+
+    ``where`` and ``overrides`` say in messages where the tree comes from; the overrides are applied already.
+    """
+    return parse_tree(Config, _renamed(_tuples(raw), where) if isinstance(raw, dict) else raw, where, overrides)
+
+
+def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """Read a YAML file as plain values and apply the overrides. Raises UserError where it cannot be read."""
+    return _plain(_open(Path(path)), overrides)
+
+
+def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
+    """Return the values of a file over those of the file that it extends, and what to call both in messages."""
+    tree, where = _open(path), str(path)
+    if (name := tree.pop("extends", None)) is not None:
+        if not isinstance(name, str) or not (path.parent / name).is_file():
+            raise UserError(f"{path}: extends is {name!r}: it must be the name of a YAML file beside this one")
+        base = _open(path.parent / name)
+        if "extends" in base:
+            raise UserError(f"{path}: it extends {name}, which extends a third file: extend that one, or none")
+        tree, where = OmegaConf.merge(base, tree), f"{path}, which extends {name}"
+    return _plain(tree, overrides), where
+
+
+def _plain(tree: Any, overrides: Sequence[str]) -> Any:
+    for item in overrides:
+        tree = _with_override(tree, item)
+    return OmegaConf.to_container(tree, resolve=False)
+
+
+def _open(path: Path) -> Any:
+    """Return a file's tree. Raises UserError where it cannot be read."""
+    try:
+        tree = OmegaConf.load(path)
+        if not OmegaConf.is_dict(tree):
+            raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
+        return tree
+    except FileNotFoundError:
+        raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+
+
+def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
+    """Validate a tree of plain values as a model of class ``kind``. Raises UserError as load_config does.
+
+    Args:
+        kind: the class of the whole tree.
+        raw: the tree.
+        where: where the tree comes from, for messages.
+        overrides: those that are applied already, for messages.
+    """
+    if not isinstance(raw, dict):
+        raise UserError(f"{where}: the top level must be a mapping of sections, not {type(raw).__name__}")
+    for key, value in _strings(raw):
+        if "${" in value:
+            place = place_of(key, where, overrides)
+            raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        lines = [line for detail in error.errors() for line in explain(where, detail, kind, overrides)]
+        if all(detail["type"] == "value_error" and detail["loc"] for detail in error.errors()):  # of sections alone
+            lines += conflict_lines(_unchecked(kind, raw).conflicts(), where, "", overrides)
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def save_config(config: Config | SftConfig, path: Path) -> None:
+    """Write the resolved configuration; load_config or load_sft_config reads it back to an equal one."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+
+
+def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Return the dotted keys whose values differ between two dumped configurations."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [
+            key for name in keys for key in changed_keys(old.get(name), new.get(name), f"{prefix}.{name}".lstrip("."))
+        ]
+    return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
+
+
+def _with_override(tree: Any, item: str) -> Any:
+    key, equals, _ = item.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
+    try:
+        return OmegaConf.merge(tree, OmegaConf.from_dotlist([item]))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
+
+
+def _unchecked(kind: type[_Model], raw: dict[str, Any]) -> _Model:
+    """Return the section with values that are valid one by one, so that more conflicts can be looked for."""
+    values = {}
+    for name, value in raw.items():
+        annotation = kind.model_fields[name].annotation
+        sections = [item for item in (annotation, *get_args(annotation)) if isinstance(item, type)]
+        section = next((item for item in sections if issubclass(item, ConfigSection)), None)
+        if section is None or not isinstance(value, dict):
+            values[name] = value
+        elif get_origin(annotation) is dict:
+            values[name] = {key: _unchecked(section, item) for key, item in value.items()}
+        else:
+            values[name] = _unchecked(section, value)
+    return kind.model_construct(**values)
+
+
+def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, str):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _strings(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _strings(value, f"{prefix}[{index}]")
+
+
+def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    """Turn `betas`, a list in YAML, into the tuple that strict validation asks for."""
+    train = raw.get("train")
+    if isinstance(train, dict) and isinstance(train.get("betas"), list):
+        raw = {**raw, "train": {**train, "betas": tuple(train["betas"])}}
+    return raw
+
+
+def _renamed(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Give the old key model.freeze_vision its new name. Raises UserError where both are given."""
+    model = raw.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("freeze_vision"), bool):
+        return raw
+    if model.get("freeze"):
+        raise UserError(f"{where}: model.freeze_vision is the old name of a part of model.freeze: remove it")
+    model = dict(model)
+    if model.pop("freeze_vision"):
+        model["freeze"] = ["tower", "merger"]
+        _note("model.freeze_vision=true is read as model.freeze=[tower, merger], its name today")
+    return {**raw, "model": model}
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a line to standard error, once, and on one rank alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,168 @@
+"""The section `reward`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.names import is_plain_address
+
+
+class RewardPartConfig(ConfigSection):
+    """What each part below has in common."""
+
+    weight: float = 1.0
+    """Its value times this is added to the reward. Of no use in another role."""
+    role: Literal["part", "accuracy", "logged"] = "part"
+    """part: added to the reward. accuracy: it decides, instead of the grader, whether the response is right: from 0.5
+    on. logged: a metric and nothing else."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.role != "part" and self.weight != 1.0:
+            place = "reward.accuracy is the weight then" if self.role == "accuracy" else "it is not rewarded"
+            yield f"weight is {self.weight} in the role {self.role}, where {place}: leave it out"
+
+
+class FunctionConfig(RewardPartConfig):
+    """A reward function of your own; docs/rewards.md gives its arguments."""
+
+    path: str
+    """The function, as module.function."""
+    on_failure: Literal["undecided", "stop"] = "undecided"
+    """What follows where it fails: the response is treated as reward.undecided says, or the run stops."""
+
+
+class GroundingConfig(RewardPartConfig):
+    """A part that compares coordinates in the answer with the problem's gold box."""
+
+    coordinates: Literal["auto", "pixels", "thousandths"] = "auto"
+    """What the model writes: pixels of the resized image, or thousandths of its sides. auto: as its family does."""
+
+
+class IouConfig(GroundingConfig):
+    """The overlap of the answer's box with the gold box: shared area over covered area."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    """1 from this overlap on, else 0; null: the overlap itself."""
+
+
+class JudgeConfig(RewardPartConfig):
+    """A model behind an OpenAI-compatible endpoint that scores each response; see docs/rewards.md."""
+
+    url: str
+    """Up to and including /v1."""
+    model: str
+    """The model's name there."""
+    prompt: str
+    """A text file that holds {response} and may hold {question}, {answer} and {extracted}, the response's answer."""
+    parser: Literal["number", "yes_no", "json"] = "number"
+    """How the score is read from the reply: its last number, its last yes or no, or "score" in its last JSON."""
+    lowest: float = 0.0
+    """The score whose value is 0."""
+    highest: float = 1.0
+    """The range of the judge's scores, of which the value is 0 and 1. A score outside it is no score."""
+    images: bool = False
+    """Send the problem's images too."""
+    max_tokens: PositiveInt = 512
+    """Longest reply in tokens."""
+    temperature: NonNegativeFloat = 0.0
+    """Of the judge's sampling; 0 is greedy."""
+    api_key_env: str = ""
+    """The environment variable that holds the API key; "" sends none."""
+    concurrency: PositiveInt = 16
+    """Requests of one rank at the same time."""
+    timeout: PositiveFloat = 60.0
+    """Seconds for a whole reply."""
+    retries: NonNegativeInt = 3
+    """Further attempts after a failure that may pass, with a pause that doubles each time from one second on."""
+    cache: str = ""
+    """Folder of replies that are not asked for again; "": judge_cache in the run's directory."""
+
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        if not is_plain_address(self.url):
+            yield (
+                "url is no plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an environment "
+                "variable, see api_key_env"
+            )
+        if self.api_key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            yield "api_key_env must be the name of an environment variable, such as JUDGE_API_KEY"
+        if not self.lowest < self.highest:
+            yield f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest"
+
+
+_PART_NAMES = (
+    *("accuracy", "format", "overlong", "coin", "repetition", "brevity", "function", "iou", "point_in_box", "judge"),
+    "total",
+)
+
+
+class RewardConfig(ConfigSection):
+    """The parts of the reward; vlm_rl.rewards has the formula."""
+
+    accuracy: NonNegativeFloat = 1.0
+    """Reward for a right answer."""
+    format: NonNegativeFloat = 0.5
+    """Reward for a response in the template's format."""
+    overlong_buffer: NonNegativeInt = 512
+    """The last tokens before max_tokens, over which the penalty grows; 0 switches it off."""
+    overlong_factor: NonNegativeFloat = 0.3
+    """The penalty at max_tokens. LUSPO has 0.3; DAPO has 1.0 for rewards of +1 and -1, so 0.5 for 1 and 0."""
+    coin: NonNegativeFloat = 0.0
+    """Weight of a fair coin, tossed without looking at the response: a control, which should not change length."""
+    repetition: NonNegativeFloat = 0.0
+    """Largest penalty for repeated n-grams of tokens, reached where all repeat; 0 switches it off."""
+    repetition_ngram: PositiveInt = 20
+    """n of the n-grams."""
+    brevity: NonNegativeFloat = 0.0
+    """Bonus for a short right answer: this much at zero tokens, falling to 0 at max_tokens. 0 switches it off."""
+    function: str = ""
+    """Your own part of the reward, as module.function; the run stops where it fails. Needs allow_function."""
+    function_weight: float = 1.0
+    """What its value is multiplied by; may be negative."""
+    functions: dict[str, FunctionConfig] = {}
+    """Several functions of your own, by name. Needs allow_function."""
+    function_timeout: PositiveFloat = 60.0
+    """Seconds that one call of any of these may take: for a response, or for a batch where it takes one."""
+    allow_function: bool = False
+    """Allow importing your functions, which runs the code of their modules."""
+    iou: IouConfig | None = None
+    """A box in the answer against the problem's gold box."""
+    point_in_box: GroundingConfig | None = None
+    """1 where the answer's point is in the problem's gold box."""
+    judge: JudgeConfig | None = None
+    undecided: Literal["zero", "drop"] = "zero"
+    """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
+    the answer wrong (zero), or the response is left out (drop)."""
+    grader_workers: PositiveInt = 2
+    """Processes on each rank that compare answers symbolically."""
+    grader_timeout: PositiveFloat = 5.0
+    """CPU seconds for one symbolic comparison."""
+
+    def conflicts(self) -> Iterator[str]:
+        paths = {f"functions.{name}.path": function.path for name, function in self.functions.items()}
+        for key, path in {"function": self.function, **paths}.items():
+            if path and not self.allow_function:
+                yield (
+                    f"reward.{key} is {path!r}, and importing it runs the code of its module: "
+                    "read that code, then set reward.allow_function=true"
+                )
+        for name in self.functions:
+            if name in _PART_NAMES or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+                yield (
+                    f"functions.{name}: a function's name has small letters, digits and _, and is none of "
+                    f"{', '.join(_PART_NAMES)}"
+                )
+        judges = [name for name, section in self.named_parts.items() if section.role == "accuracy"]
+        if len(judges) > 1:
+            yield f"{' and '.join(judges)} have the role accuracy, which only one part can have"
+
+    @property
+    def named_parts(self) -> dict[str, RewardPartConfig]:
+        """Return the sections of the parts that have one, by name, in the order in which they are added."""
+        sections = {"iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
+        return {**self.functions, **{name: section for name, section in sections.items() if section is not None}}

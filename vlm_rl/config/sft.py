@@ -1,0 +1,69 @@
+"""The configuration of supervised fine-tuning, `vlm-rl sft`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.policy import DataConfig, ModelConfig
+from vlm_rl.config.training import CheckpointConfig, TrackersConfig, TrainConfig, conflicts_of_4bit
+
+
+class SftDataConfig(DataConfig):
+    """What is learned by `vlm-rl sft`, and how a prompt is rendered."""
+
+    train: list[str] = Field(min_length=1)
+    """Prepared sets whose rows hold a response (`vlm-rl prepare --response COLUMN`)."""
+    eval: list[str] = []
+    """Must be empty: `vlm-rl eval` measures the checkpoints."""
+    max_response_tokens: PositiveInt = 4096
+    """Longest response in tokens. Longer ones are left out and counted; none is ever cut."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.eval:
+            yield f"eval names {', '.join(self.eval)}, and nothing is evaluated here: run vlm-rl eval on a checkpoint"
+
+
+class SftTrainConfig(TrainConfig):
+    """Optimizer steps of `vlm-rl sft`, their batches, and DeepSpeed."""
+
+    steps: PositiveInt = 100
+    """Optimizer steps."""
+    mini_batch_prompts: PositiveInt = 16
+    """Responses of one optimizer step, over all ranks, each behind its prompt."""
+    micro_batch_tokens: PositiveInt = 16_384
+    """Most tokens in one packed row, prompts included."""
+    lr: PositiveFloat = 1e-5
+    """Learning rate after the warm-up."""
+
+
+class SftCheckpointConfig(CheckpointConfig):
+    """When `vlm-rl sft` writes checkpoints, and which are kept."""
+
+    every: PositiveInt = 50
+    """Optimizer steps between checkpoints; the last step is always saved."""
+
+
+class SftConfig(ConfigSection):
+    """The configuration of supervised fine-tuning, `vlm-rl sft`."""
+
+    seed: int = 0
+    """Of the order of the responses, and of new adapters."""
+    out: str
+    """The run directory."""
+    model: ModelConfig
+    data: SftDataConfig
+    train: SftTrainConfig = SftTrainConfig()
+    checkpoint: SftCheckpointConfig = SftCheckpointConfig()
+    log: TrackersConfig = TrackersConfig()
+
+    def conflicts(self) -> Iterator[str]:
+        yield from conflicts_of_4bit(self.model, self.train)
+        budget, longest = self.train.micro_batch_tokens, self.data.max_response_tokens
+        if budget < longest:
+            yield (
+                f"train.micro_batch_tokens ({budget}) is below data.max_response_tokens ({longest}): "
+                "a response is never split, so a packed row must hold the longest one"
+            )

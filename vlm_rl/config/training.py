@@ -1,0 +1,331 @@
+"""The configuration of a training run, and its sections but for `model`, `data` and `reward`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vlm_rl.config.base import ConfigSection, Fraction
+from vlm_rl.config.names import is_server_address
+from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
+from vlm_rl.config.rewards import RewardConfig
+
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]
+# What a resume may change; any other change would make it a different run.
+MUTABLE_KEYS = (
+    "train.steps",
+    "checkpoint.",
+    "log.",
+    "eval.",
+    "rollout.max_gap",
+    "rollout.offload_optimizer",
+    "rollout.server",  # where the servers are, their token, and how long to wait for them
+    "train.max_skipped_in_a_row",
+    "reward.function_timeout",
+    *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
+)
+
+
+class HadwConfig(ConfigSection):
+    """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
+
+    enabled: bool = False
+    """Weight prompts by how difficult they are against the belief so far."""
+    scale: PositiveFloat = 1.3
+    """lambda of the paper."""
+    eta: PositiveFloat = 5.0
+    """eta of the paper: scale of the belief's step size."""
+    window: PositiveInt = 10
+    """m of the paper: how many past beliefs determine how fast the belief moves."""
+    variant: Literal["adaptive", "hard"] = "adaptive"
+    """adaptive: the belief moves by a step that follows the spread of past beliefs; hard: it is the mean accuracy."""
+
+
+class AlgorithmConfig(ConfigSection):
+    """A named row of vlm_rl.algorithms, with any single factor overridden."""
+
+    name: str = "luspo"
+    """The row of vlm_rl.algorithms that sets what is null below; docs/algorithms.md describes each."""
+    advantage: Literal["group_norm", "group_center", "leave_one_out"] | None = None
+    """Baseline and scale of a response's reward within its group; null: the algorithm's."""
+    ratio: Literal["token", "sequence"] | None = None
+    """New over old probability, of each token or of the whole response; null: the algorithm's."""
+    surrogate: Literal["clip", "cispo"] | None = None
+    """How the ratio is limited: PPO's clipped minimum, or a clipped weight on the log-prob; null: the algorithm's."""
+    aggregation: Literal["sequence", "token", "length_weighted", "constant", "balanced"] | None = None
+    """How tokens are weighted in the batch's loss; null: the algorithm's."""
+    clip_low: NonNegativeFloat | None = None
+    """The ratio is clipped below 1 - clip_low; null: the algorithm's."""
+    clip_high: NonNegativeFloat | None = None
+    """The ratio is clipped above 1 + clip_high; null: the algorithm's."""
+    dynamic_sampling: bool | None = None
+    """Draw more prompts in place of groups whose responses all have the same reward; null: the algorithm's."""
+    max_sampling_rounds: PositiveInt = 3
+    """How many times dynamic sampling may draw prompts for one step."""
+    std_ddof: Literal[0, 1] = 1
+    """Degrees of freedom of the group's standard deviation."""
+    correction_cap: PositiveFloat = 2.0
+    """Cap of the truncated importance correction for the gap between sampler and learner."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL divergence to the frozen reference, model.path; with 0 no reference is loaded."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    mask_truncated: bool = False
+    """Overlong filtering (DAPO): a response cut at rollout.max_tokens is rewarded but not trained on."""
+    hadw: HadwConfig = HadwConfig()
+
+
+class RolloutConfig(ConfigSection):
+    """How responses are sampled."""
+
+    sampler: Literal["auto", "vllm", "transformers", "server"] = "auto"
+    """The engine; auto: vllm where it is installed, else transformers. server: those of rollout.servers."""
+    servers: list[str] | str = []
+    """The addresses of servers that `vlm-rl serve` has started, such as http://127.0.0.1:8000, or a file with one a
+    line, which is read again before each sync. See docs/scaling.md."""
+    server_token: str = "~/.cache/vlm_rl/server_token"
+    """The file with the token that the servers ask for. `vlm-rl serve` writes it where it is missing."""
+    server_timeout: PositiveFloat = 600.0
+    """Seconds to wait while no server answers; then the run saves its state and ends with exit code 75."""
+    prompts_per_step: PositiveInt = 128
+    """P: prompts in a rollout batch, over all ranks."""
+    responses_per_prompt: PositiveInt = 8
+    """G: responses to each prompt."""
+    max_tokens: PositiveInt = 4096
+    """Longest response in tokens; L_max of the overlong penalty."""
+    temperature: PositiveFloat = 1.0
+    """Of the sampling; the learner's log-probs have it too."""
+    top_p: float = 1.0
+    """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
+    top_k: int = 0
+    """Must be 0 (off), for the same reason."""
+    max_gap: PositiveFloat | None = None
+    """The run stops, before the update, where |learner's log-prob - sampler's|, averaged over tokens, is larger.
+    null: 0.001 for a float32 model, 0.1 for a bfloat16 one."""
+    carry_over: float | None = Field(default=None, gt=0, lt=1)
+    """Share of the groups in progress that a step waits for: it trains on these, always prompts_per_step, and the
+    next step draws the others on. With 0.75 and 96 prompts a step, 128 groups are in progress. null: a step waits
+    for every response. See docs/performance.md."""
+    batch_size: PositiveInt = 256
+    """Responses that one engine, or one server, generates at the same time."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks, or cards of a server, that hold one vLLM engine together, for a model that fits no single card. With the
+    vllm sampler they are neighbouring ranks of one machine. See docs/scaling.md."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's masters and moments in host memory while responses are drawn: the engine may then take a
+    larger share of the card. Needs ZeRO 2."""
+    replay_routing: bool = False
+    """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
+    docs/models.md."""
+    vllm: dict[str, Any] = {}
+    """Passed to vllm.LLM unchanged. Options that other keys decide are refused."""
+
+    @property
+    def spare_groups(self) -> int:
+        """Return how many groups are in progress besides those that a step trains on."""
+        return 0 if self.carry_over is None else ceil(self.prompts_per_step / self.carry_over) - self.prompts_per_step
+
+    def conflicts(self) -> Iterator[str]:
+        if self.carry_over is not None and self.sampler == "server":
+            yield (
+                f"carry_over is {self.carry_over}, and sampler is server, which answers whole groups alone: leave "
+                "carry_over out, or use an engine in this process"
+            )
+        if self.carry_over is not None and self.tensor_parallel > 1:
+            yield (
+                f"carry_over is {self.carry_over}, and tensor_parallel is {self.tensor_parallel}: the ranks of an "
+                "engine would stop at different responses; leave one of them out"
+            )
+        if self.carry_over is not None and self.replay_routing:
+            yield (
+                f"carry_over is {self.carry_over}, and replay_routing is true, which knows the routing of one "
+                "rollout alone: leave one of them out"
+            )
+        if bool(self.servers) != (self.sampler == "server"):
+            yield (
+                f"sampler is {self.sampler!r} and servers is {self.servers!r}: sampler: server needs addresses, "
+                "and no other engine uses them"
+            )
+        if self.offload_optimizer and self.sampler == "server":
+            yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
+        if self.tensor_parallel > 1 and self.sampler not in ("vllm", "server"):
+            yield (
+                f"tensor_parallel is {self.tensor_parallel}, and sampler is {self.sampler}: only vLLM divides a "
+                "model; set sampler to vllm or server"
+            )
+        if self.tensor_parallel > 1 and self.vllm.get("enable_expert_parallel"):
+            yield (
+                f"tensor_parallel is {self.tensor_parallel}, and vllm.enable_expert_parallel is true: the proof of a "
+                "sync knows experts that are divided, not dealt out; leave it out"
+            )
+        if self.replay_routing and self.sampler == "server":
+            yield "replay_routing is true, and sampler is server: servers do not return their routing; leave it out"
+        if isinstance(self.servers, list):
+            yield from (
+                f"servers: {url!r} is not an address such as http://127.0.0.1:8000"
+                for url in self.servers
+                if not is_server_address(url)
+            )
+        if self.top_p != 1.0 or self.top_k != 0:
+            yield (
+                f"training needs top_p 1 and top_k 0, got top_p {self.top_p} and top_k {self.top_k}: "
+                "with truncated sampling the learner would differentiate a different distribution"
+            )
+
+
+class TrainConfig(ConfigSection):
+    """Optimizer steps, their batches, and DeepSpeed."""
+
+    steps: PositiveInt = 100
+    """Rollout steps; each takes prompts_per_step / mini_batch_prompts optimizer steps."""
+    mini_batch_prompts: PositiveInt = 16
+    """Prompts of one optimizer step, over all ranks; at most rollout.prompts_per_step."""
+    micro_batch_tokens: PositiveInt = 16_384
+    """Most tokens in one packed row; a group's prompt counts once."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW or SGD."""
+    lr: PositiveFloat = 1e-6
+    """Learning rate after the warm-up."""
+    lr_by_part: dict[ModelPart, NonNegativeFloat] = {}
+    """Learning rates of single parts of the model, named as in model.freeze; the others have lr."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate after the warm-up: constant, or falling to 0 along a cosine until the last step."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest norm of a gradient; a larger one is scaled down to it."""
+    fixed_grad_norm: PositiveFloat | None = None
+    """Rescale every gradient to this norm instead of clipping, to compare rules whose losses differ in scale."""
+    max_skipped_in_a_row: PositiveInt = 5
+    """The run aborts after this many optimizer steps in a row that the gradient guard refused."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too."""
+    deepspeed: dict[str, Any] = {}
+    """Merged over the DeepSpeed configuration that the learner builds."""
+
+
+class EvalConfig(ConfigSection):
+    """Evaluation during training."""
+
+    every: NonNegativeInt = 0
+    """Rollout steps between evaluations on data.eval; 0 switches them off."""
+    samples: PositiveInt = 1
+    """k of avg@k; with temperature 0 it must be 1."""
+    temperature: NonNegativeFloat = 0.0
+    """Of the sampling; 0 is greedy."""
+    max_tokens: PositiveInt | None = None
+    """Longest response in tokens; null: rollout.max_tokens."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.temperature == 0 and self.samples != 1:
+            yield (
+                f"greedy decoding (temperature 0) always gives the same answer: samples must be 1, not {self.samples}"
+            )
+
+
+class CheckpointConfig(ConfigSection):
+    """When checkpoints are written, and which are kept."""
+
+    every: PositiveInt = 50
+    """Rollout steps between checkpoints; the last step is always saved."""
+    keep_last: PositiveInt = 2
+    """How many of the newest checkpoints are kept."""
+    keep_every: NonNegativeInt = 0
+    """Also keep, for ever, each step that is a multiple of this; 0 keeps none."""
+    async_save: bool = False
+    """Write checkpoints while the training goes on; each rank holds a copy of what it writes in host memory."""
+
+
+class TrackersConfig(ConfigSection):
+    """What is logged besides metrics.jsonl (docs/trackers.md)."""
+
+    trackers: list[TrackerName] = []
+    """Where metrics and samples are also sent."""
+    project: str = Field(default="vlm-rl", min_length=1)
+    """The trackers' project; MLflow calls it an experiment."""
+    group: str | None = None
+    """The trackers' group of runs, e.g. the seeds of one study; null: none."""
+    tags: list[str] = []
+    """The trackers' tags of the run."""
+
+
+class LogConfig(TrackersConfig):
+    """What is shown and logged besides metrics.jsonl."""
+
+    samples_every: NonNegativeInt = 10
+    """Rollout steps between tables of sample responses, in the terminal and in trackers; 0: none."""
+
+
+class Config(ConfigSection):
+    """The configuration of a run."""
+
+    seed: int = 0
+    """Of the order of prompts and of the sampling."""
+    out: str
+    """The run directory."""
+    model: ModelConfig
+    data: DataConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    def conflicts(self) -> Iterator[str]:
+        lora = self.model.lora
+        if lora is not None and lora.sync == "adapter" and self.rollout.sampler not in ("auto", "vllm"):
+            yield (
+                f"model.lora.sync is adapter, and rollout.sampler is {self.rollout.sampler}, which takes merged "
+                "weights alone: use the vllm sampler, or model.lora.sync=merged"
+            )
+        if lora is not None and lora.sync == "adapter" and self.rollout.tensor_parallel > 1:
+            yield (
+                f"model.lora.sync is adapter, and rollout.tensor_parallel is {self.rollout.tensor_parallel}: an "
+                "engine on several ranks takes merged weights alone; set model.lora.sync=merged"
+            )
+        yield from conflicts_of_4bit(self.model, self.train)
+        if self.rollout.offload_optimizer and self.train.zero_stage != 2:
+            yield (
+                f"rollout.offload_optimizer is true, and train.zero_stage is {self.train.zero_stage}: DeepSpeed "
+                "moves the state of our optimizer in stage 2 alone"
+            )
+        prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
+        if mini > prompts:
+            yield (
+                f"train.mini_batch_prompts ({mini}) is above rollout.prompts_per_step ({prompts}): "
+                "a mini-batch is a part of the rollout batch; lower the first or raise the second"
+            )
+        row = self.rollout.max_tokens
+        if self.train.micro_batch_tokens < row:
+            yield (
+                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) is below rollout.max_tokens ({row}): "
+                "a response is never split, so a packed row must hold the longest one"
+            )
+        if self.reward.overlong_buffer > self.rollout.max_tokens:
+            yield (
+                f"reward.overlong_buffer ({self.reward.overlong_buffer}) is above rollout.max_tokens "
+                f"({self.rollout.max_tokens}): every response would be penalised"
+            )
+        if self.data.eval and "every" not in self.eval.model_fields_set:
+            yield (
+                f"data.eval names {', '.join(self.data.eval)}, and eval.every is not given, so that nothing would be "
+                "evaluated: set eval.every to a number of rollout steps, or to 0 to leave it off"
+            )
+
+
+def conflicts_of_4bit(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """Yield a message where 4-bit weights meet a stage of ZeRO that cannot divide them."""
+    if model.lora is not None and model.lora.load_in_4bit and train.zero_stage == 3:
+        yield (
+            "model.lora.load_in_4bit is true, and train.zero_stage is 3, which cannot divide packed weights: use "
+            "stage 2"
+        )

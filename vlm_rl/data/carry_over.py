@@ -1,0 +1,105 @@
+"""Groups that one step begins and a later one ends: rollout.carry_over (docs/performance.md).
+
+A step trains on the first prompts_per_step groups that are done. The others are in progress: they go on in the next
+step, behind the tokens they have, and are part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_rl.types import Group, Problem, Rollout
+
+FILE = "groups_in_progress.parquet"
+_COLUMNS = {  # of a rollout; its experts are never carried over, since replay_routing refuses it
+    "problem_id": pa.string(),
+    "index": pa.int64(),
+    "ids": pa.list_(pa.int32()),
+    "logprobs": pa.list_(pa.float32()),
+    "text": pa.string(),
+    "stop_reason": pa.string(),
+    "policy_version": pa.int64(),
+    "older": pa.list_(pa.list_(pa.int64(), 2)),
+}
+_SCHEMA = pa.schema({"prompt_tokens": pa.int64()} | _COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupInProgress:
+    """A prompt whose responses are being drawn."""
+
+    problem: Problem
+    prompt_tokens: int
+    rollouts: tuple[Rollout, ...]  # all G; before the first token they are empty and "unfinished"
+
+
+def begin(problem: Problem, prompt_tokens: int, *, responses: int) -> GroupInProgress:
+    """Return a group of which nothing is drawn."""
+    ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    rollouts = (Rollout(problem.id, index, ids, logprobs, "", "unfinished", 0) for index in range(responses))
+    return GroupInProgress(problem, prompt_tokens, tuple(rollouts))
+
+
+def save_groups(groups: Sequence[GroupInProgress], path: Path) -> None:
+    """Write the groups, a row per response. Without groups, write nothing."""
+    rows: list[dict[str, Any]] = [
+        {"prompt_tokens": group.prompt_tokens, **{name: getattr(rollout, name) for name in _COLUMNS}}
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    if rows:
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), path, compression="zstd")
+
+
+def load_groups(path: Path, problems: Iterable[Problem]) -> tuple[GroupInProgress, ...]:
+    """Return the groups that `save_groups` wrote, in their order; none where there is no file."""
+    if not path.exists():
+        return ()
+    by_id = {problem.id: problem for problem in problems}
+    groups: list[GroupInProgress] = []
+    rollouts: list[Rollout] = []
+    rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        prompt_tokens = row.pop("prompt_tokens")
+        arrays = {"ids": np.array(row["ids"], np.int32), "logprobs": np.array(row["logprobs"], np.float32)}
+        rollouts.append(Rollout(**row | arrays | {"older": tuple((v, n) for v, n in row["older"])}))
+        if after is None or after["index"] == 0:
+            groups.append(GroupInProgress(by_id[row["problem_id"]], prompt_tokens, tuple(rollouts)))
+            rollouts = []
+    return tuple(groups)
+
+
+def mixed(groups: Sequence[Group], *, seed: int, step: int) -> list[Group]:
+    """Return the groups in a random order: else the oldest, which are long, would be a mini-batch of their own."""
+    order = np.random.Generator(np.random.Philox(key=[seed, step])).permutation(len(groups))
+    return [groups[index] for index in order]
+
+
+def carry_metrics(
+    groups: Sequence[Group], in_progress: Sequence[GroupInProgress], *, version: int
+) -> dict[str, float]:
+    """Return how much of the batch earlier weights drew, and what is left to the next step.
+
+    Args:
+        groups: those that the step trains on.
+        in_progress: those that go on.
+        version: the policy version of the step; a token's age is in optimizer steps.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    ages = [version - rollout.versions_R for rollout in rollouts]
+    tokens = np.concatenate([*ages, np.zeros(0, np.int64)])
+    return {
+        "carry_over/groups": float(len(in_progress)),
+        "carry_over/unfinished": float(sum(r.stop_reason == "unfinished" for g in in_progress for r in g.rollouts)),
+        "carry_over/older_responses": float(np.mean([age.max() > 0 for age in ages])) if ages else 0.0,
+        "carry_over/older_tokens": float((tokens > 0).mean()) if len(tokens) else 0.0,
+        "carry_over/age_mean": float(tokens.mean()) if len(tokens) else 0.0,
+        "carry_over/age_max": float(tokens.max(initial=0)),
+    }

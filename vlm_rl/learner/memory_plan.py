@@ -1,0 +1,335 @@
+"""Bytes that a rank needs on its device, by formula.
+
+Bytes per parameter follow the ZeRO paper (arXiv 1910.02054, section 3) for DeepSpeed's optimizers. Activations are
+counted from what a decoder layer keeps for its backward pass; attention needs no mask, and what its own backward pass
+makes is less than the MLP's tensors that are freed by then. Not included: what the allocator wastes, NCCL's buffers,
+the engine's CUDA graphs. Leave a tenth of the card free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from vlm_rl.config import Config, ModelPart, TrainConfig
+from vlm_rl.data.vision import vision_of
+from vlm_rl.learner.architectures import active_window, family_of
+from vlm_rl.learner.lora import num_adapter_parameters, target_layers
+from vlm_rl.learner.policy import MAX_LOGITS
+from vlm_rl.learner.quantization import BITS_PER_WEIGHT
+
+LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
+
+# DeepSpeed's defaults of stage3_max_live_parameters and reduce_bucket_size, in elements.
+_LIVE_PARAMETERS, _BUCKET = 1e9, 5e8
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one rank's device."""
+
+    weights: int
+    gradients: int  # with the float32 sums of what this rank holds of them
+    optimizer: int  # moments and float32 master weights; 0 where they are in host memory
+    activations: int  # of one full packed row with its images
+    head: int  # chunks of logits; the head's weight gradient in float32, and one product for it
+    buckets: int  # what DeepSpeed collects gradients in before it sums them over the ranks
+    engine_weights: int  # the rollout engine's own copy, or this rank's part of it
+    kv_cache: int  # of all responses side by side, each at its longest
+    is_served: bool = False  # engine and cache are on rollout servers, not on this device
+    is_moved: bool = False  # the optimizer is in host memory while responses are drawn
+    loading: int = 0  # in host memory, while the model is loaded
+    checkpoint_copies: int = 0  # in host memory of all ranks together, while an asynchronous save is written
+
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of the update phase by what they are for."""
+        names = ("weights", "gradients", "optimizer", "activations", "head", "buckets")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def update(self) -> int:
+        """Return the bytes while the learner trains and the engine sleeps."""
+        return sum(self.parts().values())
+
+    @property
+    def rollout(self) -> int:
+        """Return the bytes while the engine samples, before its first key-value block."""
+        return self.kept + (0 if self.is_served else self.engine_weights)
+
+    @property
+    def kept(self) -> int:
+        """Return the bytes that the learner keeps while the engine samples."""
+        return self.weights + (0 if self.is_moved else self.optimizer)
+
+
+def parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
+    """Return the number of parameters of each part that the model has."""
+    family = family_of(model.config)
+    counts = dict.fromkeys(family.parts, 0)
+    for name, parameter in model.named_parameters():
+        counts[family.part_of(name)] += parameter.numel()
+    return counts
+
+
+def count_parameters(config: Config, model: PreTrainedModel) -> tuple[int, int]:
+    """Return how many parameters the learner has, and how many of them it trains."""
+    by_part = parameters_by_part(model)
+    total = sum(by_part.values())
+    if config.model.lora is not None:
+        adapters = num_adapter_parameters(model, config.model.lora)
+        return total + adapters, adapters
+    return total, sum(count for part, count in by_part.items() if part not in config.model.freeze)
+
+
+def _trains_tower(config: Config) -> bool:
+    """Return whether the backward pass goes through the vision tower."""
+    lora = config.model.lora
+    return "tower" in lora.targets if lora is not None else "tower" not in config.model.freeze
+
+
+def memory_of_rank(
+    config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool, on_gpu: bool
+) -> Memory:
+    """Return the plan of a rank whose device is a GPU or a CPU."""
+    stage = config.train.zero_stage
+    total, trainable = count_parameters(config, model)
+    lora = config.model.lora
+    part = -(-trainable // ranks)  # of one rank, where something is divided
+    moments = 8 if config.train.optimizer == "adamw" else 0
+    if stage == 0:
+        optimizer = moments * trainable
+        gradients = dtype.itemsize * trainable
+    else:
+        optimizer = (moments + 4) * part
+        held = part if stage >= 2 else trainable  # by ZeRO 1 until the step ends, when they are summed over the ranks
+        gradients = (dtype.itemsize + (4 if dtype != torch.float32 else 0)) * held
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    activations, head = _activations(config, model, dtype, patched=patched), _head(config, model, dtype)
+    buckets = _buckets(config.train, dtype, trainable)
+    if not on_gpu:  # it takes only the pages that are filled, while activations are freed
+        buckets = max(0, min(buckets, dtype.itemsize * trainable) - activations - head)
+    largest = max(parameter.numel() for parameter in model.parameters())
+    loaded = min(total, -(-total // ranks) + largest) if stage == 3 else total
+    return Memory(
+        weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, most_resident(config.train)))
+        - _saved_by_4bit(config, model, dtype),
+        gradients=gradients,
+        optimizer=0 if optimizer_is_offloaded(config.train) else optimizer,
+        activations=activations,
+        head=head,
+        buckets=buckets,
+        engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()) // config.rollout.tensor_parallel,
+        kv_cache=side_by_side(config, ranks)
+        * cache_bytes(model.config, longest, dtype, ranks=config.rollout.tensor_parallel),
+        is_served=config.rollout.sampler == "server",
+        is_moved=config.rollout.offload_optimizer,
+        loading=dtype.itemsize * loaded,
+        checkpoint_copies=_checkpoint_copies(config, dtype, optimizer, ranks, saved=trainable if lora else total),
+    )
+
+
+def _checkpoint_copies(config: Config, dtype: torch.dtype, optimizer: int, ranks: int, *, saved: int) -> int:
+    """Return the bytes of what a save writes: the weights, as a model and as DeepSpeed's state; the optimizer."""
+    if not config.checkpoint.async_save:
+        return 0
+    states = 1 if config.train.zero_stage == 0 else ranks  # without ZeRO, rank 0 saves for all
+    return 2 * dtype.itemsize * saved + states * optimizer
+
+
+def _buckets(config: TrainConfig, dtype: torch.dtype, trainable: int) -> int:
+    """Return the bytes of DeepSpeed's bucket of gradients, whole in ZeRO 1 to 3; ZeRO 1 sums in float32."""
+    zero = config.deepspeed.get("zero_optimization", {})
+    size = int(zero.get("reduce_bucket_size", _BUCKET))
+    if config.zero_stage == 0:
+        return dtype.itemsize * min(size, trainable)
+    return (torch.float32 if config.zero_stage == 1 else dtype).itemsize * size
+
+
+def _head(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return the bytes of the output head: its chunks of logits, and what the gradient of its weight takes."""
+    tokens, vocabulary = row_tokens(config), model.config.get_text_config().vocab_size
+    chunks = LOGIT_COPIES * 4 * min(tokens * vocabulary, MAX_LOGITS)
+    if config.model.lora is not None or "language_model" in config.model.freeze:
+        return chunks
+    head: Any = model.get_output_embeddings()
+    elements = sum(parameter.numel() for parameter in head.parameters())
+    return chunks + (4 + dtype.itemsize) * elements  # the product, then a copy in its place
+
+
+def row_tokens(config: Config) -> int:
+    """Return the tokens of a full row."""
+    return max(config.train.micro_batch_tokens, config.data.max_prompt_tokens + config.rollout.max_tokens)
+
+
+def row_images(config: Config) -> int:
+    """Return how many images of data.max_pixels are planned for a row: one for each prompt of full length."""
+    return row_tokens(config) // config.data.max_prompt_tokens
+
+
+def _saved_by_4bit(config: Config, model: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return the bytes by which the language model's linear layers shrink where they are kept in 4 bits."""
+    if config.model.lora is None or not config.model.lora.load_in_4bit:
+        return 0
+    names = target_layers(model, ["language_model"])
+    count = sum(model.get_submodule(name).get_parameter("weight").numel() for name in names)
+    return int(count * (dtype.itemsize - BITS_PER_WEIGHT / 8))
+
+
+def most_resident(config: TrainConfig) -> float:
+    """Return how many parameters are on the device at most; those that ZeRO 3 offloads come layer by layer."""
+    zero = config.deepspeed.get("zero_optimization", {})
+    if config.zero_stage < 3 or zero.get("offload_param", {}).get("device", "none") == "none":
+        return math.inf
+    return zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS)
+
+
+def optimizer_is_offloaded(config: TrainConfig) -> bool:
+    """Tell whether DeepSpeed keeps masters and moments in host memory and takes the step there."""
+    return config.deepspeed.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none"
+
+
+def side_by_side(config: Config, ranks: int) -> int:
+    """Return how many responses one engine draws at the same time."""
+    r = config.rollout
+    engines = 1 if r.sampler == "server" else max(1, ranks // r.tensor_parallel)  # one server may get them all
+    return min(r.batch_size, -(-r.prompts_per_step // engines) * r.responses_per_prompt)
+
+
+def cache_bytes(config: Any, tokens: int, dtype: torch.dtype, *, ranks: int = 1) -> int:
+    """Return the bytes of the cache of one sequence of so many tokens, on each of the ranks that share an engine.
+
+    A layer keeps keys and values of all tokens, or of those in its window. Linear attention keeps a state in
+    float32, and the last inputs of its convolution.
+    """
+    text = config.get_text_config()
+    window = active_window(config) or tokens
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    kept = {"full_attention": tokens, "sliding_attention": min(window, tokens), "linear_attention": 0}
+    size = 2 * _kv_heads(text) * _head_width(text) * dtype.itemsize * sum(kept.get(kind, tokens) for kind in kinds)
+    if (num_linear := kinds.count("linear_attention")) and hasattr(text, "linear_num_key_heads"):
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        convolution = (2 * keys + values) * text.linear_conv_kernel_dim * dtype.itemsize
+        size += num_linear * (values * text.linear_key_head_dim * torch.float32.itemsize + convolution)
+    return size // min(ranks, _kv_heads(text))  # each rank has whole heads
+
+
+def _kv_heads(text: Any) -> int:
+    """Return the heads of keys and values, which an older type does not share."""
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
+def _head_width(text: Any) -> int:
+    """Return the width of an attention head; Qwen3's is wider than its share of the hidden size."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def _mlp_width(text: Any) -> int:
+    """Return the width of a layer's MLP, or of the experts that a token is given to, all together."""
+    if not (experts := getattr(text, "num_experts_per_tok", None)):
+        return getattr(text, "intermediate_size", 4 * text.hidden_size)
+    width = getattr(text, "moe_intermediate_size", text.intermediate_size)
+    return experts * width + (getattr(text, "shared_expert_intermediate_size", None) or 0)
+
+
+def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
+    """Return the bytes that the forward pass of one full row keeps: text, and its images in the tower.
+
+    A layer of linear attention is counted as one that attends.
+    """
+    text = model.config.get_text_config()
+    tokens = row_tokens(config)
+    stack_bytes = partial(
+        stack_bytes_per_token,
+        dtype=dtype,
+        patched=patched,
+        checkpointed=config.model.gradient_checkpointing,
+        offloaded=config.model.offload_activations,
+    )
+    head = _head_width(text)
+    size = tokens * stack_bytes(
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        query=head * text.num_attention_heads,
+        kv=head * _kv_heads(text),
+        mlp=_mlp_width(text),
+        layers=text.num_hidden_layers,
+        has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
+    )
+    family = vision_of(model.config)
+    if family is not None and _trains_tower(config):
+        tower = family.tower_size(model.config, max_pixels=config.data.max_pixels)
+        size += (
+            row_images(config)
+            * tower.patches
+            * stack_bytes(
+                hidden=tower.hidden,
+                heads=tower.heads,
+                query=tower.hidden,
+                kv=tower.hidden,
+                mlp=tower.mlp,
+                layers=tower.layers,
+            )
+        )
+    return size
+
+
+def stack_bytes_per_token(
+    *,
+    hidden: int,
+    heads: int,
+    query: int,
+    kv: int,
+    mlp: int,
+    layers: int,
+    dtype: torch.dtype,
+    patched: bool,
+    checkpointed: bool,
+    offloaded: bool = False,
+    has_head_norms: bool = False,
+) -> int:
+    """Return the bytes per token that a stack of decoder layers keeps for its backward pass.
+
+    A layer has two RMS norms, grouped attention and a gated MLP. Patched (vlm_rl.learner.lean_layers) it keeps:
+
+    - per norm, the input and the output;
+    - of attention, the rotated query, the output, which the projection behind it takes as it is, keys, values and
+      a float32 log-sum-exp for each head. No mask. Its backward pass makes further tensors, most of them copies for
+      the responses: the gradient of the output, query and output copied, their gradients twice and a float32 sum, at
+      most 6 hidden + 2 kv elements and 4 hidden bytes. The MLP's tensors are freed by then and were larger;
+    - of the MLP, three tensors of its width.
+
+    transformers' own norm also keeps the normalized input, and in bfloat16 a float32 copy of the input instead
+    of the input itself; its own MLP also keeps the gate's SiLU. With checkpointing every layer keeps its input
+    only, which may be offloaded to the host, and one layer at a time is whole.
+
+    Args:
+        hidden: the layers' width.
+        heads: the attention's heads of queries.
+        query: the width of the queries, all heads together.
+        kv: the width of the keys, and of the values.
+        mlp: the MLP's width.
+        layers: how many there are.
+        dtype: of weights and activations.
+        patched: whether norms and MLPs are ours.
+        checkpointed: whether gradient checkpointing is on.
+        offloaded: whether the inputs that it keeps are in host memory.
+        has_head_norms: whether queries and keys are normalized too, as in Qwen3; their outputs are not kept.
+    """
+    if not layers:
+        return 0
+    norm = 2 if patched else 3 if dtype == torch.float32 else 4  # a float32 copy counts two
+    width = 2 * norm * hidden + 2 * query + 2 * kv + (3 if patched else 4) * mlp
+    statistics = 4 * heads  # bytes: attention's log-sum-exp, and the rate of each norm of a head
+    if has_head_norms:
+        width += (norm - 1) * (query + kv)
+        statistics += 4 * (heads + heads * kv // query)
+    layer = width * dtype.itemsize + statistics
+    if not checkpointed:
+        return layers * layer
+    return layer if offloaded else layers * hidden * dtype.itemsize + layer

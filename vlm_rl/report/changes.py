@@ -1,0 +1,83 @@
+"""What training changed, problem by problem: each evaluation against the one that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlm_rl.report.charts.frame import PALETTE
+from vlm_rl.report.charts.points import Interval, forest
+from vlm_rl.report.figures import card
+from vlm_rl.report.html import PageSection, macros
+from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.report.vega import embed
+from vlm_rl.run.directory import EvalResult
+from vlm_rl.run.paired import Paired, ProblemScore, pair, problem_scores
+
+_PARTS = macros("vlm_rl.report", "parts.html")
+_COLUMNS = ["problem_id", "verdict", "length", "category"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Two evaluations of one benchmark over the problems that both have."""
+
+    benchmark: str
+    who: str  # what is compared with what, as in "step 24 against step 0"
+    paired: Paired
+
+    @property
+    def sentence(self) -> str:
+        """Return the difference with its interval in words, and the problems won and lost."""
+        p = self.paired
+        low, high = (100 * end for end in p.interval)
+        points = f"{100 * abs(p.difference):.1f} points"
+        what = f"rises by {points}" if low > 0 else f"falls by {points}" if high < 0 else "may not have changed"
+        lengths = ""
+        if p.length_a is not None and p.length_b is not None:
+            lengths = f" Responses have {p.length_b:.0f} tokens on average, against {p.length_a:.0f}."
+        return (
+            f"{self.benchmark}, {self.who}: accuracy {what} ({100 * p.difference:+.1f} points, 95 % interval "
+            f"{low:+.1f} to {high:+.1f}; {p.n:,} problems, {p.won:,} won, {p.lost:,} lost).{lengths}"
+        )
+
+
+def changes_of(runs: Sequence[RunCurves]) -> list[Change]:
+    """Return the last evaluation of each benchmark against the first or, of several runs, against the first run's."""
+    changes = []
+    for run in runs[1:] or runs:
+        for benchmark, results in run.evals.items():
+            others = runs[0].evals.get(benchmark, [])
+            if not others or (before := others[0] if run is runs[0] else others[-1]) is results[-1]:
+                continue
+            paired = pair(_scores(before), _scores(results[-1]))
+            who = f"step {results[-1].step} against step {before.step}"
+            if run is not runs[0]:
+                who = f"{run.name} against {runs[0].name}"
+            if paired is not None:
+                changes.append(Change(benchmark, who, paired))
+    return changes
+
+
+def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
+    """Return a sentence for each paired difference and a forest plot of them all; None without a pair."""
+    changes = changes_of(runs)
+    if not changes:
+        return None
+    labels = [c.benchmark if len(runs) < 3 else f"{c.benchmark}: {c.who}" for c in changes]
+    intervals = [
+        Interval(label, c.paired.difference, *c.paired.interval, PALETTE[place % len(PALETTE)])
+        for place, (label, c) in enumerate(zip(labels, changes, strict=True))
+    ]
+    title = f"Change of accuracy, {changes[0].who}" if len(runs) < 3 else "Change of accuracy"
+    plot = card(title, embed(forest(intervals, x_title="points, with the 95 % interval", percent=True), title))
+    names = " ".join(str(run.run.path) for run in runs)
+    caption = (
+        "The same problems are compared one by one, so that the interval is that of their differences. A hollow dot: "
+        "the interval holds 0."
+    )
+    return PageSection("Change", caption, _PARTS.changes([c.sentence for c in changes], plot, f"vlm-rl demo {names}"))
+
+
+def _scores(result: EvalResult) -> dict[str, ProblemScore]:
+    return problem_scores(result.rows(_COLUMNS).to_pylist())
