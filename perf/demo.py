@@ -1,12 +1,14 @@
 """Measure how fast the demo is: `python -m perf.demo [--problems 5000] [--checkpoints 6] [--tokens 400]`.
 
-Prints the seconds from gradio's own import to the first data (server and page built, the first panel's HTML made),
-how long all checkpoints take to pass each filter, and the time and the size of the panel of lengths.
+Prints CPU seconds: from gradio's own import to the first data (server and page built, the first panel's HTML made),
+of the next problem, each filter, the table and the panel of lengths; and the most memory that was held. With
+`--bundle` also those of the static bundle, and its size.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +28,7 @@ def write_run(path: Path, *, problems: int, checkpoints: int, tokens: int) -> Pa
         "algorithm": {"name": "ba"},
         "rollout": {"max_tokens": 2 * tokens},
         "reward": {"overlong_buffer": 16},
+        "eval": {"every": 0},
     }
     run = RunDirectory(path).create(parse_config(config))
     rng = np.random.default_rng(0)
@@ -54,9 +57,9 @@ def best(run, repeats: int = 5) -> tuple[float, float]:
     """Return the milliseconds of the first call and of the fastest of the others."""
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return 1000 * seconds[0], 1000 * min(seconds[1:])
 
 
@@ -65,6 +68,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=5000)
     parser.add_argument("--checkpoints", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--bundle", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = write_run(
@@ -73,20 +77,22 @@ def main() -> None:
             checkpoints=options.checkpoints,
             tokens=options.tokens,
         )
-        start = time.perf_counter()
+        start = time.process_time()
         import gradio  # noqa: F401
 
-        imported = time.perf_counter()
+        imported = time.process_time()
         print(f"import gradio                         {imported - start:6.2f} s")
+        from vlm_rl.demo.bundle import write_bundle
         from vlm_rl.demo.lengths_panel import lengths_panel
         from vlm_rl.demo.page_state import PageStates
         from vlm_rl.demo.problem_panel import problem_panel
         from vlm_rl.demo.server import make_server
         from vlm_rl.demo.summary_cards import summary_html
+        from vlm_rl.demo.table_panel import table_panel
         from vlm_rl.demo.url_state import UrlState
 
         make_server([path])
-        built = time.perf_counter()
+        built = time.process_time()
         from vlm_rl.demo.library import Library
 
         states = PageStates(Library([path]))
@@ -95,7 +101,10 @@ def main() -> None:
         state = states.of(everything)
         _ = problem_panel(state), summary_html(state)
         print(f"from there: page built                {built - imported:6.2f} s")
-        print(f"            first data                {time.perf_counter() - imported:6.2f} s")
+        print(f"            first data                {time.process_time() - imported:6.2f} s")
+        places = iter(range(1, options.problems))
+        walk = best(lambda: problem_panel(states.of(everything.patched(f"at=p{next(places):05d}"))))
+        print(f"            next problem, ms        {'{:7.0f} {:7.0f}'.format(*walk)}")
         size = f"{options.problems:,} problems x {options.checkpoints} checkpoints"
         print(f"\nfilter {size}, panel and cards included; ms, first and best")
         for query in (
@@ -111,6 +120,12 @@ def main() -> None:
         state = states.of(everything)
         print(f"\npanel of lengths, {size}: {len(lengths_panel(state)) / 1e6:.2f} MB of HTML; ms, first and best")
         print(f"  {'':40} {'{:7.0f} {:7.0f}'.format(*best(lambda: lengths_panel(state)))}")
+        print(f"table: {'':33} {'{:7.0f} {:7.0f}'.format(*best(lambda: table_panel(state)))}")
+        print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+        if options.bundle:
+            start = time.process_time()
+            written = write_bundle([path], Path(folder) / "bundle", view=everything.query())
+            print(f"bundle: {written}, {time.process_time() - start:.0f} s")
 
 
 if __name__ == "__main__":

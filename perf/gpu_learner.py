@@ -43,8 +43,8 @@ from vlm_rl.config import LayerPatches
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.dry_run import LOGIT_COPIES, stack_bytes_per_token
 from vlm_rl.learner.layer_patches import is_patched
+from vlm_rl.learner.memory_plan import LOGIT_COPIES, stack_bytes_per_token
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import MAX_LOGITS, Policy
 from vlm_rl.losses import policy_loss, token_weights

@@ -1,0 +1,151 @@
+"""What rollout.carry_over brings: a simulation of rollouts whose lengths are known beforehand.
+
+    python perf/carry_over.py                 # lengths as in perf/planner.py
+    python perf/carry_over.py --run RUN       # lengths of a run's own groups
+
+8 ranks with 16 prompts a step each and 8 responses a prompt, as in configs/virl39k_luspo_7b.yaml. A rank stops once
+its 16 groups are done, and all wait for the slowest. A decode step reads the weights and every key and value once.
+Before the first of them, the prompts and what earlier steps drew are read in. Numbers are of a 7B model in bfloat16:
+15.2 GB of weights, 57,344 bytes of keys and values a token, 3.35 TB/s and 400 TFLOP/s a GPU, no other cost. So the
+seconds are computed; nothing here was run on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from planner import mini_batch
+
+from vlm_rl.run.directory import RunDirectory
+
+WEIGHTS, PARAMETERS, BYTES_A_TOKEN = 15.2e9, 7.6e9, 57_344
+BYTES_A_SECOND, OPERATIONS_A_SECOND = 3.35e12, 400e12
+RANKS, PROMPTS = 8, 16
+
+Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]  # -> prompts [P], responses [P, G]
+
+
+@dataclass
+class Rank:
+    """The groups in progress of one rank; the oldest come first."""
+
+    prompts: np.ndarray  # [groups]
+    lengths: np.ndarray  # [groups, G]
+    drawn: np.ndarray  # [groups, G], tokens so far
+    born: np.ndarray  # [groups], the step that began each
+
+
+def rollout(rank: Rank) -> tuple[int, float, float, np.ndarray]:
+    """Draw until 16 groups are done. Return decode steps, seconds of decoding and of reading in, and who is done."""
+    left = rank.lengths - rank.drawn
+    open_groups = left.max(axis=1) > 0
+    tokens = rank.prompts[open_groups].sum() + rank.drawn[left > 0].sum()
+    ends = np.sort(left.max(axis=1))
+    steps = int(ends[PROMPTS - 1])
+    responses = left[left > 0]
+    context = (rank.prompts[:, None] + rank.drawn)[left > 0]
+    order = np.argsort(responses)
+    over_context = np.r_[context[order][::-1].cumsum()[::-1], 0]  # of the responses from the i-th shortest on
+    t = np.arange(steps)
+    first = np.searchsorted(responses[order], t, side="right")  # the shortest that is alive
+    read = over_context[first] + (len(responses) - first) * t
+    decoding = float((WEIGHTS + BYTES_A_TOKEN * read).sum() / BYTES_A_SECOND)
+    rank.drawn = np.minimum(rank.lengths, rank.drawn + steps)
+    done = np.flatnonzero((rank.drawn == rank.lengths).all(axis=1))[:PROMPTS]
+    return steps, decoding, float(2 * PARAMETERS * tokens / OPERATIONS_A_SECOND), done
+
+
+def simulate(draw: Draw, share: float, *, steps: int, seed: int) -> dict[str, float]:
+    """Return means over the second half of the steps, and over the tokens and responses that they trained on."""
+    rng = np.random.default_rng(seed)
+    in_progress = ceil(PROMPTS / share)
+    ranks = [
+        Rank(np.zeros(0, int), np.zeros((0, 8), int), np.zeros((0, 8), int), np.zeros(0, int)) for _ in range(RANKS)
+    ]
+    rows, ages, lengths = [], [], []
+    for step in range(steps):
+        slowest = []
+        for rank in ranks:
+            prompts, new = draw(rng, in_progress - len(rank.prompts))
+            rank.prompts, rank.lengths = np.r_[rank.prompts, prompts], np.r_[rank.lengths, new]
+            rank.drawn = np.r_[rank.drawn, np.zeros_like(new)]
+            rank.born = np.r_[rank.born, np.full(len(new), step)]
+            *numbers, done = rollout(rank)
+            slowest.append(numbers)
+            if step >= steps // 2:
+                ages.append(step - rank.born[done])
+                lengths.append(rank.lengths[done].ravel())
+            kept = np.setdiff1d(np.arange(len(rank.prompts)), done)
+            rank.prompts, rank.lengths, rank.drawn, rank.born = (
+                values[kept] for values in (rank.prompts, rank.lengths, rank.drawn, rank.born)
+            )
+        rows.append(max(slowest, key=lambda numbers: numbers[1] + numbers[2]))
+    count, decoding, reading = np.array(rows)[steps // 2 :].mean(axis=0)
+    age, length = np.concatenate(ages), np.concatenate(lengths)
+    return {
+        "steps": count,
+        "decoding": decoding,
+        "reading": reading,
+        "older": float((age > 0).mean()),
+        "oldest": float(age.max()),
+        "length": float(length.mean()),
+    }
+
+
+def like_planner(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return prompts and responses as perf/planner.py draws them."""
+    prompts, responses = mini_batch(rng, prompts=count)
+    return np.array(prompts, int), np.array(responses, int).reshape(count, 8)
+
+
+def eight_times(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same with responses eight times as long, at most 32,768 tokens."""
+    prompts, responses = like_planner(rng, count)
+    return prompts, 8 * responses
+
+
+def of_run(folder: Path) -> Draw:
+    """Return a function that draws groups of a run's last quarter of steps, whose responses must be 8 a prompt."""
+    run = RunDirectory(folder)
+    every = run.rollout_steps()
+    lengths = [
+        run.rollouts(step, ["length"])["length"].to_numpy().reshape(-1, 8) for step in every[-(len(every) // 4 + 1) :]
+    ]
+    groups = np.concatenate(lengths)
+
+    def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(count, 900), groups[rng.integers(0, len(groups), count)].astype(int)
+
+    return draw
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="take the lengths of this run's groups")
+    parser.add_argument("--steps", type=int, default=100, help="rollout steps, of which the second half counts")
+    options = parser.parse_args()
+    cases = {"mean 1,000, at most 4,096": like_planner, "mean 8,000, at most 32,768": eight_times}
+    if options.run:
+        cases = {str(options.run): of_run(options.run)}
+    print(
+        "| lengths | carry_over | decode steps | decoding, s | reading in, s | together, s | older | oldest | mean |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, draw in cases.items():
+        for share in (1.0, 0.9, 0.75, 0.5):
+            r = simulate(draw, share, steps=options.steps, seed=0)
+            print(
+                f"| {name} | {'off' if share == 1 else share} | {r['steps']:,.0f} | {r['decoding']:.1f} "
+                f"| {r['reading']:.1f} | {r['decoding'] + r['reading']:.1f} | {r['older']:.0%} | {r['oldest']:.0f} "
+                f"| {r['length']:,.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
