@@ -19,6 +19,9 @@ from vlm_rl.study.plan import load_study
 from vlm_rl.study.run import run_study
 from vlm_rl.types import Problem
 
+# What only a run's own text could have put on the page: charts bring a form, smoothing a slider.
+FOREIGN_ELEMENTS = "img[onerror], form:not(.vega-bindings), input:not([type=range]), body script[src]"
+
 
 def shown_text(browser: Any, page_file: Path, num_charts: int) -> str:
     """Open a page, see that nothing of it attacks, and return everything it shows, charts and tooltips included."""
@@ -42,7 +45,7 @@ def shown_text(browser: Any, page_file: Path, num_charts: int) -> str:
         text = visit.page.evaluate("document.title") + visit.page.inner_text("body") + "".join(tips)
         assert set(visit.requests) == {page_file.as_uri()} and visit.failures == []
         assert visit.page.evaluate("window.pwned") is None and dialogs == []
-        assert visit.page.locator("img[onerror], form:not(.vega-bindings), input, body script[src]").count() == 0
+        assert visit.page.locator(FOREIGN_ELEMENTS).count() == 0
         return text
 
 
