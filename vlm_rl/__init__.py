@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vlm_rl.advantages import compute_advantages
     from vlm_rl.algorithms import ALGORITHMS, Algorithm
-    from vlm_rl.api import grade, read_run, score
+    from vlm_rl.api import first_answer, grade, read_run, score
     from vlm_rl.errors import UserError
+    from vlm_rl.grading.first_answer import FirstAnswer
     from vlm_rl.grading.grader import Grader
     from vlm_rl.hadw import Belief, difficulty_weights, update_belief
     from vlm_rl.losses import policy_loss, token_weights
@@ -30,6 +31,7 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "Belief",
+    "FirstAnswer",
     "Grade",
     "Grader",
     "LossInputs",
@@ -37,6 +39,7 @@ __all__ = [
     "UserError",
     "compute_advantages",
     "difficulty_weights",
+    "first_answer",
     "grade",
     "length_metrics",
     "policy_loss",
@@ -50,6 +53,7 @@ _MODULES = {  # name -> the module that defines it
     "ALGORITHMS": "algorithms",
     "Algorithm": "algorithms",
     "Belief": "hadw",
+    "FirstAnswer": "grading.first_answer",
     "Grade": "types",
     "Grader": "grading.grader",
     "LossInputs": "types",
@@ -57,6 +61,7 @@ _MODULES = {  # name -> the module that defines it
     "UserError": "errors",
     "compute_advantages": "advantages",
     "difficulty_weights": "hadw",
+    "first_answer": "api",
     "grade": "api",
     "length_metrics": "metrics",
     "policy_loss": "losses",

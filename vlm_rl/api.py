@@ -1,6 +1,6 @@
-"""Grade a response, score a file and read a run from Python, as the commands of those names do.
+"""Grade a response, find its first right statement, score a file and read a run from Python.
 
-These functions are offered as `vlm_rl.grade`, `vlm_rl.score` and `vlm_rl.read_run`. None of them loads torch.
+These functions are offered as `vlm_rl.grade`, `vlm_rl.first_answer`, `vlm_rl.score` and `vlm_rl.read_run`. None of them loads torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from vlm_rl.data.golds import infer_answer_type
 from vlm_rl.errors import UserError
+from vlm_rl.grading.first_answer import FirstAnswer, find_first_answer
 from vlm_rl.grading.grader import Grader, GradeTask
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.templates import TEMPLATES
@@ -51,6 +52,56 @@ def grade(
     Raises:
         UserError: the template or the answer type is unknown, or there is no gold.
     """
+    task = _task(response, gold, answer_type, choices, template, tolerance, question)
+    if grader is not None:
+        return grader.grade_many([task])[0]
+    with Grader() as own:
+        return own.grade_many([task])[0]
+
+
+def first_answer(
+    response: str,
+    gold: str | Sequence[str],
+    *,
+    answer_type: AnswerType | None = None,
+    choices: Sequence[str] = (),
+    tolerance: float | None = None,
+    question: str = "",
+    grader: Grader | None = None,
+) -> FirstAnswer | None:
+    r"""Find where a response's reasoning first states the right answer: the overthinking share is what follows it.
+
+    The value that each statement of the reasoning ends with is graded, until one is right; docs/grading.md has the
+    definition. At most 200 values are compared.
+
+    Args:
+        response: the whole response.
+        gold: the right answer without `\boxed{}`; several are alternatives, any of which is right.
+        answer_type, choices, tolerance, question: as for `grade`.
+        grader: a `Grader` whose worker processes make symbolic comparisons, each within its limit of CPU time;
+            without one a value that needs such a comparison does not count.
+
+    Returns:
+        `start` and `end` of the statement in characters of the response, the value (`text`), the characters of the
+        reasoning behind it (`after`) and their share of the reasoning (`share_after`, in [0, 1]); None where no
+        statement is right.
+
+    Raises:
+        UserError: the answer type is unknown, or there is no gold.
+    """
+    task = _task(response, gold, answer_type, choices, "plain", tolerance, question)
+    return find_first_answer(task, grader=grader)[0]
+
+
+def _task(
+    response: str,
+    gold: str | Sequence[str],
+    answer_type: AnswerType | None,
+    choices: Sequence[str],
+    template: str,
+    tolerance: float | None,
+    question: str,
+) -> GradeTask:
     golds = (gold,) if isinstance(gold, str) else tuple(gold)
     if not golds:
         raise UserError("gold is empty; give at least one right answer")
@@ -60,11 +111,7 @@ def grade(
     if kind not in get_args(AnswerType):
         raise UserError(f"answer_type is {kind!r}; known: {', '.join(get_args(AnswerType))}")
     meta = {} if tolerance is None else {"tolerance": tolerance}
-    task = GradeTask(response, golds, kind, TEMPLATES[template], tuple(choices), meta, question)
-    if grader is not None:
-        return grader.grade_many([task])[0]
-    with Grader() as own:
-        return own.grade_many([task])[0]
+    return GradeTask(response, golds, kind, TEMPLATES[template], tuple(choices), meta, question)
 
 
 def score(

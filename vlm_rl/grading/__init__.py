@@ -25,7 +25,8 @@ The path of a response:
     spellings             other spellings of a gold, by which data preparation checks that it is read as it is meant
 
 grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
-command is `vlm-rl grade`. All but grader and command is private to this room. The room imports nothing else of the
+first_answer finds where reasoning first states the answer; command is `vlm-rl grade`. All but these three is private
+to this room. The room imports nothing else of the
 project than errors, templates and types (tests/test_architecture.py), and no torch.
 
 To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of
@@ -34,4 +35,4 @@ reasons, increase GRADER_VERSION, add cases of both verdicts to tests/grading/gr
 table of docs/grading.md; the tests run both.
 """
 
-__all__ = ["command", "grader"]
+__all__ = ["command", "first_answer", "grader"]

@@ -1,0 +1,142 @@
+r"""Find where a response's reasoning first states the right answer, and how much is said after it.
+
+The reasoning is the text up to the last `</think>`; where there is no block, the response up to its last \\boxed. It
+is cut into statements: sentences, lines, and what stands before a word that reopens the question ("wait", "check").
+A statement states the value that it ends with: the last \boxed{}, what follows its last "=" or its last verb ("is", "get"), or
+its last number, formula or letter of an option. The grader decides whether that value is the gold; a number in
+passing does not count.
+
+The overthinking share is the share of the reasoning's characters behind the first statement that is right. It is
+the complement of the outcome efficiency of Chen et al. (arXiv 2412.21187), with statements in place of whole solutions
+and characters in place of tokens, so that checkpoints with different tokenizers compare. A small integer can be met
+by chance on the way to a result, which overstates the share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from vlm_rl.grading.grader import Grader, GradeTask, try_grade
+from vlm_rl.templates import END_THINK, TEMPLATES, THINK, boxes
+
+MAX_GRADED = 200  # different values of one response that are compared with the gold
+MAX_UNDECIDED = 3  # comparisons that time out; after them only those that need no worker are made
+_TAIL = 200  # characters at the end of a statement that are read
+_LONGEST = 60  # characters of a stated value
+
+# A full stop ends a sentence where white space follows, perhaps behind closing signs: 3.5 is a number.
+_END = re.compile(r"[.!?][)\]\"'*$]{0,4}(?=\s|\Z)|[。！？]|\n+")
+_REOPENS = re.compile(
+    r"\b(?:(?:but |oh |hmm,? )?wait|hmm|alternatively|(?:let me |let's |let us |to |double-)?check)\b", re.IGNORECASE
+)
+_VERB = re.compile(
+    r"\b(?:is|are|was|be|equals?|gets?|gives?|have|has|makes?|leaves?|answer|option|choice|total)\b", re.IGNORECASE
+)
+_FORMULA = re.compile(r"(?:\$|\\\(|\\\[)([^$]{1,80}?)(?:\$|\\\)|\\\])$")
+_NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+_CLOSING = " \t\r\n.!?。！？,;:*_"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAnswer:
+    """The first statement of the right answer; places are characters from the beginning of the response."""
+
+    start: int
+    end: int  # where the statement ends
+    text: str  # the value that the grader found right
+    after: int  # characters of the reasoning that follow
+    share_after: float  # of the reasoning's characters: the overthinking share, in [0, 1]
+
+
+def reasoning_span(response: str) -> tuple[int, int]:
+    """Return (start, end) of the reasoning in a response, without white space at its ends."""
+    start, end = 0, response.rfind(END_THINK)
+    is_block = end >= 0 or response.lstrip().startswith(THINK)
+    if end < 0:
+        box = -1 if is_block else response.rfind("\\boxed")
+        end = box if box >= 0 else len(response)
+    inside = response[:end].lstrip()
+    if inside.startswith(THINK):
+        start = end - len(inside) + len(THINK)
+    return _stripped(response, start, end)
+
+
+def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the ends of a part of a text without its white space."""
+    part = text[start:end]
+    kept = part.strip()
+    start += len(part) - len(part.lstrip()) if kept else 0
+    return start, start + len(kept)
+
+
+def statements(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each statement of a text, in order; time linear in its length."""
+    cuts = sorted(
+        {*(found.end() for found in _END.finditer(text)), *(found.start() for found in _REOPENS.finditer(text))}
+    )
+    start = 0
+    for end in (*cuts, len(text)):
+        part = _stripped(text, start, end)
+        if part[0] < part[1]:
+            yield part
+        start = end
+
+
+def stated_values(statement: str, gold: str = "") -> list[str]:
+    """Return the values that a statement may end with, the surest first, without repetition.
+
+    Only a value with a digit or a command of LaTeX, a single letter, or the gold's own text is worth a comparison.
+    """
+    tail = statement[-_TAIL:]
+    if r"\boxed" in tail:
+        return [content.strip() for content in (boxes(tail) or [])[-1:]]
+    tail = tail.rstrip(_CLOSING)
+    formula = _FORMULA.search(tail)
+    found = [formula[1].rpartition("=")[2]] if formula else []
+    verbs = list(_VERB.finditer(tail))
+    for rest in (tail.rpartition("=")[2] if "=" in tail else "", tail[verbs[-1].end() :] if verbs else ""):
+        rest = rest.strip(_CLOSING)
+        number = _NUMBER.match(rest)
+        found += [rest, number[0] if number else ""]
+    found.append(tail.split()[-1] if tail.split() else "")
+    values = dict.fromkeys(value.strip(_CLOSING + "$()") if "\\" not in value else value.strip("$ ") for value in found)
+    return [value for value in values if len(value) <= _LONGEST and _is_worth_it(value, gold)]
+
+
+def _is_worth_it(value: str, gold: str) -> bool:
+    is_letter = len(value) == 1 and value.isalpha()
+    return bool(re.search(r"[\d\\]", value)) or is_letter or (bool(value) and value.casefold() == gold.casefold())
+
+
+def find_first_answer(task: GradeTask, *, grader: Grader | None = None) -> tuple[FirstAnswer | None, int]:
+    """Return (the first statement of the right answer or None, the number of comparisons made).
+
+    Args:
+        task: the response with its gold; its template does not matter.
+        grader: its worker processes make the symbolic comparisons, each within their limit of CPU time. Without one
+            a value that needs them does not count, and no process is started.
+
+    At most MAX_GRADED values are compared, so that a hostile response costs a bounded time.
+    """
+    begin, stop = reasoning_span(task.response)
+    golds = (task.gold,) if isinstance(task.gold, str) else task.gold
+    judged: set[str] = set()
+    undecided = 0
+    for start, end in statements(task.response[begin:stop]):
+        for value in stated_values(task.response[begin + start : begin + end], golds[0]):
+            if value in judged:
+                continue
+            if len(judged) >= MAX_GRADED:
+                return None, len(judged)
+            judged.add(value)
+            asked = replace(task, response=rf"\boxed{{{value}}}", template=TEMPLATES["plain"])
+            grade = try_grade(asked, {}, {})
+            if grade is None and grader is not None and undecided < MAX_UNDECIDED:
+                grade = grader.grade_many([asked])[0]
+                undecided += grade.verdict in ("timeout", "error")
+            if grade is not None and grade.correct:
+                after = stop - begin - end
+                return FirstAnswer(begin + start, begin + end, value, after, after / (stop - begin)), len(judged)
+    return None, len(judged)
