@@ -23,6 +23,7 @@ from vlm_rl.demo.page_parts import error_html, export_panel, header_html, notes_
 from vlm_rl.demo.page_state import UNREADABLE, PageState, PageStates
 from vlm_rl.demo.problem_panel import problem_panel
 from vlm_rl.demo.problem_table import DIFFICULTIES
+from vlm_rl.demo.reasoning_panel import reasoning_panel
 from vlm_rl.demo.rendering import render
 from vlm_rl.demo.summary_cards import count_html, summary_html
 from vlm_rl.demo.table_panel import table_panel
@@ -140,6 +141,8 @@ def _body(
             panels["table"] = _html("table")
         with gr.Tab(TABS["lengths"], id="lengths"):
             panels["lengths"] = _html("lengths")
+        with gr.Tab(TABS["reasoning"], id="reasoning"):
+            panels["reasoning"] = _html("reasoning")
         with gr.Tab(TABS["training"], id="training"):
             dropdown("runs", "Runs (default: those of the checkpoints above)", multiselect=True)
             panels["training"] = _html("training")
@@ -306,6 +309,8 @@ def _panels_of(state: PageState, components: Components) -> list[Any]:
     drawn = {"notes": notes_html(state), "summary": summary_html(state), "count": count_html(state)}
     if tab == "lengths":
         drawn["lengths"] = lengths_panel(state)
+    elif tab == "reasoning":
+        drawn["reasoning"] = reasoning_panel(state)
     elif tab == "training":
         drawn["training"] = training_panel(state.library, state.url, state.run_slots())
     elif tab == "export":

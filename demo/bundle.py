@@ -29,6 +29,7 @@ from vlm_rl.demo.library import Library
 from vlm_rl.demo.page_parts import header_html
 from vlm_rl.demo.page_state import PageState, PageStates
 from vlm_rl.demo.problem_panel import KEYS, columns_of, problem_card
+from vlm_rl.demo.reasoning_panel import reasoning_html
 from vlm_rl.demo.rendering import render
 from vlm_rl.demo.summary_cards import summary_html
 from vlm_rl.demo.table_panel import ROWS, heads_of, row_of
@@ -109,6 +110,7 @@ def _write(state: PageState, out: Path) -> None:
         benchmark=state.url.benchmark,
         summary=summary_html(state, interactive=False),
         lengths=lengths_html(state, interactive=False),
+        reasoning=reasoning_html(state, interactive=False),
         orders=SORTS,
         changes=CHANGES,
         keys=KEYS,

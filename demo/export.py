@@ -14,6 +14,7 @@ from vlm_rl.demo.lengths_panel import lengths_html
 from vlm_rl.demo.page_parts import header_html
 from vlm_rl.demo.page_state import PageState
 from vlm_rl.demo.problem_panel import columns_of, problem_card
+from vlm_rl.demo.reasoning_panel import reasoning_html
 from vlm_rl.demo.rendering import render
 from vlm_rl.demo.summary_cards import count_html, summary_html
 from vlm_rl.demo.theme import stylesheet_of_page
@@ -121,6 +122,7 @@ def page_of(state: PageState) -> str:
         count=count_html(state, interactive=False),
         summary=summary_html(state, interactive=False),
         lengths=lengths_html(state, interactive=False),
+        reasoning=reasoning_html(state, interactive=False),
         examples=[{"problem": problem_card(state, p), "columns": columns_of(state, p)} for p in shown],
         num_problems=len(state.order),
         is_folded=bool(state.url.fold),

@@ -175,6 +175,26 @@ def by_difficulty(table: ProblemTable, index: int, keep_P: np.ndarray) -> list[D
 
 
 @dataclass(frozen=True, slots=True)
+class LengthBand:
+    """The lengths of one checkpoint's responses to the problems of one difficulty class."""
+
+    difficulty: str
+    rate: float  # mean pass rate of its problems, in [0, 1]
+    lengths: Spread
+
+
+def length_bands(table: ProblemTable, index: int, keep_P: np.ndarray) -> list[LengthBand]:
+    """Return the quantiles of length within each class of the pass rate before training, without empty classes."""
+    bands = []
+    for name in DIFFICULTIES:
+        members = keep_P & (table.difficulty_P == name)
+        if members.any():
+            lengths = table.checkpoints[index].responses.length_R[table.inside(index, members)]
+            bands.append(LengthBand(name, float(table.base_rate_P[members].mean()), spread(lengths)))
+    return bands
+
+
+@dataclass(frozen=True, slots=True)
 class ProblemChange:
     """One problem at the baseline and at a different checkpoint."""
 

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import numpy as np
 from markupsafe import Markup
 
+from vlm_rl.demo.categories import category_map
 from vlm_rl.demo.figures import ChartCard, chart_card, color
 from vlm_rl.demo.lengths import (
     DifficultyPoint,
@@ -22,13 +23,13 @@ from vlm_rl.demo.lengths import (
     by_difficulty,
     ecdf,
     histogram,
+    length_bands,
     length_curve,
     mass_over_training,
     problem_changes,
     spread,
 )
 from vlm_rl.demo.page_state import PageState
-from vlm_rl.demo.phrases import phrase_uses
 from vlm_rl.demo.problem_panel import empty_panel
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import number, render, share_text
@@ -69,10 +70,11 @@ def lengths_html(state: PageState, *, interactive: bool = True) -> Markup:
         *_verdict_card(state, lengths),
         *_change_card(state),
         *_difficulty_card(state),
-        *_phrase_card(state),
+        *_length_by_difficulty_card(state),
         *_training_card(state),
     ]
-    return render("lengths", figures=cards, maps=_mass_cards(state), interactive=interactive)
+    categories = category_map(state, interactive=interactive)
+    return render("lengths", figures=cards, categories=categories, maps=_mass_cards(state), interactive=interactive)
 
 
 def part_lengths(state: PageState) -> list[np.ndarray] | None:
@@ -285,27 +287,32 @@ def _difficulty_tip(state: PageState, label: str, point: DifficultyPoint) -> str
     )
 
 
-def _phrase_card(state: PageState) -> list[ChartCard]:
-    """Return the phrases whose use differs most from the baseline's, a row for each checkpoint beside it."""
-    uses = [use for of_phrase in phrase_uses(state.table, state.keep_P) for use in of_phrase]
-    alone = len(state.table.checkpoints) == 2
-    intervals = [
-        Interval(
-            f"“{use.phrase}”" if alone else f"“{use.phrase}” · {state.labels[use.checkpoint]}",
-            use.change.mean,
-            use.change.low,
-            use.change.high,
-            color=color(state.colors[use.checkpoint]),
-            tip=f"in {use.count:,} of {use.num:,} responses",
-            click=urlencode({"text": use.phrase, "focus": state.url.keys[use.checkpoint], **_TO_PROBLEMS}),
-        )
-        for use in uses
-    ]
+def _length_by_difficulty_card(state: PageState) -> list[ChartCard]:
+    """Return the length of the responses over the pass rate of their problems, with the middle half as a band."""
+    series = []
+    for index, (label, slot) in enumerate(zip(state.labels, state.colors, strict=True)):
+        bands = length_bands(state.table, index, state.keep_P)
+        if len(bands) > 1:
+            rate, known = np.array([100 * band.rate for band in bands]), [band.lengths for band in bands]
+            series.append(
+                Series(
+                    label,
+                    rate,
+                    np.array([one.median for one in known]),
+                    color=color(slot),
+                    low=np.array([one.p25 for one in known]),
+                    high=np.array([one.p75 for one in known]),
+                    click=[urlencode({"difficulty": band.difficulty, **_TO_PROBLEMS}) for band in bands],
+                )
+            )
+    when = state.table.base_when
     return chart_card(
-        "Phrases of reasoning, against the baseline",
-        forest(intervals, x_title="change of the share of responses that say it, points", percent=True),
-        caption="Paired by problem, with the 95 % interval; filled where it excludes 0. The list is fixed.",
-        hint="Click a dot to see the responses.",
+        f"Length by difficulty {when}",
+        lines(series, x_title=f"pass rate {when}, %", y_title="tokens", from_zero=True),
+        caption=f"Pass rate: the share of correct samples {when}, mean of each class. Line: median length. Band: the "
+        "middle half. The classes come from the verdicts of those samples, so their own lengths lean towards what "
+        "was right or wrong.",
+        hint=_CLICK_HINT,
     )
 
 

@@ -7,8 +7,9 @@ demo/formulas.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from markdown_it import MarkdownIt
@@ -18,8 +19,12 @@ from markdown_it.rules_inline.state_inline import Delimiter
 from markdown_it.token import Token
 
 from vlm_rl.demo.formulas import MAX_FORMULAS, TAGS, formula_at
+from vlm_rl.demo.moves import LABELS, Segment
 
 MAX_MARKDOWN = 60_000  # characters; a longer text stays as it is, which keeps the next problem quick
+_FORMULAS = ("tex", "tex display")
+_SIGN = "\U0001bc9f"  # a full stop of Chinook shorthand: to Markdown a sign like any other
+_BLOCK_START = re.compile(r"(?:(?:[-*+>]|#{1,6}|\d{1,9}[.)])[ \t]+)+")  # of a line: what makes it a list or a heading
 _TEXT_RULES = ("html_block", "html_inline", "link", "image", "autolink", "entity", "escape", "reference")
 _ODD_RULES = ("code", "lheading")  # an indented line is no code, and a line of dashes makes no heading
 _TAGS_OF = {
@@ -32,9 +37,10 @@ _TAGS_OF = {
 class Piece:
     """A start or an end of an element, or some text in one."""
 
-    kind: Literal["open", "close", "text", "break", "rule", "code", "block", "tag", "tex", "tex display"]
+    kind: Literal["open", "close", "text", "mark", "break", "rule", "code", "block", "tag", "tex", "tex display"]
     text: str = ""  # of `open` and `close` the element's name
-    style: str = ""  # the element's class
+    style: str = ""  # the element's class; of a formula that of the mark around it
+    label: str = ""  # of a marked text: what begins here, for readers
     number: str = ""  # of a list's item, as the model wrote it
 
 
@@ -43,6 +49,70 @@ def pieces_of(text: str) -> list[Piece]:
     if len(text) > MAX_MARKDOWN:
         return [Piece("open", "p", "long"), Piece("text", text), Piece("close", "p")]
     return list(_pieces(_PARSER.parse(text, {})))
+
+
+def marked_pieces_of(text: str, segments: Sequence[Segment]) -> list[Piece]:
+    """Return a text as pieces, with those of its marked stretches that are plain text as pieces of kind `mark`.
+
+    A sign that no text holds stands at each end of a stretch while Markdown is read. Where it would change what
+    Markdown makes of the text, or the text holds it already, the text comes back unmarked.
+    """
+    plain = pieces_of(text)
+    if not segments or _SIGN in text or len(text) > MAX_MARKDOWN:
+        return plain
+    ends: list[tuple[int, Segment | None]] = []
+    for segment in segments:
+        start = _BLOCK_START.match(text, segment.start, segment.end)
+        ends += [(start.end() if start else segment.start, segment), (segment.end, None)]
+    parts, position = [], 0
+    for end, _ in ends:
+        parts.append(text[position:end])
+        position = end
+    signed = pieces_of(_SIGN.join([*parts, text[position:]]))
+    marked = _read_signs(signed, [segment for _, segment in ends])
+    return marked if marked is not None and _merged(marked) == _merged(plain) else plain
+
+
+def _read_signs(pieces: list[Piece], states: Sequence[Segment | None]) -> list[Piece] | None:
+    """Return the pieces without signs, marked by the state that each sign begins; None where signs were lost."""
+    marked: list[Piece] = []
+    here: Segment | None = None
+    labels: tuple[str, ...] = ()  # that wait for the first text of their stretch
+    number = 0
+    for piece in pieces:
+        if piece.kind != "text":
+            style = " ".join(here.kinds) if here and piece.kind in _FORMULAS else piece.style
+            text, item = piece.text.replace(_SIGN, ""), piece.number.replace(_SIGN, "")
+            marked.append(replace(piece, text=text, number=item, style=style))
+        for place, part in enumerate(piece.text.split(_SIGN)):
+            if place:
+                if number == len(states):
+                    return None
+                here = states[number]
+                labels = here.begins if here else ()
+                number += 1
+            if piece.kind == "text" and part and here:
+                label = " · ".join(LABELS[kind] for kind in labels)
+                marked.append(Piece("mark", part, " ".join(here.kinds), label))
+                labels = ()
+            elif piece.kind == "text" and part:
+                marked.append(Piece("text", part))
+    return marked if number == len(states) else None
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces with neighbouring texts as one, marked or not."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        if piece.kind in _FORMULAS:
+            merged.append(replace(piece, style=""))
+        elif piece.kind not in ("text", "mark"):
+            merged.append(piece)
+        elif merged and merged[-1].kind == "text":
+            merged[-1] = Piece("text", merged[-1].text + piece.text)
+        elif piece.text:
+            merged.append(Piece("text", piece.text))
+    return merged
 
 
 def _pieces(tokens: list[Token]) -> Iterator[Piece]:

@@ -10,10 +10,12 @@ import numpy as np
 from markupsafe import Markup
 
 from vlm_rl.demo.library import EvaluatedCheckpoint
+from vlm_rl.demo.moves import MOVES
 from vlm_rl.demo.page_state import PageState, order_names
 from vlm_rl.demo.problem_images import images_of
 from vlm_rl.demo.problem_table import DIFFICULTIES, ProblemTable
-from vlm_rl.demo.rendering import render
+from vlm_rl.demo.reasoning import Reasoning, reasoning_at
+from vlm_rl.demo.rendering import render, share_text
 from vlm_rl.demo.url_state import FLAGS
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, name_images, split_response
 
@@ -55,6 +57,7 @@ class Column:
     lengths: tuple[int, ...]  # of all samples
     verdicts: tuple[str, ...]
     reasoning_tokens: int | None  # None without the model's tokenizer
+    found: Reasoning  # where it first states the right answer, and its moves
 
     @property
     def length(self) -> int:
@@ -127,6 +130,14 @@ class Column:
     def answer(self) -> str:
         """Return the response without its reasoning."""
         return split_response(self.response)[1]
+
+    @property
+    def moves(self) -> list[str]:
+        """Return how often the reasoning makes each move, for readers; those that it does not make are left out."""
+        said = [f"{kind} {count} ×" for kind in MOVES if kind != "repetition" and (count := self.found.count(kind))]
+        if self.found.repeated:
+            said.append(f"{share_text(self.found.repeated)} of the words repeated")
+        return said
 
     @property
     def extracted(self) -> str | None:
@@ -245,6 +256,7 @@ def columns_of(state: PageState, index: int) -> list[Column]:
     for checkpoint in state.table.checkpoints:
         records = checkpoint.responses.records(state.table.ids[index])
         sample = min(state.url.sample, len(records) - 1)
+        row = checkpoint.responses.row_of[state.table.ids[index]][sample]
         columns.append(
             Column(
                 label=checkpoint.label,
@@ -254,6 +266,7 @@ def columns_of(state: PageState, index: int) -> list[Column]:
                 lengths=tuple(int(record["length"]) for record in records),
                 verdicts=tuple(str(record["verdict"]) for record in records),
                 reasoning_tokens=_reasoning_tokens(checkpoint, records[sample]),
+                found=reasoning_at(checkpoint.responses, row),
             )
         )
     return columns

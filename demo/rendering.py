@@ -3,7 +3,7 @@
 The environment escapes every value (vlm_rl.report.html.environment). Its filters:
 
     formulas   a text with its formulas marked for the page's script
-    markdown   a text with its Markdown as elements, and its formulas marked
+    markdown   a text with its Markdown as elements, its formulas marked, and labels where marks are given
     value      a short value such as an answer, which may be a formula as a whole
     number     1,200; 0.25; 12
     share      a share as 12.3 %
@@ -14,13 +14,15 @@ The environment escapes every value (vlm_rl.report.html.environment). Its filter
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from markupsafe import Markup
 
 from vlm_rl.demo.formulas import Span, spans_of, value_spans
-from vlm_rl.demo.markdown import pieces_of
+from vlm_rl.demo.markdown import marked_pieces_of
+from vlm_rl.demo.moves import Mark, segments
 from vlm_rl.demo.url_state import UNFILTERED
 from vlm_rl.report.html import environment
 
@@ -59,9 +61,9 @@ def value_html(text: str) -> Markup:
     return _spans_html(value_spans(text))
 
 
-def markdown_html(text: str) -> Markup:
-    """Return a model's text as HTML: its Markdown as elements, its formulas and template tags marked."""
-    return render("markdown", pieces=pieces_of(text))
+def markdown_html(text: str, marks: Sequence[Mark] = ()) -> Markup:
+    """Return a model's text as HTML: Markdown as elements, formulas and tags marked, and `marks` labelled."""
+    return render("markdown", pieces=marked_pieces_of(text, segments(marks)))
 
 
 def _spans_html(spans: list[Span]) -> Markup:

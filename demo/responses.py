@@ -122,6 +122,11 @@ class Responses:
         """Hold the split of all responses, by tokenizer."""
         return {}
 
+    @cached_property
+    def reasoning_cache(self) -> dict[int, Any]:
+        """Hold what was found in the reasoning of single responses, by row (demo/reasoning.py)."""
+        return {}
+
     def split_R(self, counter: TokenCounter, prefill: str = "") -> Split:
         """Return the tokens of reasoning and answer of every response."""
         if counter.name not in self.split_cache:

@@ -21,6 +21,7 @@ TABS = {
     "problems": "Problems",
     "table": "Table",
     "lengths": "Lengths",
+    "reasoning": "Reasoning",
     "training": "Training",
     "live": "Live",
     "export": "Export",

@@ -1,6 +1,7 @@
 """Grade a response, find its first right statement, score a file and read a run from Python.
 
-These functions are offered as `vlm_rl.grade`, `vlm_rl.first_answer`, `vlm_rl.score` and `vlm_rl.read_run`. None of them loads torch.
+These functions are offered as `vlm_rl.grade`, `vlm_rl.first_answer`, `vlm_rl.score` and `vlm_rl.read_run`. None of
+them loads torch.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ const parts = new Map(); // number -> the problems of a part
 const waiting = new Map(); // number -> the function that is told when it comes
 const $ = (query) => document.querySelector(query);
 const view = () => new URLSearchParams(location.hash.slice(1));
+const CHARTED = ['lengths', 'reasoning']; // tabs with charts of all problems
 const isDrawn = (tab) => (view().get('tab') || 'problems') === tab;
 
 window.bundlePart = (number, problems) => { parts.set(number, problems); waiting.get(number)?.(); };
@@ -17,7 +18,7 @@ window.bundleIndex = (index) => {
     go,
     search: () => $('[data-find]'),
     searched: () => view().get('text') || '',
-    afterTheme: () => document.querySelectorAll('.chart[data-drawn]').forEach((chart) => { delete chart.dataset.drawn; if (isDrawn('lengths')) window.drawCharts?.(); }),
+    afterTheme: () => document.querySelectorAll('.chart[data-drawn]').forEach((chart) => { delete chart.dataset.drawn; if (CHARTED.some(isDrawn)) window.drawCharts?.(); }),
   });
   if (!kept.get('theme')) document.body.classList.toggle('dark', matchMedia('(prefers-color-scheme: dark)').matches);
   draw();
@@ -103,8 +104,8 @@ async function draw() {
   const rows = await arrangeProblems(query);
   if (mine !== turn) return;
   order = rows;
-  const tab = ['table', 'lengths'].includes(query.get('tab')) ? query.get('tab') : 'problems';
-  const isEmpty = !order.length && tab !== 'lengths';
+  const tab = ['table', ...CHARTED].includes(query.get('tab')) ? query.get('tab') : 'problems';
+  const isEmpty = !order.length && !CHARTED.includes(tab);
   document.querySelectorAll('[data-panel]').forEach((panel) => { panel.hidden = panel.dataset.panel !== tab || isEmpty; });
   document.querySelectorAll('[data-tab]').forEach((button) => button.setAttribute('aria-pressed', button.dataset.tab === tab));
   $('[data-place=nothing]').hidden = !isEmpty;

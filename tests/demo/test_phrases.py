@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 from tests.helpers.example_run import build_run
-from vlm_rl.demo.lengths_panel import lengths_html
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.page_state import PageStates
 from vlm_rl.demo.phrases import MAX_SHOWN, PHRASES, phrase_uses
 from vlm_rl.demo.problem_table import build_table
+from vlm_rl.demo.reasoning_panel import reasoning_html
 from vlm_rl.demo.responses import Responses
 from vlm_rl.demo.url_state import UrlState
 from vlm_rl.stats import estimate
@@ -64,7 +64,7 @@ def _shares(responses: Responses, phrase: str, names: list[str]) -> list[float]:
 
 
 def test_the_chart_leads_to_the_responses(library: Library, tmp_path: Path) -> None:
-    state = PageStates(library).of(UrlState.parse("base=a@2&others=b@2&tab=lengths"))
-    page = lengths_html(state)
+    state = PageStates(library).of(UrlState.parse("base=a@2&others=b@2&tab=reasoning"))
+    page = reasoning_html(state)
     assert "Phrases of reasoning, against the baseline" in page
     assert "text=let+me+check" in page and "focus=b%402" in page

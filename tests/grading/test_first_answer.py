@@ -1,4 +1,4 @@
-"""Where reasoning first states the right answer: places worked by hand, identities, and texts that want to cost time."""
+"""Where reasoning first states the right answer: places worked by hand, identities, hostile texts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def test_a_hostile_response_costs_a_bounded_number_of_comparisons() -> None:
 def test_hostile_texts_are_cut_in_time_linear_in_their_length() -> None:
     """Doubling the text doubles the work: measured in statements and values, not by a clock."""
     for unit in ("= ", "$", "\\boxed{", "is ", ".!?)", "(", "wait ", "-"):
-        sizes = [sum(len(stated_values(f"{unit * n}"[a:b])) + 1 for a, b in statements(unit * n)) for n in (500, 1000)]
+        sizes = [
+            sum(len(stated_values(f"{unit * n}"[a:b])) + 1 for a, b in statements(unit * n)) for n in (500, 1000)
+        ]
         assert sizes[1] <= 2 * sizes[0] + 2, unit
 
 

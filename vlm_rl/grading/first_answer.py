@@ -1,15 +1,15 @@
 r"""Find where a response's reasoning first states the right answer, and how much is said after it.
 
-The reasoning is the text up to the last `</think>`; where there is no block, the response up to its last \\boxed. It
+The reasoning is the text up to the last `</think>`; where there is no block, the response up to its last \boxed. It
 is cut into statements: sentences, lines, and what stands before a word that reopens the question ("wait", "check").
-A statement states the value that it ends with: the last \boxed{}, what follows its last "=" or its last verb ("is", "get"), or
-its last number, formula or letter of an option. The grader decides whether that value is the gold; a number in
-passing does not count.
+A statement states the value that it ends with: the last \boxed{}, what follows its last "=" or its last verb ("is",
+"get"), or its last number, formula or letter of an option. The grader decides whether that value is the gold; a
+number in passing does not count.
 
 The overthinking share is the share of the reasoning's characters behind the first statement that is right. It is
-the complement of the outcome efficiency of Chen et al. (arXiv 2412.21187), with statements in place of whole solutions
-and characters in place of tokens, so that checkpoints with different tokenizers compare. A small integer can be met
-by chance on the way to a result, which overstates the share.
+the complement of the outcome efficiency of Chen et al. (arXiv 2412.21187), with statements in place of whole
+solutions and characters in place of tokens, so that checkpoints with different tokenizers compare. A small integer
+can be met by chance on the way to a result, which overstates the share.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def stated_values(statement: str, gold: str = "") -> list[str]:
         number = _NUMBER.match(rest)
         found += [rest, number[0] if number else ""]
     found.append(tail.split()[-1] if tail.split() else "")
-    values = dict.fromkeys(value.strip(_CLOSING + "$()") if "\\" not in value else value.strip("$ ") for value in found)
+    values = dict.fromkeys(
+        value.strip(_CLOSING + "$()") if "\\" not in value else value.strip("$ ") for value in found
+    )
     return [value for value in values if len(value) <= _LONGEST and _is_worth_it(value, gold)]
 
 

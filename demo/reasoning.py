@@ -1,0 +1,138 @@
+"""Measure the reasoning of responses: where it first states the right answer, and which moves it makes.
+
+A response is measured once and kept with its evaluation. The grader decides with those of its rules that need no
+process, so the work for one response is bounded; for the numbers of a panel it is bounded over all responses too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlm_rl.data.golds import infer_answer_type
+from vlm_rl.demo.moves import MOVES, Mark, moves_of, repeated_share
+from vlm_rl.demo.problem_table import ProblemTable
+from vlm_rl.demo.responses import Responses
+from vlm_rl.grading.first_answer import find_first_answer, reasoning_span
+from vlm_rl.grading.grader import GradeTask
+from vlm_rl.stats import Estimate, estimate, score_interval
+from vlm_rl.templates import TEMPLATES
+
+MAX_TEXT = 60_000  # characters of a response; a longer one is not measured
+MAX_COMPARED = 6_000  # comparisons for the numbers of one panel: two to three seconds when none was made before
+MAX_PROBLEMS = 400  # for the numbers of one panel
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What was found in one response; the marks' places are characters from the beginning of its reasoning."""
+
+    marks: tuple[Mark, ...] = ()
+    share_after: float | None = None  # the overthinking share; None where the right answer is not stated
+    compared: int = 0  # values that the grader looked at
+    repeated: float = 0.0  # share of the words
+
+    def count(self, kind: str) -> int:
+        """Return the number of marks of a kind."""
+        return sum(mark.kind == kind for mark in self.marks)
+
+    def amount(self, kind: str) -> float:
+        """Return the share of repeated words for repetition, the number of marks for any other kind."""
+        return self.repeated if kind == "repetition" else self.count(kind)
+
+
+def measure(response: str, gold: str, question: str = "") -> Reasoning:
+    """Return what is found in a response. Without a gold the moves alone are."""
+    if len(response) > MAX_TEXT:
+        return Reasoning()
+    start, end = reasoning_span(response)
+    text = response[start:end]
+    marks = moves_of(text)
+    repeated = repeated_share(text, marks)
+    if not gold:
+        return Reasoning(tuple(marks), None, 0, repeated)
+    task = GradeTask(response, gold, infer_answer_type(gold), TEMPLATES["plain"], question=question)
+    first, compared = find_first_answer(task)
+    if first is None:
+        return Reasoning(tuple(marks), None, compared, repeated)
+    marks.append(Mark(first.start - start, first.end - start, "first"))
+    return Reasoning(tuple(marks), first.share_after, compared, repeated)
+
+
+def reasoning_at(responses: Responses, row: int) -> Reasoning:
+    """Return what is found in the response of a row of its records."""
+    if row not in responses.reasoning_cache:
+        texts = [responses.texts[name][row].as_py() or "" for name in ("response", "gold", "question")]
+        responses.reasoning_cache[row] = measure(*texts)
+    return responses.reasoning_cache[row]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReasoningSummary:
+    """One checkpoint on the measured problems. A value per problem is the mean over its responses."""
+
+    shares: np.ndarray  # the overthinking share of each correct response that states the answer, in [0, 1]
+    num_correct: int  # correct responses
+    num_wrong: int
+    num_left: int  # wrong responses that had stated the right answer
+    mean_share: float  # over problems
+    share_interval: tuple[float, float]  # 95 %, over problems
+    moves: dict[str, Estimate]  # per response: reflection and backtracking as counts, repetition as a share of words
+
+
+def measured_problems(table: ProblemTable, keep_P: np.ndarray) -> np.ndarray:
+    """Return the kept problems that are measured, as indices into the table's, and measure them.
+
+    They come in an order of their ids' checksums, which does not follow the data set's, and end where MAX_PROBLEMS or
+    MAX_COMPARED is reached: the same view always measures the same problems.
+    """
+    kept = sorted(np.flatnonzero(keep_P).tolist(), key=lambda p: zlib.crc32(table.ids[p].encode()))
+    compared, chosen = 0, []
+    for p in kept[:MAX_PROBLEMS]:
+        if compared >= MAX_COMPARED:
+            break
+        chosen.append(p)
+        for checkpoint in table.checkpoints:
+            for row in checkpoint.responses.row_of[table.ids[p]]:
+                compared += reasoning_at(checkpoint.responses, row).compared
+    return np.array(chosen, dtype=np.int64)
+
+
+def reasoning_summaries(table: ProblemTable, problems: Sequence[int] | np.ndarray) -> list[ReasoningSummary]:
+    """Return one summary per checkpoint of the table over the given problems."""
+    return [_summary(checkpoint.responses, [table.ids[p] for p in problems]) for checkpoint in table.checkpoints]
+
+
+def _summary(responses: Responses, names: Sequence[str]) -> ReasoningSummary:
+    shares: list[float] = []
+    by_problem: list[float] = []
+    moves: dict[str, list[float]] = {kind: [] for kind in MOVES}
+    num_correct = num_wrong = num_left = 0
+    for name in names:
+        found = [(reasoning_at(responses, row), bool(responses.correct_R[row])) for row in responses.row_of[name]]
+        right = [one.share_after for one, is_right in found if is_right]
+        wrong = [one.share_after for one, is_right in found if not is_right]
+        stated = [share for share in right if share is not None]
+        if stated:
+            shares += stated
+            by_problem.append(float(np.mean(stated)))
+        num_correct += len(right)
+        num_wrong += len(wrong)
+        num_left += sum(share is not None for share in wrong)
+        for kind, values in moves.items():
+            values.append(float(np.mean([one.amount(kind) for one, _ in found])))
+    return ReasoningSummary(
+        shares=np.array(shares),
+        num_correct=num_correct,
+        num_wrong=num_wrong,
+        num_left=num_left,
+        mean_share=float(np.mean(by_problem)) if by_problem else float("nan"),
+        share_interval=score_interval(np.array(by_problem)),
+        moves={
+            kind: estimate(values, bounds=(0, 1 if kind == "repetition" else float("inf")))
+            for kind, values in moves.items()
+        },
+    )

@@ -1,0 +1,118 @@
+"""The numbers of the tab Reasoning, of the map of categories and of the bands: by hand, and paired by problem."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.example_run import build_run
+from vlm_rl.demo import reasoning
+from vlm_rl.demo.categories import category_map, category_rows
+from vlm_rl.demo.lengths import length_bands
+from vlm_rl.demo.lengths_panel import lengths_html
+from vlm_rl.demo.library import Library
+from vlm_rl.demo.page_state import PageState, PageStates
+from vlm_rl.demo.problem_panel import problem_panel
+from vlm_rl.demo.reasoning import measured_problems, reasoning_at, reasoning_summaries
+from vlm_rl.demo.reasoning_panel import reasoning_panel
+from vlm_rl.demo.url_state import UrlState
+from vlm_rl.stats import estimate, score_interval
+
+AFTER = " Wait, 3."  # 9 characters of 14 are behind "So 3."
+# (reasoning, verdict) of the two samples of problems 0 and 1 at step 2
+SAMPLES = [
+    [("So 3." + AFTER, "correct"), ("So 3.", "correct")],  # shares 9/14 and 0
+    [("So 3." + AFTER, "wrong"), ("So 4. Actually 5.", "wrong")],  # stated and left; never stated
+]
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> PageState:
+    folder = tmp_path_factory.mktemp("reasoning") / "run"
+    run = build_run(folder, steps=2, eval_steps=(0,), num_problems=4)
+    template = run.evals()[0].rows().to_pylist()
+    for step in (0, 2):
+        rows = []
+        for index in range(4):
+            for sample, (text, verdict) in enumerate(SAMPLES[index % 2]):
+                length = 10 * (index + 1) + sample + 100 * (step == 2)
+                row = {"problem_id": f"p{index}", "sample_index": sample, "gold": "3", "length": length}
+                row["response"] = rf"<think>{text if step else 'It is 9.'}</think>\boxed{{3}}"
+                row["verdict"] = verdict if step else ("correct" if index > 1 else "wrong")
+                rows.append(template[0] | row | {"category": "" if index == 3 else f"kind {index % 2}"})
+        run.write_eval("toy-test", step, rows, {})
+    return PageStates(Library([folder])).of(UrlState.parse("base=run@0&others=run@2"))
+
+
+def test_shares_counts_and_moves_by_hand(state: PageState) -> None:
+    base, last = reasoning_summaries(state.table, [0, 1])
+    assert len(base.shares) == base.num_left == 0 and math.isnan(base.mean_share)
+    assert sorted(last.shares) == pytest.approx([0, 9 / 14])
+    assert (last.num_correct, last.num_wrong, last.num_left) == (2, 2, 1)
+    assert last.mean_share == pytest.approx(9 / 28)  # problem 0 alone has correct responses that state it
+    assert last.share_interval == score_interval(np.array([9 / 28]))
+    assert last.moves["reflection"].mean == pytest.approx((0.5 + 0.5) / 2)
+    assert last.moves["backtracking"].mean == pytest.approx((0 + 0.5) / 2)
+    assert last.moves["repetition"].mean == 0
+
+
+def test_a_response_is_measured_once(state: PageState, monkeypatch: pytest.MonkeyPatch) -> None:
+    responses = state.table.checkpoints[1].responses
+    first = reasoning_at(responses, 0)
+    monkeypatch.setattr(reasoning, "measure", None)
+    assert reasoning_at(responses, 0) is first
+
+
+def test_the_measured_problems_are_the_same_each_time_and_bounded(
+    state: PageState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = np.ones(4, dtype=bool)
+    assert sorted(measured_problems(state.table, everything)) == [0, 1, 2, 3]
+    monkeypatch.setattr(reasoning, "MAX_PROBLEMS", 3)
+    some = measured_problems(state.table, everything).tolist()
+    assert len(some) == 3 and measured_problems(state.table, everything).tolist() == some
+    monkeypatch.setattr(reasoning, "MAX_COMPARED", 1)  # the first problem alone needs as many
+    assert measured_problems(state.table, everything).tolist() == some[:1]
+    kept = np.isin(np.arange(4), some[1:])
+    assert measured_problems(state.table, kept).tolist() == some[1:2]  # filters keep the order
+    assert "Measured on 1 of 4 problems" in reasoning_panel(state)
+
+
+def test_the_panels_say_what_was_found(state: PageState) -> None:
+    table = reasoning_panel(state)
+    assert "of 4 correct" in table and "of 4 wrong" in table and "Said after the right answer" in table
+    page = problem_panel(state)
+    assert 'data-label="right answer first stated">So 3.</mark>' in page
+    assert "after 35.7 % of the reasoning; 64.3 % follows" in page and "reflection 1 ×" in page
+
+
+def test_categories_are_paired_by_problem(state: PageState) -> None:
+    rows = category_rows(state.table, np.ones(4, dtype=bool))
+    assert [(row.name, row.num_problems) for row in rows] == [("kind 0", 2), ("", 1), ("kind 1", 1)]
+    # kind 0 holds p0 (0 -> 1) and p2 (1 -> 1); both got 100 tokens longer
+    assert rows[0].cells[0].score == estimate([1, 0], bounds=(-1, 1))
+    assert rows[0].cells[0].tokens.mean == 100 and not rows[1].cells[0].score.has_interval
+    assert [row.cells[0].score_shade for row in rows] == [0.5, -1, 0]
+    assert rows[1].patch is None and rows[0].patch == {"tab": "table", "category": "kind 0", "at": ""}
+    html = category_map(state)
+    assert "category=kind+0" in html and ">none<" in html
+    assert "<button" not in category_map(state, interactive=False)
+
+
+def test_a_single_category_has_no_map(tmp_path: Path) -> None:
+    build_run(tmp_path / "run", steps=2, eval_steps=(0, 2), num_problems=3)
+    alone = PageStates(Library([tmp_path])).of(UrlState())
+    assert category_map(alone) == ""
+
+
+def test_the_bands_are_quantiles_within_each_class(state: PageState) -> None:
+    never, always = length_bands(state.table, 1, np.ones(4, dtype=bool))
+    assert (never.difficulty, never.rate, always.difficulty, always.rate) == ("never", 0, "always", 1)
+    assert (never.lengths.p25, never.lengths.median, never.lengths.p75) == tuple(
+        np.quantile([110, 111, 120, 121], [0.25, 0.5, 0.75])
+    )
+    page = lengths_html(state)
+    assert "Length by difficulty before training" in page and "difficulty=never" in page
