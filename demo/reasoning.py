@@ -22,8 +22,9 @@ from vlm_rl.stats import Estimate, estimate, score_interval
 from vlm_rl.templates import TEMPLATES
 
 MAX_TEXT = 60_000  # characters of a response; a longer one is not measured
-MAX_COMPARED = 6_000  # comparisons for the numbers of one panel: two to three seconds when none was made before
-MAX_PROBLEMS = 400  # for the numbers of one panel
+# For the numbers of one panel, where nothing was measured before: together three to four seconds of a busy core.
+MAX_CHARACTERS = 1_500_000  # of responses
+MAX_COMPARED = 3_000  # values that the grader compares
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Reasoning:
     share_after: float | None = None  # the overthinking share; None where the right answer is not stated
     compared: int = 0  # values that the grader looked at
     repeated: float = 0.0  # share of the words
+    characters: int = 0  # of the response
 
     def count(self, kind: str) -> int:
         """Return the number of marks of a kind."""
@@ -47,19 +49,19 @@ class Reasoning:
 def measure(response: str, gold: str, question: str = "") -> Reasoning:
     """Return what is found in a response. Without a gold the moves alone are."""
     if len(response) > MAX_TEXT:
-        return Reasoning()
+        return Reasoning(characters=len(response))
     start, end = reasoning_span(response)
     text = response[start:end]
     marks = moves_of(text)
     repeated = repeated_share(text, marks)
     if not gold:
-        return Reasoning(tuple(marks), None, 0, repeated)
+        return Reasoning(tuple(marks), None, 0, repeated, len(response))
     task = GradeTask(response, gold, infer_answer_type(gold), TEMPLATES["plain"], question=question)
     first, compared = find_first_answer(task)
     if first is None:
-        return Reasoning(tuple(marks), None, compared, repeated)
+        return Reasoning(tuple(marks), None, compared, repeated, len(response))
     marks.append(Mark(first.start - start, first.end - start, "first"))
-    return Reasoning(tuple(marks), first.share_after, compared, repeated)
+    return Reasoning(tuple(marks), first.share_after, compared, repeated, len(response))
 
 
 def reasoning_at(responses: Responses, row: int) -> Reasoning:
@@ -86,18 +88,21 @@ class ReasoningSummary:
 def measured_problems(table: ProblemTable, keep_P: np.ndarray) -> np.ndarray:
     """Return the kept problems that are measured, as indices into the table's, and measure them.
 
-    They come in an order of their ids' checksums, which does not follow the data set's, and end where MAX_PROBLEMS or
-    MAX_COMPARED is reached: the same view always measures the same problems.
+    They come in an order of their ids' checksums, which does not follow the data set's, and end where MAX_CHARACTERS
+    or MAX_COMPARED is reached: the same view always measures the same problems.
     """
     kept = sorted(np.flatnonzero(keep_P).tolist(), key=lambda p: zlib.crc32(table.ids[p].encode()))
-    compared, chosen = 0, []
-    for p in kept[:MAX_PROBLEMS]:
-        if compared >= MAX_COMPARED:
+    characters = compared = 0
+    chosen: list[int] = []
+    for p in kept:
+        if compared >= MAX_COMPARED or characters >= MAX_CHARACTERS:
             break
         chosen.append(p)
         for checkpoint in table.checkpoints:
             for row in checkpoint.responses.row_of[table.ids[p]]:
-                compared += reasoning_at(checkpoint.responses, row).compared
+                found = reasoning_at(checkpoint.responses, row)
+                compared += found.compared
+                characters += found.characters
     return np.array(chosen, dtype=np.int64)
 
 

@@ -71,8 +71,9 @@ def _moves_card(state: PageState, summaries: list[ReasoningSummary], note: str) 
     table = render("reasoning_table", rows=rows)
     caption = (
         f"{note}Means with 95 % intervals over problems. After the answer: the share of the reasoning that follows "
-        "the first statement of the right answer. Left: wrong responses that had stated it. A small number may be "
-        "met by chance, which counts as stated."
+        "the first statement of the right answer, of the correct responses that state it. Left: wrong responses that "
+        "had stated it. Reflections and backtracks: per response. A small number may be met by chance, which counts "
+        "as stated."
     )
     return [ChartCard("What the reasoning does", (table,), caption)]
 

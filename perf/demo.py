@@ -1,7 +1,7 @@
 """Measure how fast the demo is: `python -m perf.demo [--problems 5000] [--checkpoints 6] [--tokens 400]`.
 
 Prints CPU seconds: from gradio's own import to the first data (server and page built, the first panel's HTML made),
-of the next problem, each filter, the table and the panel of lengths; and the most memory that was held. With
+of the next problem, each filter, the table, the panels of lengths and of reasoning; and the most memory held. With
 `--bundle` also those of the static bundle, and its size.
 """
 
@@ -42,10 +42,12 @@ def write_run(path: Path, *, problems: int, checkpoints: int, tokens: int) -> Pa
 
 def _row(rng: np.random.Generator, words: np.ndarray, index: int, tokens: int, step: int) -> dict:
     length = int(rng.gamma(6, tokens / 6)) + 2
+    reasoning = rng.choice(words, length).astype(object)
+    reasoning[11::12] = [f"is {value}." for value in rng.integers(0, 10_000, len(reasoning[11::12]))]  # statements
     right = rng.random() < 0.4 + 0.001 * step
     return {
         "problem_id": f"p{index:05d}", "sample_index": 0, "prompt_text": "",
-        "response": f"<think>{' '.join(rng.choice(words, length))}</think>\\boxed{{{index}}}",
+        "response": f"<think>{' '.join(reasoning)}</think>\\boxed{{{index}}}",
         "length": length, "stop_reason": "length" if length > 2 * tokens else "stop",
         "extracted": str(index), "gold": str(index if right else -1), "verdict": "correct" if right else "wrong",
         "path": "number", "reason": "", "has_box": True, "category": f"category {index % 12}",
@@ -86,6 +88,7 @@ def main() -> None:
         from vlm_rl.demo.lengths_panel import lengths_panel
         from vlm_rl.demo.page_state import PageStates
         from vlm_rl.demo.problem_panel import problem_panel
+        from vlm_rl.demo.reasoning_panel import reasoning_panel
         from vlm_rl.demo.server import make_server
         from vlm_rl.demo.summary_cards import summary_html
         from vlm_rl.demo.table_panel import table_panel
@@ -120,6 +123,8 @@ def main() -> None:
         state = states.of(everything)
         print(f"\npanel of lengths, {size}: {len(lengths_panel(state)) / 1e6:.2f} MB of HTML; ms, first and best")
         print(f"  {'':40} {'{:7.0f} {:7.0f}'.format(*best(lambda: lengths_panel(state)))}")
+        panel = best(lambda: reasoning_panel(state), 2)
+        print(f"panel of reasoning: {'':20} {'{:7.0f} {:7.0f}'.format(*panel)}")
         print(f"table: {'':33} {'{:7.0f} {:7.0f}'.format(*best(lambda: table_panel(state)))}")
         print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
         if options.bundle:

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 import vlm_rl
 from vlm_rl.errors import UserError
 from vlm_rl.grading import first_answer as module
-from vlm_rl.grading.first_answer import MAX_GRADED, find_first_answer, reasoning_span, stated_values, statements
-from vlm_rl.grading.grader import Grader, GradeTask
+from vlm_rl.grading.first_answer import (
+    MAX_GRADED,
+    differ_as_numbers,
+    find_first_answer,
+    reasoning_span,
+    stated_values,
+    statements,
+)
+from vlm_rl.grading.grader import Grader, GradeTask, try_grade
 from vlm_rl.templates import TEMPLATES
 
 # (reasoning before the statement's end, the rest of it, gold): each reasoning is the two joined
@@ -74,6 +81,19 @@ def test_the_reasoning_lies_before_what_closes_it(response: str) -> None:
         assert end <= response.rindex("</think>")
 
 
+_NUMBERS = st.from_regex(r"-?[0-9]{1,4}(\.[0-9]{1,2})?", fullmatch=True)
+_QUESTIONS = st.sampled_from(["", "What percentage is red?", "What is the ratio?", "What time is it?"])
+
+
+@given(_NUMBERS, _NUMBERS, _QUESTIONS, st.sampled_from(["integer", "float", "expression", "text", "list"]))
+def test_numbers_that_differ_are_never_equal_to_the_grader(value: str, gold: str, question: str, kind: str) -> None:
+    """The shortcut agrees with the grader it spares."""
+    if differ_as_numbers(value, [gold]):
+        task = GradeTask(rf"\boxed{{{value}}}", gold, kind, TEMPLATES["plain"], question=question)  # pyright: ignore
+        grade = try_grade(task, {}, {})
+        assert grade is not None and not grade.correct
+
+
 def test_a_value_is_what_a_statement_ends_with() -> None:
     assert stated_values("of 9 squares there are 5 red ones") == ["5 red ones", "5"]
     assert stated_values("x = y = 3/4.") == ["3/4"]
@@ -93,7 +113,7 @@ def test_symbolic_values_count_where_a_grader_is_given() -> None:
 
 
 def test_a_hostile_response_costs_a_bounded_number_of_comparisons() -> None:
-    numbers = " ".join(f"{i}." for i in range(5_000, 20_000))
+    numbers = " ".join(f"{i},000." for i in range(5_000, 20_000))
     found, count = find_first_answer(GradeTask(numbers, "3", "integer", TEMPLATES["plain"]))
     assert found is None and count == MAX_GRADED
 

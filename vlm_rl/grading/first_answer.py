@@ -15,8 +15,9 @@ can be met by chance on the way to a result, which overstates the share.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 from vlm_rl.grading.grader import Grader, GradeTask, try_grade
 from vlm_rl.templates import END_THINK, TEMPLATES, THINK, boxes
@@ -36,6 +37,7 @@ _VERB = re.compile(
 )
 _FORMULA = re.compile(r"(?:\$|\\\(|\\\[)([^$]{1,80}?)(?:\$|\\\)|\\\])$")
 _NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+_PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _CLOSING = " \t\r\n.!?。！？,;:*_"
 
 
@@ -113,7 +115,7 @@ def _is_worth_it(value: str, gold: str) -> bool:
 
 
 def find_first_answer(task: GradeTask, *, grader: Grader | None = None) -> tuple[FirstAnswer | None, int]:
-    """Return (the first statement of the right answer or None, the number of comparisons made).
+    """Return (the first statement of the right answer or None, the number of the grader's comparisons).
 
     Args:
         task: the response with its gold; its template does not matter.
@@ -125,14 +127,18 @@ def find_first_answer(task: GradeTask, *, grader: Grader | None = None) -> tuple
     begin, stop = reasoning_span(task.response)
     golds = (task.gold,) if isinstance(task.gold, str) else task.gold
     judged: set[str] = set()
-    undecided = 0
+    undecided = compared = 0
+    is_settled = task.answer_type != "choice" and not task.meta
     for start, end in statements(task.response[begin:stop]):
         for value in stated_values(task.response[begin + start : begin + end], golds[0]):
             if value in judged:
                 continue
             if len(judged) >= MAX_GRADED:
-                return None, len(judged)
+                return None, compared
             judged.add(value)
+            if is_settled and differ_as_numbers(value, golds):
+                continue
+            compared += 1
             asked = replace(task, response=rf"\boxed{{{value}}}", template=TEMPLATES["plain"])
             grade = try_grade(asked, {}, {})
             if grade is None and grader is not None and undecided < MAX_UNDECIDED:
@@ -140,5 +146,15 @@ def find_first_answer(task: GradeTask, *, grader: Grader | None = None) -> tuple
                 undecided += grade.verdict in ("timeout", "error")
             if grade is not None and grade.correct:
                 after = stop - begin - end
-                return FirstAnswer(begin + start, begin + end, value, after, after / (stop - begin)), len(judged)
-    return None, len(judged)
+                return FirstAnswer(begin + start, begin + end, value, after, after / (stop - begin)), compared
+    return None, compared
+
+
+def differ_as_numbers(value: str, golds: Sequence[str]) -> bool:
+    """Tell whether a value and all golds are plain decimals, none of which equals it: to the grader they differ too.
+
+    This is a hundred times faster than the grader, and most values in a reasoning are such numbers.
+    """
+    if not _PLAIN.fullmatch(value) or not all(_PLAIN.fullmatch(gold) for gold in golds):
+        return False
+    return all(Decimal(value) != Decimal(gold) for gold in golds)
