@@ -155,6 +155,9 @@ async function draw(chart) {
   if (entries.length) addLegend(chart, entries, chart.hidden_curves);
   chart.plot.view?.finalize();
   const { view } = await window.vegaEmbed(chart.plot, themed(spec, getComputedStyle(chart)), options);
+  // For screen readers the chart is one picture with its title; the table behind "CSV" has its values.
+  Object.entries({ role: "img", "aria-label": chart.getAttribute("aria-label") ?? "chart" }).forEach((pair) => chart.plot.setAttribute(...pair));
+  chart.plot.querySelector("svg")?.setAttribute("aria-hidden", "true");
   if (chart.hidden_curves.size) view.signal("hidden", [...chart.hidden_curves]).runAsync();
   view.addEventListener("click", (event, item) => {
     const detail = rowOf(item)?.click;
