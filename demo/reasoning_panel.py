@@ -56,7 +56,7 @@ def _share_card(state: PageState, summaries: list[ReasoningSummary], note: str) 
         )  # fmt: skip
     return chart_card(
         "Said after the right answer was first stated",
-        quantile_bars(rows, x_title="% of the reasoning"),
+        quantile_bars(rows, x_title="% of the reasoning", x_max=100),
         caption=f"{note}Of the correct responses whose reasoning states the answer. Line: p10 to p90. Box: the "
         "middle half. Dot: median.",
         hint="Click a mark to see the problems.",

@@ -80,8 +80,11 @@ class Quantiles:
     click: Any = None
 
 
-def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens") -> Spec | None:
-    """Return a row per distribution: a line from p10 to p90, a box from p25 to p75, a dot at the median."""
+def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens", x_max: float | None = None) -> Spec | None:
+    """Return a row per distribution: a line from p10 to p90, a box from p25 to p75, a dot at the median.
+
+    `x_max`: where the axis ends; None leaves it to the data.
+    """
     known = [row for row in rows if math.isfinite(row.median)]
     if not known:
         return None
@@ -95,6 +98,8 @@ def quantile_bars(rows: Sequence[Quantiles], *, x_title: str = "tokens") -> Spec
     fill = {"condition": {"test": "datum.hollow", "value": SURFACE}, **color}
 
     x = x_axis(x_title, zero=True)
+    if x_max is not None:
+        x["scale"]["domain"] = [0, x_max]
     span = {"x": x | {"field": "p10"}, "x2": {"field": "p90"}, "color": color}
     box = {"x": x | {"field": "p25"}, "x2": {"field": "p75"}, "stroke": color, "fill": fill, "tooltip": TIP}
     dot = {"x": x | {"field": "median"}, "fill": color, "tooltip": TIP}
