@@ -22,8 +22,8 @@ from vlm_rl.stats import Estimate, estimate, score_interval
 from vlm_rl.templates import TEMPLATES
 
 MAX_TEXT = 60_000  # characters of a response; a longer one is not measured
-# For the numbers of one panel, where nothing was measured before: together three to four seconds of a busy core.
-MAX_CHARACTERS = 1_500_000  # of responses
+# For the numbers of one panel, where nothing was measured before: together two to three seconds of a core.
+MAX_CHARACTERS = 1_000_000  # of responses
 MAX_COMPARED = 3_000  # values that the grader compares
 
 
