@@ -48,7 +48,7 @@ READY = {
     "lengths": "#lengths .map",
     "reasoning": "#reasoning .moves",
     "training": "#training .chart",
-    "live": "#live-ask",
+    "live": "button[role=tab][aria-selected=true]:has-text('Live')",  # these runs have no model to ask
     "export": "#export .link",
 }
 MARKS = "[...(CSS.highlights.get('{}') ?? [])].map(range => range.toString())"
