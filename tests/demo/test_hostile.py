@@ -90,7 +90,6 @@ def missing(text: str, fields: tuple[str, ...]) -> list[str]:
     [
         ("problems", "#problem .ckpt >> nth=1", ON_THE_CARD),
         pytest.param("lengths", "#lengths figure >> nth=3", ("alone", "rule"), marks=pytest.mark.slow),
-        pytest.param("reasoning", "#reasoning figure >> nth=0", ("alone", "rule"), marks=pytest.mark.slow),
         pytest.param("training", "#training .rollouts", IN_THE_ROLLOUTS, marks=pytest.mark.slow),
         pytest.param("export", "#export input", ("alone", "rule"), marks=pytest.mark.slow),
     ],

@@ -22,7 +22,6 @@ from tests.helpers.hostile import attack, hostile_run
 from tests.helpers.served import Served
 from vlm_rl.demo.bundle import write_bundle
 from vlm_rl.demo.server import make_server
-from vlm_rl.demo.url_state import TABS
 from vlm_rl.errors import UserError
 
 STEPS = (0, 20, 40)
@@ -41,16 +40,6 @@ CUT_OFF = """[...document.querySelectorAll('.ckpt .rendered.reasoning')].filter(
   const top = box.getBoundingClientRect().top, line = parseFloat(getComputedStyle(box).lineHeight);
   return !(top > 0 && line > 10 && top + 10 * line <= innerHeight);
 }).length"""
-CHARTS = "[...document.querySelectorAll('.chart')]"
-READY = {
-    "problems": ".ckpt mark",
-    "table": "#table tbody tr",
-    "lengths": "#lengths .map",
-    "reasoning": "#reasoning .moves",
-    "training": "#training .chart",
-    "live": "button[role=tab][aria-selected=true]:has-text('Live')",  # these runs have no model to ask
-    "export": "#export .link",
-}
 MARKS = "[...(CSS.highlights.get('{}') ?? [])].map(range => range.toString())"
 
 
@@ -222,39 +211,6 @@ def test_switches_and_the_theme_are_kept(browser, served):
         page.wait_for_selector("body.dark")
         pressed = page.locator("[data-switch][aria-pressed=true]").all_inner_texts()
         assert pressed == ["Differences", "Scroll together"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("viewport", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
-def test_axe_finds_nothing_on_any_tab(browser, served, viewport, scheme):
-    address = f"{served.url}?base=grpo@0&others=grpo@40&others=luspo@40"
-    with visit(browser, address, viewport, color_scheme=scheme) as opened:
-        page = opened.page
-        for tab in TABS:
-            page.goto(f"{address}&tab={tab}")
-            page.wait_for_selector(READY[tab])
-            page.wait_for_function(f"() => {CHARTS}.every(box => !box.offsetParent || box.querySelector('svg'))")
-            assert axe_faults(page) == [], tab
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
-
-
-@pytest.mark.slow
-def test_labels_are_read_and_a_category_leads_to_its_problems_by_keyboard(browser, served):
-    with visit(browser, f"{served.url}?base=grpo@0&others=luspo@40&tab=lengths", DESKTOP) as opened:
-        page = opened.page
-        page.get_by_role("button", name="kind 1").press("Enter")
-        page.wait_for_selector(".problems tbody tr td:has-text('kind 1')")
-        assert page.locator("#table tbody tr").count() == 8
-        assert "category=kind+1" in page.url
-        page.go_back()
-        page.wait_for_selector("#lengths .map")
-        page.click("button[role=tab]:has-text('Problems')")
-        mark = page.locator(".ckpt >> nth=1 >> mark.reflection[data-label]:has-text('Wait')").first
-        label = mark.evaluate("box => getComputedStyle(box, '::before').content")
-        assert label == '"reflection"'
-        page.keyboard.press("m")  # the text as the model wrote it has no labels
-        page.locator(".ckpt pre.reasoning >> nth=1").wait_for()
-        assert page.locator("mark:visible").count() == 0
 
 
 # -- the bundle ----------------------------------------------------------------------------------
