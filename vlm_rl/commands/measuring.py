@@ -17,7 +17,8 @@ def add_eval(commands: Commands) -> None:
         "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
         "       vlm-rl eval export RECORDS --to FORMAT --out FILE",
     )
-    evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, or a run: RUN, RUN/60, RUN/latest")
+    help_model = "a Hugging Face folder, ORG/NAME[@REVISION] of the hub, or a run: RUN, RUN/60, RUN/latest"
+    evaluate.add_argument("--model", type=Path, help=help_model)
     evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
     evaluate.add_argument("--out", type=Path, help="folder for records and summaries")
     evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)

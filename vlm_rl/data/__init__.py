@@ -8,6 +8,7 @@
     images             untrusted bytes in, RGB pixels on the model's grid out
     prompts            the only prompt builder
     vision             how the images of a prompt enter the models of each family
+    hub_models         models by their name on the hub
     model_folder       refuse a model folder that would run code, and open its configuration and tokenizer
     checkpoint_layout  a model's parameters as its published checkpoints have them
     finite_weights     NaN and infinity in a file of weights
@@ -25,6 +26,7 @@ __all__ = [
     "checkpoint_layout",
     "finite_weights",
     "golds",
+    "hub_models",
     "images",
     "model_folder",
     "order",
