@@ -119,7 +119,7 @@ def test_a_late_server_gets_the_weights_and_draws_the_same(
     alone = draw(sampler, fleet)
     addresses.write_text(f"{first}/\n{second}\n")
     fleet.sync(sampler, 2)
-    assert len(sampler._rooms) == 2
+    assert len(sampler.fleet.rooms) == 2
     both = draw(sampler, fleet)
     assert not same(alone, both)  # other weights
     assert {rollout.policy_version for group in both for rollout in group} == {2}
@@ -162,7 +162,7 @@ def test_other_weights_are_noticed(fleet: Fleet) -> None:
     first, second = (server.url for server in fleet.servers)
     httpx.post(f"{first}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
     groups = draw(sampler, fleet)
-    assert len(groups) == 8 and list(sampler._rooms) == [second]
+    assert len(groups) == 8 and list(sampler.fleet.rooms) == [second]
     assert any(first in note and "not" in note for note in fleet.notes), fleet.notes
     httpx.post(f"{second}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
     assert same(draw(sampler, fleet), groups) is False  # pushed again, with the tensor changed above
@@ -213,11 +213,11 @@ def test_garbage_is_refused(fleet: Fleet) -> None:
         for version, (name, (lie, reason)) in enumerate(LIES.items()):
             proxy.lie = None
             sampler.load_weights(fleet.model.named_parameters(), version=version)
-            assert len(sampler._rooms) == 2, fleet.notes
+            assert len(sampler.fleet.rooms) == 2, fleet.notes
             whole = whole or draw(sampler, fleet)  # the weights are the same each time
             proxy.lie = lie
             assert same(draw(sampler, fleet), whole), name
-            assert list(sampler._rooms) == [second] and reason in fleet.notes[-1], (name, fleet.notes)
+            assert list(sampler.fleet.rooms) == [second] and reason in fleet.notes[-1], (name, fleet.notes)
 
 
 def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
@@ -236,12 +236,12 @@ def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
 
         assert same(draw(sampler, fleet, stop), whole)
         assert sorted(seen) == list(range(8))  # each once
-        assert list(sampler._rooms) == [fleet.servers[0].url]
+        assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
         fleet.sync(sampler, 5)  # does not wait for it longer than `silence`
     finally:
         hung.send(signal.SIGCONT)
     fleet.sync(sampler, 6)
-    assert len(sampler._rooms) == 2
+    assert len(sampler.fleet.rooms) == 2
     draw(sampler, fleet)
 
 
@@ -260,7 +260,7 @@ def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pyte
     fingerprint = FingerprintBuilder(dtype=sampler.dtype)
     sampler.load_weights(fingerprint.watch(tensors()), version=8)
     check_fresh(sampler, fingerprint.result())
-    assert list(sampler._rooms) == [fleet.servers[0].url]
+    assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
     assert same(draw(sampler, fleet), whole)
 
 
