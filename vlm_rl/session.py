@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -19,11 +19,13 @@ from typing import Any
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config
+from vlm_rl.data.ahead import BatchAhead, load_batches, save_batches
 from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_groups
 from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.data.prompts import PromptCache
 from vlm_rl.data.sets import contaminated_sources
-from vlm_rl.distributed import all_gather, from_main, init_ranks, rank, world_size
+from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
@@ -143,6 +145,9 @@ class Session:
         self.ledger = Ledger()
         self.belief = Belief()
         self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
+        self.ahead: tuple[BatchAhead, ...] = ()  # the batches of later steps that are begun, the next one first
+        self.prompts_ahead: dict[int, PromptCache] = {}  # of these batches, by step
+        self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
         if checkpoint:
             self._restore(*checkpoint)
 
@@ -217,7 +222,7 @@ class Session:
     # -- saving and restoring ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resume needs besides weights and optimizer; JSON but for `in_progress`."""
+        """Return all that a resume needs besides weights and optimizer; JSON but for `in_progress` and `ahead`."""
         return {
             "step": self.step,
             "cursor": self.order.cursor,
@@ -230,7 +235,9 @@ class Session:
             "algorithm": self.config.algorithm.name,
             "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
+            "versions": self.versions,
             "in_progress": self.in_progress,
+            "ahead": self.ahead,
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -240,6 +247,8 @@ class Session:
         self.ledger = Ledger.restored(state["ledger"])
         self.belief = Belief.restored(state["belief"])
         self.in_progress = load_groups(folder / "learner" / FILE, self.problems)
+        self.versions = tuple(state.get("versions", (self.learner.num_updates,)))
+        self.ahead = load_batches(folder / "learner", self.problems)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every checkpoint.every steps and after the last one."""
@@ -250,10 +259,23 @@ class Session:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the current weights with this state (`CheckpointWriter.save`)."""
-        info = {key: value for key, value in state.items() if key != "in_progress"}
-        self.checkpoints.save(
-            info, add_files=lambda folder: save_groups(state["in_progress"], folder / "learner" / FILE)
-        )
+        info = {key: value for key, value in state.items() if key not in ("in_progress", "ahead")}
+        batches = [self._as_drawn(batch) for batch in state["ahead"]]
+
+        def add_groups(folder: Path) -> None:
+            save_groups(state["in_progress"], folder / "learner" / FILE)
+            save_batches(batches, folder / "learner")
+
+        self.checkpoints.save(info, add_files=add_groups)
+
+    def _as_drawn(self, batch: BatchAhead) -> BatchAhead:
+        """Return a batch with the groups that are done by now, of all ranks."""
+        assert isinstance(self.sampler, ServerSampler)
+        groups = [
+            group if rollouts is None else replace(group, rollouts=tuple(rollouts))
+            for group, rollouts in zip(batch.groups, gather_shares(self.sampler.drawn(batch.step)), strict=True)
+        ]
+        return replace(batch, groups=tuple(groups))
 
     def _best_step(self) -> int | None:
         """Return the saved step with the highest accuracy on the first set of data.eval, the latest of equals."""
@@ -296,6 +318,26 @@ class Session:
             on_group=lambda index, group: on_group(last - index, group),
         )
         return rollouts[::-1]
+
+    def begin(self, batch: BatchAhead, prompts: PromptCache) -> None:
+        """Let the servers draw the batch of a later step; `take` waits for it."""
+        assert isinstance(self.sampler, ServerSampler)
+        mine = share(batch.groups)
+        asked, begun = [prompts[group.problem] for group in mine], [group.rollouts for group in mine]
+        self.prompts_ahead[batch.step] = prompts
+        self.sampler.begin(batch.step, asked, begun, self.sampling, seed=self.config.seed)
+
+    def take(self, on_group: OnGroup) -> list[list[Rollout]]:
+        """Return this rank's groups of the batch that was begun for this step, once all of them are done."""
+        assert isinstance(self.sampler, ServerSampler)
+        return self.sampler.take(self.step, on_group)
+
+    def end_step(self) -> None:
+        """Count a step, whose update the sampler has been given."""
+        if isinstance(self.sampler, ServerSampler):
+            self.sampler.forget(self.step)
+        self.step += 1
+        self.versions = (*self.versions, self.learner.num_updates)[-1 - self.config.rollout.ahead :]
 
     def making_room(self) -> AbstractContextManager[None]:
         """Leave memory to the engine for the length of a `with` block, if rollout.offload_optimizer asks for it."""

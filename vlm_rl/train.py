@@ -20,6 +20,7 @@ import numpy as np
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.config import Config
+from vlm_rl.data.ahead import BatchAhead, age_metrics, oldest
 from vlm_rl.data.carry_over import GroupInProgress, begin, carry_metrics, mixed
 from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import gather_shares, rank, share, world_size
@@ -66,6 +67,8 @@ def train(config: Config, *, resume: bool = False) -> None:
     with RunLock(Path(config.out)) as lock, Session(config, lock=lock, resume=resume) as s, s.checkpoints:
         s.sync_weights()
         s.stop_if_asked(s.state())
+        for stored in s.ahead:
+            s.begin(stored, PromptCache(s.builder))
         evaluate_if_due(s)
         while s.step < config.train.steps:
             train_step(s)
@@ -83,6 +86,7 @@ def train_step(s: Session) -> None:
         s.stop_if_asked(before)
         raise
     s.stop_if_asked(before)  # abandons this step and saves its beginning
+    begin_ahead(s, timings)
     parts = split(batch.groups, s.config.train.mini_batch_prompts)
     weights = [weigh(s, part) for part in parts]
     mini_batches = [pack(s, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
@@ -93,7 +97,7 @@ def train_step(s: Session) -> None:
     if batch.accuracy is not None:
         hadw = s.config.algorithm.hadw
         s.belief = update_belief(s.belief, batch.accuracy, eta=hadw.eta, window=hadw.window, variant=hadw.variant)
-    s.step += 1
+    s.end_step()
     log_step(s, batch, weights, results, timings)
     s.save_if_due()
     s.stop_if_asked(s.state())
@@ -106,35 +110,45 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     """Draw prompts, sample and grade their responses, and compute the advantages.
 
     Dynamic sampling (DAPO, arXiv 2503.14476, equation 11) drops groups that are all right or all wrong and draws
-    as many prompts again, at most algorithm.max_sampling_rounds times. The step then trains on what it has.
+    as many prompts again, at most algorithm.max_sampling_rounds times. The step then trains on what it has. With
+    rollout.ahead the first round was begun by an earlier step; groups that are too old are replaced once.
     """
     wanted, responses = s.config.rollout.prompts_per_step, s.config.rollout.responses_per_prompt
     rounds = s.config.algorithm.max_sampling_rounds if s.algorithm.dynamic_sampling else 1
+    ahead, max_age = s.config.rollout.ahead, s.config.rollout.oldest_age
     prompts = PromptCache(s.builder)
     prompt_lengths: dict[str, int] = {}
     kept: list[Group] = []
     sampled: list[Reward] = []
     verdicts: list[bool] = []
-    for _ in range(rounds):
+    left = rounds
+    while left and len(kept) < wanted:
+        left -= 1
         missing = wanted - len(kept)
-        count = missing + s.config.rollout.spare_groups - len(s.in_progress)
-        drawn = [begin(*new, responses=responses) for new in draw_problems(s, count, prompts, timings)]
+        if is_begun := bool(s.ahead) and s.ahead[0].step == s.step:
+            drawn, prompts = s.ahead[0].groups, s.prompts_ahead.pop(s.step)
+            s.ahead = s.ahead[1:]
+        else:
+            count = missing + s.config.rollout.spare_groups - len(s.in_progress)
+            drawn = [begin(*new, responses=responses) for new in draw_problems(s, count, prompts, timings)]
         prompt_lengths |= {group.problem.id: group.prompt_tokens for group in (*drawn, *s.in_progress)}
-        graded = sample_and_grade(s, (*drawn, *s.in_progress), prompts, timings, enough=missing)
+        groups = (*drawn, *s.in_progress)
+        graded = sample_and_grade(s, groups, prompts, timings, enough=missing, is_begun=is_begun)
         for note in undecided_notes([(problem, rewards) for problem, _, rewards in graded]):
             s.recorder.note(f"step {s.step + 1}  {note}")
         sampled += [reward for _, _, rewards in graded for reward in rewards]
         for problem, rollouts, rewards in graded:
             correct = judged(rewards)
             verdicts += correct
-            if s.algorithm.dynamic_sampling and len(set(correct)) <= 1:
+            if is_begun and oldest(rollouts, s.versions) > max_age:
+                s.ledger.skipped["stale"] += 1
+                left = max(left, 1)
+            elif s.algorithm.dynamic_sampling and len(set(correct)) <= 1:
                 s.ledger.skipped["all_right" if any(correct) else "all_wrong" if correct else "undecided"] += 1
             else:
                 kept.append(Group(problem, rollouts, rewards, np.zeros(len(rollouts))))
-        if len(kept) == wanted:
-            break
     s.ledger.trained += len(kept)
-    s.ledger.check(in_progress=len(s.in_progress))
+    s.ledger.check(in_progress=len(s.in_progress) + sum(len(batch.groups) for batch in s.ahead))
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
         s.recorder.note(f"step {s.step + 1}  {text}")
@@ -142,8 +156,22 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     if s.config.rollout.carry_over is not None:
         groups = mixed(groups, seed=s.config.seed, step=s.step)
         metrics |= carry_metrics(groups, s.in_progress, version=s.learner.num_updates)
+    if ahead:
+        metrics |= age_metrics(groups, s.versions, ahead=ahead)
     accuracy = float(np.mean(verdicts)) if verdicts else None
     return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics | asking_metrics(sampled))
+
+
+def begin_ahead(s: Session, timings: Timings) -> None:
+    """Begin the batches of the next rollout.ahead steps that are not begun yet."""
+    rollout = s.config.rollout
+    last = min(s.step + rollout.ahead, s.config.train.steps - 1)
+    for step in range(s.ahead[-1].step + 1 if s.ahead else s.step + 1, last + 1):
+        prompts = PromptCache(s.builder)
+        new = draw_problems(s, rollout.prompts_per_step, prompts, timings)
+        groups = tuple(begin(*each, responses=rollout.responses_per_prompt) for each in new)
+        s.ahead = (*s.ahead, BatchAhead(step, groups))
+        s.begin(s.ahead[-1], prompts)
 
 
 def judged(rewards: Sequence[Reward]) -> list[bool]:
@@ -176,7 +204,13 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
 
 
 def sample_and_grade(
-    s: Session, groups: Sequence[GroupInProgress], prompts: PromptCache, timings: Timings, *, enough: int
+    s: Session,
+    groups: Sequence[GroupInProgress],
+    prompts: PromptCache,
+    timings: Timings,
+    *,
+    enough: int,
+    is_begun: bool = False,
 ) -> list[tuple[Problem, tuple[Rollout, ...], tuple[Reward, ...]]]:
     """Return problem, responses and rewards of `enough` groups that are done, in order, on every rank.
 
@@ -188,6 +222,7 @@ def sample_and_grade(
         prompts: has or builds the prompts of this rank's share.
         timings: gets the seconds of sampling, and of waiting for grades.
         enough: how many groups to wait for, over all ranks.
+        is_begun: they are those that were begun for this step.
     """
     mine = share(groups)
     with Scoring(s.reward) as scoring:
@@ -197,7 +232,10 @@ def sample_and_grade(
             def score(index: int, group: Sequence[Rollout]) -> None:
                 scoring.add(index, [(mine[index].problem, asked[index], rollout) for rollout in group])
 
-            rollouts = s.draw_on(mine, asked, enough=len(share(range(enough))), on_group=score)
+            if is_begun:
+                rollouts = s.take(score)
+            else:
+                rollouts = s.draw_on(mine, asked, enough=len(share(range(enough))), on_group=score)
         with timings.phase("reward"):  # only the wait for unfinished grading
             rewards = scoring.rewards()
             drawn = gather_shares([(tuple(group), rewards.get(index)) for index, group in enumerate(rollouts)])
@@ -283,7 +321,7 @@ def pack(s: Session, batch: RolloutBatch, groups: Sequence[Group], weights_PG: n
         weights_PG=weights_PG,
         positions=partial(rope_positions, s.policy.model),
         mean_weight=1 / sum(int(group.lengths_G.sum()) for group in groups),
-        version=None if s.config.rollout.carry_over is None else s.learner.num_updates,
+        version=s.learner.num_updates if s.config.rollout.mixes_versions else None,
     )
     return [row_of(chunks) for chunks in plan]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class Fleet:
         self.dtype = dtype
         self.version = 0  # of the current weights
         self.rooms: dict[str, int] = {}  # the servers that hold the current weights, and what each can draw at once
+        self.changes = 0  # pushes that were begun
+        self.is_pushing = False
         self.buffers: Mapping[str, str] | None = None  # of the first server before its first push; all have the same
         self._builder, self._max_model_len = builder, max_model_len
         self._is_stopped, self._note = is_stopped, note
@@ -69,6 +72,20 @@ class Fleet:
     def label(self) -> str:
         """The label of the current weights."""
         return f"{self._run}-{self.version}"
+
+    def version_of(self, label: str) -> int | None:
+        """Return the policy version of the weights with this label; None where they are none of this run so far."""
+        run, _, version = label.rpartition("-")
+        return int(version) if run == self._run and version.isdecimal() and int(version) <= self.version else None
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Expect servers to hold any weights while this lasts. All ranks enter it before a push begins."""
+        self.changes, self.is_pushing = self.changes + 1, True
+        try:
+            yield
+        finally:
+            self.is_pushing = False
 
     def lose(self, url: str) -> None:
         """Give this server no more work until weights were pushed to it again."""

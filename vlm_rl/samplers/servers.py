@@ -18,7 +18,7 @@ from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, response_seed
+from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SamplingParams, check_lengths, response_seed
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
@@ -27,6 +27,7 @@ from vlm_rl.samplers.fingerprint import (
     StaleWeightsError,
     check_buffers,
 )
+from vlm_rl.samplers.server_background import Background
 from vlm_rl.samplers.server_client import ServerError, ask_proof, connected
 from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
 from vlm_rl.samplers.server_fleet import Fleet, ServerSettings, ServersGoneError
@@ -73,6 +74,7 @@ class ServerSampler:
         """
         if builder.max_videos:
             raise UserError("rollout.sampler is server, and servers are not sent videos: set rollout.sampler=vllm")
+        self.policy_version = 0
         self.dtype = dtype
         self.fleet = Fleet(
             settings, builder=builder, max_model_len=max_model_len, dtype=dtype, is_stopped=is_stopped, note=note
@@ -82,18 +84,15 @@ class ServerSampler:
         self._weights = weights
         self._as_published = as_published(model_path)
         self._links: dict[Peer, Link] = {}  # rank 0's
-
-    @property
-    def policy_version(self) -> int:
-        """See Sampler."""
-        return self.fleet.version
+        self._background: Background | None = None  # from the first `begin` on
 
     # -- weights -------------------------------------------------------------------------------------
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. Pushes to every server that is there; none need be."""
-        self.fleet.version = version
-        self._push(tensors, from_main(self.fleet.look_around))
+        with self.fleet.pushing():
+            self.policy_version = self.fleet.version = version
+            self._push(tensors, from_main(self.fleet.look_around))
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
         """See Sampler.fingerprint. Where no server is left, this waits for one, and the weights are pushed again.
@@ -107,7 +106,9 @@ class ServerSampler:
         """See Sampler.sleep: a server's memory is its own."""
 
     def close(self) -> None:
-        """Drop the connections; the servers stay."""
+        """Drop the connections and what is being drawn; the servers stay."""
+        if self._background is not None:
+            self._background.close()
         self._links.clear()
 
     def _push(self, tensors: NamedTensors, rooms: Mapping[Peer, int]) -> None:
@@ -118,7 +119,12 @@ class ServerSampler:
         else:
             fleet = self.fleet
             push = Push(
-                list(rooms), self._links, label=fleet.label, token=fleet.token, seconds=fleet.settings.silence
+                list(rooms),
+                self._links,
+                label=fleet.label,
+                token=fleet.token,
+                seconds=fleet.settings.silence,
+                in_flight=self._background is not None,
             )
             push.begin()
             for part in parts(self._as_published(tensors)):
@@ -127,13 +133,24 @@ class ServerSampler:
             for url, reason in push.failed.items():
                 self.fleet.say(url, f"{reason}: it gets the weights again at the next sync")
             rooms = {peer: rooms[peer] for peer in push.peers}
-        self.fleet.rooms = from_main(lambda: {peer.url: room for peer, room in rooms.items()})
+        self._use(from_main(lambda: {peer.url: room for peer, room in rooms.items()}))
+
+    def _use(self, rooms: Mapping[str, int]) -> None:
+        """Draw on these servers from now on: they hold the current weights."""
+        self.fleet.rooms = dict(rooms)
+        if self._background is not None:
+            self._background.use(self._places())
+
+    def _places(self) -> dict[str, int]:
+        """Return how many responses of this rank each server draws ahead at once; the probe finds a place beside."""
+        return {url: (room - PROBE_PLACES) // world_size() for url, room in self.fleet.rooms.items()}
 
     def _restore(self) -> Fingerprint:
         """Wait for a server, push the weights again, and return their proven fingerprint."""
         while True:
             fingerprint = FingerprintBuilder(dtype=self.dtype)
-            self._push(fingerprint.watch(self._weights()), from_main(self.fleet.wait))
+            with self.fleet.pushing():
+                self._push(fingerprint.watch(self._weights()), from_main(self.fleet.wait))
             expected = fingerprint.result()
             if (checksum := self._prove(expected.layout)) is None:
                 continue
@@ -149,7 +166,7 @@ class ServerSampler:
         proofs, self.fleet.buffers = from_main(
             lambda: (asyncio.run(self._ask_proofs(json.dumps(layout), list(self.fleet.rooms))), self.fleet.buffers)
         )
-        self.fleet.rooms = {url: self.fleet.rooms[url] for url in proofs}
+        self._use({url: self.fleet.rooms[url] for url in proofs if url in self.fleet.rooms})
         for url, proof in proofs.items():
             check_buffers(f"server {url}", proof["buffers"], self.fleet.buffers or {})
         held = {proof["checksum"]: url for url, proof in proofs.items()}
@@ -199,12 +216,18 @@ class ServerSampler:
             if on_group is not None:
                 on_group(index, group)
 
-        requests = {
-            index: GroupRequest(prompt, params, seeds_of(prompt, params, seed=seed, step=step), partial(take, index))
-            for index, prompt in enumerate(prompts)
-        }
         while True:
-            missing = [request for index, request in requests.items() if index not in groups]
+            missing = [
+                GroupRequest(
+                    prompt,
+                    params,
+                    seeds_of(prompt, params, seed=seed, step=step),
+                    self.fleet.version,
+                    partial(take, index),
+                )
+                for index, prompt in enumerate(prompts)
+                if index not in groups
+            ]
             left = self._draw(missing, size=params.responses) if missing else False
             progress = len(groups) > len(prompts) - len(missing)
             states = all_gather((left, progress)) if together else [(left, progress)]
@@ -216,7 +239,7 @@ class ServerSampler:
                 self._restore()
             else:
                 found = self.fleet.wait(holding=self.fleet.label)
-                self.fleet.rooms = {peer.url: room for peer, room in found.items()}
+                self._use({peer.url: room for peer, room in found.items()})
 
     def _draw(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Draw until every group is complete or no server is left, and tell whether groups are missing."""
@@ -224,6 +247,66 @@ class ServerSampler:
         rooms = {url: 2 * room // world_size() for url, room in self.fleet.rooms.items()}
         drawing = Drawing(self.fleet, self._builder, rooms, requests, size=size)
         return asyncio.run(drawing.run())
+
+    # -- batches of later steps ----------------------------------------------------------------------
+
+    def begin(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        begun: Sequence[Sequence[Rollout]],
+        params: SamplingParams,
+        *,
+        seed: int,
+    ) -> None:
+        """Begin to draw the batch of a later step, after those begun before; `take` waits for it.
+
+        Syncs go on meanwhile: a response may hold tokens of several versions.
+
+        Args:
+            step: that trains on the batch; its responses have the seeds that `generate` would give them.
+            prompts: of this rank.
+            begun: the responses to each so far; groups that are not done are drawn from their beginning.
+            params: how to draw, the same in all calls.
+            seed: of the run.
+        """
+        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        if self._background is None:
+            self._background = Background(self.fleet, self._builder, self._places(), size=params.responses)
+        done = {
+            index: list(group)
+            for index, group in enumerate(begun)
+            if all(rollout.stop_reason != "unfinished" for rollout in group)
+        }
+        seeds = [seeds_of(prompt, params, seed=seed, step=step) for prompt in prompts]
+        self._background.begin(step, prompts, done, params, seeds, version=self.fleet.version)
+
+    def take(self, step: int, on_group: OnGroup) -> list[list[Rollout]]:
+        """Wait for a batch that was begun, and return its groups in order; all ranks at once.
+
+        `on_group(index, rollouts)` is called once for each group. Where a rank has lost all its servers, those that
+        come back get the weights again. Raises ServersGoneError where none is there for rollout.server_timeout.
+        """
+        assert self._background is not None, "`begin` comes first"
+        while True:
+            before = self.drawn(step).count(None)
+            left = self._background.wait(step, on_group)
+            states = all_gather((left, self.drawn(step).count(None) < before))
+            if any(progress for _, progress in states):
+                self.fleet.note_progress()
+            if not any(left for left, _ in states):
+                return [group for group in self.drawn(step) if group is not None]
+            self._restore()
+
+    def drawn(self, step: int) -> list[list[Rollout] | None]:
+        """Return this rank's groups of a batch that was begun; None for one that is not done."""
+        assert self._background is not None, "`begin` comes first"
+        return self._background.drawn(step)
+
+    def forget(self, step: int) -> None:
+        """Drop a batch that was taken."""
+        if self._background is not None:
+            self._background.forget(step)
 
     def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
         """See Sampler.stream; the whole response is drawn before its first token is given."""
