@@ -9,8 +9,6 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,88 +16,27 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
 
 from tests.helpers.lying_proxy import Lie, changed, lying_proxy
-from tests.helpers.rollout_servers import RolloutServer
-from tests.helpers.toy_runs import Toys, toy_problem
-from vlm_rl.data.prompts import PromptBuilder
+from tests.helpers.rollout_servers import Fleet, same, served_fleet
+from tests.helpers.toy_runs import Toys
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
-from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
-from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.types import Rollout
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 
 
-@dataclass
-class Fleet:
-    """Two servers, and a learner beside them."""
-
-    toys: Toys
-    servers: list[RolloutServer]
-    token: Path
-    model: torch.nn.Module
-    prompts: list[Prompt]
-    builder: PromptBuilder
-    notes: list[str]
-
-    def sampler(self, **settings: Any) -> ServerSampler:
-        config = (self.toys.model / "config.json").read_bytes()
-        given = ServerSettings(
-            [server.url for server in self.servers],
-            token_file=self.token,
-            timeout=60.0,
-            model_sha256=sha256(config).hexdigest(),
-        )
-        self.notes.clear()
-        return ServerSampler(
-            replace(given, **settings),
-            model_path=str(self.toys.model),
-            builder=self.builder,
-            max_model_len=174,
-            dtype=torch.float32,
-            weights=self.model.named_parameters,
-            is_stopped=lambda: False,
-            note=self.notes.append,
-        )
-
-    def sync(self, sampler: ServerSampler, version: int) -> None:
-        """Push other weights than before, and prove that they arrived."""
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.mul_(1.01)
-        fingerprint = FingerprintBuilder(dtype=sampler.dtype)
-        sampler.load_weights(fingerprint.watch(self.model.named_parameters()), version=version)
-        check_fresh(sampler, fingerprint.result())
-
-
 @pytest.fixture(scope="module")
 def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     pytest.importorskip("vllm")
-    folder = tmp_path_factory.mktemp("servers")
-    rollout = {"sampler": "vllm", "batch_size": 4, "server_token": str(folder / "token")}
-    config = toys.config("served-config", rollout=rollout)
-    builder = PromptBuilder(toys.model, template=TEMPLATES["think_answer"], max_pixels=1_003_520)
-    model = AutoModelForImageTextToText.from_pretrained(toys.model, dtype=torch.float32)
-    prompts = [builder.build(toy_problem(index, "train", 12)) for index in range(8)]
-    with RolloutServer(config, folder / "first") as first, RolloutServer(config, folder / "second") as second:
-        first.wait()
-        second.wait()
-        yield Fleet(toys, [first, second], folder / "token", model, prompts, builder, [])
-
-
-def same(left: list[list[Rollout]], right: list[list[Rollout]]) -> bool:
-    """Tell whether two calls of generate gave the same tokens, with log-probs equal but for float noise."""
-    pairs = [(a, b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)]
-    return all(
-        a.ids.tolist() == b.ids.tolist() and np.allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0) for a, b in pairs
-    )
+    with served_fleet(toys, tmp_path_factory.mktemp("servers")) as fleet:
+        yield fleet
 
 
 def draw(sampler: ServerSampler, fleet: Fleet, on_group: Callable[[int, Any], None] | None = None) -> Any:

@@ -84,20 +84,22 @@ class Drawing:
         With `for_ever` it waits for more groups and servers, until it is cancelled.
         """
         async with AsyncExitStack() as connections:
+            change = asyncio.create_task(self._changed.wait())
             try:
                 while for_ever or (self._schedule.left and self._schedule.at):
+                    if change.done():
+                        self._changed.clear()
+                        change = asyncio.create_task(self._changed.wait())
                     await self._hand_out(connections)
-                    self._changed.clear()
-                    change = asyncio.create_task(self._changed.wait())
                     done, _ = await asyncio.wait([*self._tasks, change], return_when=asyncio.FIRST_COMPLETED)
-                    change.cancel()
                     for task in done - {change}:
                         self._settle(task)
-                    self._note_change()
+                    self.is_stuck = self._schedule.left and not self._schedule.at
             finally:
-                for task in self._tasks:
+                tasks = [*self._tasks, change]
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
         return self._schedule.left
 
     def _note_change(self) -> None:
