@@ -3,10 +3,10 @@
     python perf/ahead.py                   # minutes
     python perf/ahead.py --rounds 3 --steps 12
 
-Toy problems and a random tiny model, whose responses are nearly all of the longest length. The same server and the same
-learner's core serve ahead 0 and ahead 1, in turns; only the learner is started again. The run in process has both cores,
-and its engine and its learner take turns. Seconds are means over all steps but the first, which pays for caches, and the
-last, which begins no other batch; saves and the start are not counted.
+Toy problems and a random tiny model, whose responses are nearly all of the longest length. The same server draws for
+ahead 0 and ahead 1, in turns; only the learner is started again. The run in process has both cores for its engine and
+its learner, which take turns. Seconds are means over all steps but the first, which pays for caches, and the last,
+which begins no other batch; saves and the start are not counted.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.collecting import begin_ahead, collect
 from vlm_rl.config import parse_config
 from vlm_rl.data.ahead import BatchAhead, age_metrics, ages, load_batches, oldest, save_batches
 from vlm_rl.data.carry_over import begin
@@ -25,7 +26,6 @@ from vlm_rl.samplers.server_client import ServerError, ServerResponse
 from vlm_rl.samplers.server_drawing import Drawing
 from vlm_rl.samplers.server_fleet import Fleet
 from vlm_rl.session import Session
-from vlm_rl.train import begin_ahead, collect
 from vlm_rl.types import Grade, Group, Problem, Reward, Rollout
 
 RIGHT, WRONG = (Grade(verdict, None, "test", "") for verdict in ("correct", "wrong"))

@@ -37,6 +37,7 @@ ROOMS["commands"] = {*ROOMS}
 ABOVE = {
     "preflight",
     "train",
+    "collecting",
     "session",
     "parts",
     "weight_sync",

@@ -143,7 +143,7 @@ class ServerSampler:
 
     def _places(self) -> dict[str, int]:
         """Return how many responses of this rank each server draws ahead at once; the probe finds a place beside."""
-        return {url: (room - PROBE_PLACES) // world_size() for url, room in self.fleet.rooms.items()}
+        return {url: (room - PROBE_PLACES) // world_size() for url, room in dict(self.fleet.rooms).items()}
 
     def _restore(self) -> Fingerprint:
         """Wait for a server, push the weights again, and return their proven fingerprint."""
@@ -166,7 +166,8 @@ class ServerSampler:
         proofs, self.fleet.buffers = from_main(
             lambda: (asyncio.run(self._ask_proofs(json.dumps(layout), list(self.fleet.rooms))), self.fleet.buffers)
         )
-        self._use({url: self.fleet.rooms[url] for url in proofs if url in self.fleet.rooms})
+        rooms = dict(self.fleet.rooms)  # the thread of a batch ahead may lose one meanwhile
+        self._use({url: rooms[url] for url in proofs if url in rooms})
         for url, proof in proofs.items():
             check_buffers(f"server {url}", proof["buffers"], self.fleet.buffers or {})
         held = {proof["checksum"]: url for url, proof in proofs.items()}
@@ -244,7 +245,7 @@ class ServerSampler:
     def _draw(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Draw until every group is complete or no server is left, and tell whether groups are missing."""
         # Twice what a server draws at once: none idles between two groups.
-        rooms = {url: 2 * room // world_size() for url, room in self.fleet.rooms.items()}
+        rooms = {url: 2 * room // world_size() for url, room in dict(self.fleet.rooms).items()}
         drawing = Drawing(self.fleet, self._builder, rooms, requests, size=size)
         return asyncio.run(drawing.run())
 
