@@ -1,4 +1,4 @@
-"""Grade what a model answered live, where a stored problem was asked as it stands.
+"""Grade what a model answered live, where a stored problem was asked unchanged.
 
 The rules are those of training and evaluation. The problem's row in the prepared set decides where that set is on
 this machine; otherwise the gold in the evaluation's record does, and its form says what kind of answer it is.

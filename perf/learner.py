@@ -80,7 +80,7 @@ class Measured:
     growth: float  # MiB of that peak above the process as it stood before its first step
 
 
-class Worker:
+class LayoutWorker:
     """One variant in a process of its own, which makes an optimizer step whenever it is told to."""
 
     def __init__(self, variant: str, shape: Shape, folder: Path) -> None:
@@ -115,7 +115,7 @@ def _arguments(shape: Shape) -> list[str]:
 
 def measure(shape: Shape, *, rounds: int, folder: Path) -> tuple[list[Measured], float, float]:
     """Measure all variants of one shape, the shared one first, then the gaps in log-probs and gradients."""
-    workers = [Worker(name, shape, folder) for name in ("shared", *(f"padded-{rows}" for rows in PADDED_ROWS))]
+    workers = [LayoutWorker(name, shape, folder) for name in ("shared", *(f"padded-{rows}" for rows in PADDED_ROWS))]
     try:
         for worker in workers:
             worker.tell("warm up")

@@ -1,7 +1,7 @@
 """Seconds of an optimizer step with a checkpoint after each: none, written while the training waits, and beside it.
 
     OMP_NUM_THREADS=1 python perf/save.py                    # a random model of 17 M parameters on one rank
-    OMP_NUM_THREADS=1 python perf/save.py --folder /data     # on another disk
+    OMP_NUM_THREADS=1 python perf/save.py --folder /data     # on a different disk
 
 The ways take turns, a few steps each; the last checkpoint of a turn is complete when its time ends. Medians of the
 turns are printed.

@@ -33,7 +33,7 @@ PATCH = 28  # pixels of a visual token's side
 
 
 @dataclass(frozen=True)
-class Point:
+class StepPoint:
     """One comparison: `side` visual tokens along each side of the image, `text` characters of the question."""
 
     side: int
@@ -43,7 +43,7 @@ class Point:
     tokens: int
 
 
-POINTS = (Point(16, 60, 4, 8, 100), Point(27, 400, 2, 8, 300))
+POINTS = (StepPoint(16, 60, 4, 8, 100), StepPoint(27, 400, 2, 8, 300))
 
 
 def parity(problem: Any, response: str, grade: Any, tokens: int) -> float:
@@ -54,7 +54,7 @@ def parity(problem: Any, response: str, grade: Any, tokens: int) -> float:
 # --- the parent: it never imports torch --------------------------------------------------------------
 
 
-def compare(point: Point, folder: Path) -> dict[str, Worker]:
+def compare(point: StepPoint, folder: Path) -> dict[str, Worker]:
     """Return every side's worker after its steps, TRL's at its fastest micro-batch; they have ended."""
     names = ["ours, transformers"] + ["ours, vllm"] * (importlib.util.find_spec("vllm") is not None)
     sides = {name: Worker(name, point, folder, script=__file__) for name in names}
@@ -77,7 +77,7 @@ def per_token(step: dict[str, float], key: str) -> float:
     return step[key] / step["tokens"]
 
 
-def show(point: Point, sides: dict[str, Worker]) -> None:
+def show(point: StepPoint, sides: dict[str, Worker]) -> None:
     medians = {
         name: [statistics.median(per_token(step, key) for step in worker.steps[1:]) for key in ("cpu", "wall")]
         for name, worker in sides.items()
@@ -96,7 +96,7 @@ def show(point: Point, sides: dict[str, Worker]) -> None:
 # --- the workers ------------------------------------------------------------------------------------
 
 
-def write_problems(folder: Path, point: Point) -> None:
+def write_problems(folder: Path, point: StepPoint) -> None:
     """Write a set in ViRL39K's layout with images of noise, and prepare it."""
     import numpy as np
     import pyarrow as pa
@@ -119,7 +119,7 @@ def write_problems(folder: Path, point: Point) -> None:
     prepare("virl39k", folder / "raw", folder / "data")
 
 
-def work_ours(point: Point, folder: Path, *, sampler: str) -> None:
+def work_ours(point: StepPoint, folder: Path, *, sampler: str) -> None:
     """Make a training step of the product for each line of standard input."""
     from vlm_rl.config import parse_config
     from vlm_rl.run.lock import RunLock
@@ -162,7 +162,7 @@ def report(begun: tuple[float, float], ended: tuple[float, float], **values: flo
     print(json.dumps({"wall": wall, "cpu": cpu, **values}), flush=True)
 
 
-def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
+def work_trl(point: StepPoint, folder: Path, *, micro_batch: int) -> None:
     """Make a step of GRPOTrainer.train for each line of standard input."""
     sys.modules["vllm"] = None  # type: ignore[assignment]  # unused here; to TRL it is not installed
     import torch
@@ -229,7 +229,7 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
     trainer.train()
 
 
-def build(folder: Path, point: Point) -> None:
+def build(folder: Path, point: StepPoint) -> None:
     """Build the model and the problems."""
     from vlm_rl.toy.tiny_model import build_tiny_model
 
@@ -243,7 +243,7 @@ def main() -> None:
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        point, folder = Point(**json.loads(options.point)), Path(options.folder)
+        point, folder = StepPoint(**json.loads(options.point)), Path(options.folder)
         if options.worker == "build":
             return build(folder, point)
         side, _, rows = options.worker.partition("-")

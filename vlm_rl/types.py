@@ -32,7 +32,7 @@ T = TypeVar("T")
 IMAGE_MARKER, VIDEO_MARKER = "<image>", "<video>"
 
 AnswerType = Literal["choice", "integer", "float", "expression", "text", "list"]
-StopReason = Literal["stop", "length", "unfinished"]  # unfinished: goes on in a later step (rollout.carry_over)
+StopReason = Literal["stop", "length", "unfinished"]  # unfinished: continues in a later step (rollout.carry_over)
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 
 

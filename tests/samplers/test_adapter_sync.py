@@ -105,6 +105,7 @@ def test_each_version_is_held_whole_and_computed_with(policy: Policy, sampler: A
 
 @pytest.mark.slow
 def test_the_proof_sees_what_is_in_the_wrong_place(policy: Policy, sampler: Any) -> None:
+    draw(policy, 3)
     sampler.load_weights(stream(policy), version=3)
     expected = whole(policy)
     check_fresh(sampler, expected)

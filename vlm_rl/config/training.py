@@ -268,7 +268,7 @@ class CheckpointConfig(ConfigSection):
     keep_every: NonNegativeInt = 0
     """Also keep, for ever, each step that is a multiple of this; 0 keeps none."""
     async_save: bool = False
-    """Write checkpoints while the training goes on; each rank holds a copy of what it writes in host memory."""
+    """Write checkpoints while the training continues; each rank holds a copy of what it writes in host memory."""
 
 
 class TrackersConfig(ConfigSection):

@@ -40,7 +40,7 @@ class AttentionKernels(TorchDispatchMode):
 
 
 def attention_fp32(_: object) -> Check:
-    """Compare output and gradients in float32, which takes another kernel than training on a GPU."""
+    """Compare output and gradients in float32, which takes a different kernel than training on a GPU."""
     groups = _groups()
     with AttentionKernels() as kernels:
         error = _error(_packed(groups), torch.float32, groups)

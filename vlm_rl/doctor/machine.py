@@ -112,7 +112,7 @@ def ports(_: Path) -> Check:
             pass
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        advice = "another run may hold it: start this one with torchrun --standalone, or another MASTER_PORT"
+        advice = "another run may hold it: start this one with torchrun --standalone, or a different MASTER_PORT"
         return Check("ports", "off", f"torchrun's port {port}: {reason}", advice)
     return Check("ports", "ok", f"torchrun's port {port} is free, and {name} has an address")
 
@@ -122,7 +122,7 @@ def disk(runs: Path) -> Check:
     free = shutil.disk_usage(runs).free
     detail = f"{free / _GIB:.1f} GiB free in {runs}"
     if free < LEAST_DISK:
-        return Check("disk", "off", f"{detail} (least {LEAST_DISK / _GIB:g})", "free some, or give another --runs")
+        return Check("disk", "off", f"{detail} (least {LEAST_DISK / _GIB:g})", "free some, or change --runs")
     return Check("disk", "ok", detail)
 
 
@@ -131,13 +131,13 @@ def run_folder(runs: Path) -> Check:
     try:
         written, read, is_same = _disk_speeds(runs)
     except OSError as error:
-        advice = "make it writable, or give another folder with --runs"
+        advice = "make it writable, or give a different folder with --runs"
         return Check("run folder", "off", f"{runs} cannot be written: {error.strerror}", advice)
     if not is_same:
         return Check("run folder", "off", f"{runs}: what was read is not what was written", "replace this disk")
     detail = f"{written / 1e6:.0f} MB/s written and {read / 1e6:.0f} read in {runs}"
     if min(written, read) < LEAST_SPEED:
-        advice = "checkpoints will take long: give another disk with --runs, or save less often (checkpoint.every)"
+        advice = "checkpoints will take long: choose a disk with --runs, or save less often (checkpoint.every)"
         return Check("run folder", "off", f"{detail} (least {LEAST_SPEED / 1e6:.0f})", advice)
     return Check("run folder", "ok", detail)
 

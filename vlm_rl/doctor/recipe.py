@@ -111,7 +111,7 @@ def checkpoints(subject: RecipeUnderTest) -> Check:
     detail = f"{kept} x {size / _GIB:.1f} GiB at most at a time, {free / _GIB:.1f} free in {folder}"
     if kept * size <= free:
         return Check("checkpoints", "ok", detail)
-    return Check("checkpoints", "off", detail, "free some, set out to another disk, or lower checkpoint.keep_last")
+    return Check("checkpoints", "off", detail, "free some, change out, or lower checkpoint.keep_last")
 
 
 def existing(folder: Path) -> Path:

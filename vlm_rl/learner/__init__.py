@@ -21,7 +21,7 @@
     out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for another number of ranks),
+routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for a different number of ranks),
 checkpoint_files (what a rank writes into a checkpoint, at once or later), and deepspeed, the only file that imports
 DeepSpeed.
 

@@ -146,7 +146,7 @@ def gathered(parameters: Sequence[nn.Parameter], *, zero_stage: int) -> Abstract
 def sharded_loading(config: TrainConfig | None, dtype: torch.dtype) -> Iterator[None]:
     """Let transformers shard the models that it loads in a `with` block over the ranks, where the stage is ZeRO 3.
 
-    No rank then holds more than its share and one module. None, or another stage, changes nothing. Collective.
+    No rank then holds more than its share and one module. None, or a different stage, changes nothing. Collective.
     """
     if config is None or config.zero_stage != 3:
         yield

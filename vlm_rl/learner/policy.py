@@ -275,7 +275,7 @@ class Head(nn.Module):
         super().__init__()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise UserError(
-                "the learner supports only output heads that are a matrix without a bias: use another model"
+                "the learner supports only output heads that are a matrix without a bias: use a different model"
             )
         self.weight = head.weight
         self.temperature, self.soft_cap = temperature, soft_cap

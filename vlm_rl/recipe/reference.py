@@ -81,7 +81,7 @@ def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
 
 
 def _sft_keys() -> Iterator[Key]:
-    """Yield the keys of `vlm-rl sft` that a training run does not have, or has with another meaning."""
+    """Yield the keys of `vlm-rl sft` that a training run does not have, or has with a different meaning."""
     known = {key.path: key for key in _keys(Config)}
     for key in _keys(SftConfig):
         if key != known.get(key.path):

@@ -101,7 +101,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def _has_vllm_script() -> bool:
-    """Tell whether `vllm serve` works: it wants a package called vllm, and the CPU build has another name."""
+    """Tell whether `vllm serve` works: it wants a package called vllm, and the CPU build has a different name."""
     try:
         return bool(version("vllm"))
     except PackageNotFoundError:
