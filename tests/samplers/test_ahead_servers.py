@@ -130,9 +130,9 @@ def tokens_of(run: RunDirectory) -> list[list[Any]]:
     return [[row["token_ids"] for row in rows] for rows in rollouts_of(run)]
 
 
-def test_a_stopped_run_goes_on_with_the_batch_that_it_had_begun(fleet: Fleet) -> None:
-    """SIGTERM in step 3, whose batch is drawn: it is stored, trained on bit for bit, and the run goes on as if it had
-    not been stopped. Twelve prompts, four a step: after three steps each was trained on once."""
+def test_a_stopped_run_continues_with_the_batch_that_it_had_begun(fleet: Fleet) -> None:
+    """SIGTERM in step 3, whose batch is drawn: it is stored, trained on bit for bit, and the run continues as if it
+    had not been stopped. Twelve prompts, four a step: after three steps each was trained on once."""
     urls = [server.url for server in fleet.servers]
     rollout = {"batch_size": 4, "server_token": str(fleet.token), "sampler": "server", "servers": urls, "ahead": 1}
     changes: dict[str, Any] = {"rollout": rollout, "train": {"steps": STEPS}, "checkpoint": {"every": STEPS}}
@@ -162,6 +162,27 @@ def test_a_stopped_run_goes_on_with_the_batch_that_it_had_begun(fleet: Fleet) ->
         assert "rollout/logprob_gap" in records[0] and "rollout/logprob_gap" not in records[1]
         first = Counter(row["prompt_id"] for rows in rollouts_of(run)[:3] for row in rows)
         assert len(first) == 12 and set(first.values()) == {4}
+
+
+def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None:
+    """SIGTERM in step 2, with the batches of steps 2 and 3 begun: one rank trains on these, and no prompt is lost."""
+    urls = [server.url for server in fleet.servers]
+    rollout = {"batch_size": 4, "server_token": str(fleet.token), "sampler": "server", "servers": urls, "ahead": 2}
+    config = fleet.toys.config("ahead-ranks", rollout=rollout, train={"steps": 6}, checkpoint={"every": 6})
+    stop = {"terminate_in": {"phase": "reward", "step": 2}}
+    result = fleet.toys.runner("train", str(config), faults=stop, ranks=2)
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    run = fleet.toys.run("ahead-ranks")
+    ((_, folder),) = run.checkpoints()
+    problems = [toy_problem(index, "train", 12) for index in range(12)]
+    assert [batch.step for batch in load_batches(folder / "learner", problems)] == [1, 2]
+    result = fleet.toys.runner("train", str(config), "--resume")
+    assert result.code == 0, result.output[-3000:]
+    counts = Counter(row["prompt_id"] for rows in rollouts_of(run) for row in rows)
+    assert len(counts) == 12 and set(counts.values()) == {2 * 4}  # two epochs
+    records = run.metrics()
+    assert [record["data/drawn"] for record in records] == [12, 16, 20, 24, 24, 24]
+    assert [record["ahead/age_max"] <= min(step, 2) for step, record in enumerate(records)] == [True] * 6
 
 
 def test_where_all_servers_are_gone_the_batch_waits_and_the_run_ends(fleet: Fleet) -> None:

@@ -130,7 +130,7 @@ class Push:
             label: of the new weights.
             token: that the servers ask for.
             seconds: that a server may take for each request.
-            in_flight: what the servers are drawing goes on under the new weights; otherwise it is dropped.
+            in_flight: what the servers are drawing continues under the new weights; otherwise it is dropped.
         """
         self.peers = list(peers)
         self.failed: dict[str, str] = {}
@@ -140,7 +140,7 @@ class Push:
     def begin(self) -> None:
         """Stop what the servers are drawing, drop what they cached, and connect.
 
-        Keys and values are dropped in flight too: a response that goes on is read in again by the new weights.
+        Keys and values are dropped in flight too: a response that continues is read in again by the new weights.
         """
         self._each(self._begin)
 

@@ -262,7 +262,7 @@ class ServerSampler:
     ) -> None:
         """Begin to draw the batch of a later step, after those begun before; `take` waits for it.
 
-        Syncs go on meanwhile: a response may hold tokens of several versions.
+        Syncs continue meanwhile: a response may hold tokens of several versions.
 
         Args:
             step: that trains on the batch; its responses have the seeds that `generate` would give them.
