@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 
 from vlm_rl.data.prompts import PromptBuilder
@@ -113,7 +114,7 @@ class Background:
 
     def close(self) -> None:
         """Stop drawing; servers drop what was asked of them."""
-        if self._thread.is_alive() and not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._work.cancel)
         self._thread.join()
 
