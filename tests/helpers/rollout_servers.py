@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from tests.helpers.served import free_port, wait_for_status
 from tests.helpers.toy_runs import Toys, clean_environment, toy_problem
@@ -68,7 +68,7 @@ class Fleet:
     toys: Toys
     servers: list[RolloutServer]
     token: Path
-    model: torch.nn.Module
+    model: PreTrainedModel
     prompts: list[Prompt]
     builder: PromptBuilder
     notes: list[str]
