@@ -1,6 +1,7 @@
 """Prepared sets on their way into a model: problems, their images, their prompts.
 
     adapters           LoRA adapters on disk, and how they are merged
+    ahead              batches that are drawn while earlier ones train
     carry_over         groups that one step begins and a later one ends
     golds              the text, type and options of a gold answer
     sets               read a prepared set, and refuse what must not be trained or scored on
@@ -22,6 +23,7 @@ prompts loads torch; so does loading a set, where one rank checks for all.
 
 __all__ = [
     "adapters",
+    "ahead",
     "carry_over",
     "checkpoint_layout",
     "finite_weights",
