@@ -22,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "run": {"data"},
     "samplers": {"data"},
     "learner": {"data", "run"},
-    "evaluation": {"data", "grading", "run", "samplers"},
+    "evaluation": {"data", "grading", "reward_parts", "run", "samplers"},
     "report": {"data", "run"},
     "recipe": {"data", "learner"},
     "study": {"data", "report", "run"},

@@ -1,7 +1,7 @@
 """Many requests to one OpenAI-compatible endpoint: side by side, tried again, kept on the disk and counted.
 
     endpoint = JudgeEndpoint("http://127.0.0.1:8000/v1", cache=Path("judge_cache"), key_env="JUDGE_API_KEY")
-    replies = endpoint.ask(texts, body_of=lambda text: {"model": "m", "messages": [{"role": "user", "content": text}]})
+    replies = endpoint.ask(texts, body_of=request_of)
 
 Whatever the endpoint does, each request gets a reply or the reason why it has none, within
 (retries + 1) * timeout and the pauses between attempts. Where `concurrency` requests in a row have failed, the others
@@ -32,7 +32,7 @@ _MIN_FAILURES = 3  # in a row before the rest of a batch is given up
 
 T = TypeVar("T")
 
-COSTS = ("requests", "cached", "prompt_tokens", "completion_tokens")
+COSTS: tuple[str, ...] = ("requests", "cached", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(slots=True)
@@ -92,8 +92,8 @@ class JudgeEndpoint:
 
         Args:
             items: what is asked about.
-            body_of: makes the request of an item, as the protocol of chat completions writes it. It is called when the
-                request is sent, since a body may hold images.
+            body_of: makes the request of an item, as the protocol of chat completions writes it. It is called when
+                the request is sent, since a body may hold images.
             is_stopped: asked while waiting.
 
         Raises OSError where the cache cannot be written.
@@ -102,6 +102,28 @@ class JudgeEndpoint:
         batch = _Batch((body_of(item), reply) for item, reply in zip(items, replies, strict=True))
         asyncio.run(self._ask_all(batch, min(self._concurrency, len(items)), is_stopped))
         return replies
+
+    def models(self) -> list[str]:
+        """Return the names of the models that the server lists; [] where it keeps no list.
+
+        Raises UserError where no server answers.
+        """
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        try:
+            answer = httpx.get(
+                f"{self.url.rstrip('/')}/models",
+                headers=headers,
+                timeout=self._timeout,
+                trust_env=False,
+                verify=self._certificates,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            reason = self._masked(str(error)) or type(error).__name__
+            raise UserError(f"{self.url}: no server answers ({reason}); start it, or correct the address") from None
+        try:
+            return [str(model["id"]) for model in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            return []
 
     def abort(self) -> None:
         """Ask no further; `ask` in another thread ends."""
