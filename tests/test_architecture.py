@@ -26,6 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "report": {"data", "run"},
     "recipe": {"data", "learner"},
     "study": {"data", "report", "run"},
+    "papers": {"data", "evaluation", "run", "study"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"data", "evaluation", "grading", "report", "run", "samplers"},
     "doctor": {"data", "grading", "learner", "run", "samplers", "toy"},
