@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -91,9 +92,17 @@ def test_a_model_is_a_judge(tmp_path: Path, vllm_url: str) -> None:
     assert sum(verdict.cost["cached"] for verdict in judge.verdicts(calls)) == len(replies)
 
 
-def test_a_model_takes_the_place_of_the_authors_judge(tmp_path: Path, vllm_url: str) -> None:
-    """`vlm-rl score --judge`: the extractions are what the server says to the same words, and are asked for once."""
+def test_a_model_takes_the_place_of_the_authors_judge(
+    tmp_path: Path, vllm_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vlm-rl score --judge`: the extractions are what the server says to the authors' words, and are kept.
+
+    At temperature 0 the tiny model says nothing but control tokens, so it is asked at 1.
+    """
     benchmark, cache = BENCHMARKS["mathvista"], tmp_path / "kept"
+    assert benchmark.judge is not None
+    lively = replace(benchmark, judge=replace(benchmark.judge, temperature=1.0, max_tokens=14))
+    monkeypatch.setitem(BENCHMARKS, "mathvista", lively)
     annotations = write_annotations("mathvista", tmp_path / "annotations")
     problems = read_annotations(benchmark, annotations)
     responses = {benchmark.own_id(problem): {"response": f"I count {problem.id}"} for problem in problems}
@@ -106,12 +115,14 @@ def test_a_model_takes_the_place_of_the_authors_judge(tmp_path: Path, vllm_url: 
         assert main([*map(str, words)]) == 0
         return json.loads((tmp_path / "score.json").read_text())
 
-    first, second = score(), score()
-    assert first["rule"] == "official, judge tiny"
-    assert (
-        first["judge"]["requests"] == len(problems) == second["judge"]["cached"] and not second["judge"]["requests"]
-    )
-    assert first["rows"] == second["rows"] and first["judge"]["prompt_tokens"] > 256 * len(problems)
+    first = score()
     kept = [json.loads(path.read_text())["text"] for path in cache.rglob("*.json")]
+    assert first["rule"] == "official, judge tiny"
+    assert first["judge"]["requests"] == len(problems) and first["judge"]["prompt_tokens"] > 256 * len(problems)
     said = [row["extracted"] for row in first["rows"] if row["verdict"] != "error"]
     assert said and sorted(said) == sorted(text.strip() for text in kept)
+    assert all("holds no text" in row["reason"] for row in first["rows"] if row["verdict"] == "error")
+    second = score()
+    assert (second["judge"]["cached"], second["judge"]["requests"]) == (len(kept), len(problems) - len(kept))
+    for before, after in zip(first["rows"], second["rows"], strict=True):
+        assert before == after or before["verdict"] == "error"

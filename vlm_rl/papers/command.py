@@ -183,4 +183,9 @@ def _table(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
     return 0
 
 
-_DO = {"prepare": _prepare, "train": _train, "eval": _evaluate, "table": _table}
+_DO: dict[Stage, Callable[[Paper, Sequence[PlannedRun], Setup], int]] = {
+    "prepare": _prepare,
+    "train": _train,
+    "eval": _evaluate,
+    "table": _table,
+}

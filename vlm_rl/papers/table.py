@@ -105,11 +105,12 @@ def _average(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return the averages of a row over all columns, where every column has a number."""
     published = [cell["published"] for cell in cells]
     ours = [cell["ours"]["score"] if cell["ours"] else None for cell in cells]
-    texts = [
-        missing if None in values else f"{sum(values) / len(values):.1f}"
-        for values, missing in ((published, NO_SOURCE), (ours, NOT_MEASURED))
-    ]
-    return " / ".join(texts)
+    return f"{_mean(published) or NO_SOURCE} / {_mean(ours) or NOT_MEASURED}"
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.1f}" if known and len(known) == len(values) else ""
 
 
 def write_table(table: Mapping[str, Any], out: Path) -> Path:
