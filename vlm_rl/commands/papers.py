@@ -13,7 +13,7 @@ from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
     from vlm_rl.config import Config
-    from vlm_rl.papers.command import Setup
+    from vlm_rl.papers.command import Setup, Stage
 
 
 def add_paper(commands: Commands) -> None:
@@ -36,7 +36,7 @@ def _paper(options: argparse.Namespace) -> None:
     from vlm_rl.papers.command import STAGES, Setup, make_paper, paper_of
 
     paper_of(options.paper)
-    stages = [stage for stage in STAGES if getattr(options, stage)]
+    stages: list[Stage] = [stage for stage in STAGES if getattr(options, stage)]
     if options.plan and stages:
         raise UserError(f"--plan prints and --{stages[0]} runs: give one of them")
     if options.ranks is not None and options.ranks < 1:
