@@ -92,6 +92,7 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
         configs=options.configs,
         data=data,
         ranks=options.ranks or 1,
+        jobs=2,
         changes=changes,
         eval_words=["--sampler", "transformers", "-q"],
         prepare=prepare,

@@ -47,6 +47,7 @@ class Setup:
     configs: Path  # the shipped configurations
     data: Path = Path("data")  # of prepared sets
     ranks: int = RANKS_OF_A_NODE
+    jobs: int = 1  # runs that train at the same time
     changes: Callable[[Config], Sequence[str]] = lambda _: ()  # to the configurations, as key=value
     eval_words: Sequence[str] = ()  # more for vlm-rl eval
     prepare: Callable[[Sequence[str]], None] | None = None  # makes sets with these names, and all else, for a toy
@@ -139,7 +140,7 @@ def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
             raise UserError(
                 f"{absent[0]} is not there, which {one.file} needs: vlm-rl paper {paper.key} says how to get it"
             )
-    failed = train_missing([one.planned for one in here], setup.out, ranks=setup.ranks)
+    failed = train_missing([one.planned for one in here], setup.out, jobs=setup.jobs, ranks=setup.ranks)
     for one in runs:
         if one not in here and not is_finished(one.planned):
             _note(
