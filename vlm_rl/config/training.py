@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -248,6 +248,8 @@ class EvalConfig(ConfigSection):
     """k of avg@k; with temperature 0 it must be 1."""
     temperature: NonNegativeFloat = 0.0
     """Of the sampling; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the most likely tokens that together have this probability; 1: from all."""
     max_tokens: PositiveInt | None = None
     """Longest response in tokens; null: rollout.max_tokens."""
 
