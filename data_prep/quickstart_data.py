@@ -1,8 +1,9 @@
-"""Make the quickstart's data: its counting task in ViRL39K's layout, prepared like the real data set."""
+"""Make the data of the quickstart, and of a paper's tiny runs: the counting task in ViRL39K's layout, prepared."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,20 @@ def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
         tokenizer_texts=SQUARES.tokenizer_texts(),
         forced_scan=FORCED_SCAN,
     )
+
+
+def make_tiny_sets(out: Path, names: Sequence[str]) -> list[str]:
+    """Make a training set of 16 problems, `train`, and sets of four with these names; return the tokenizer's texts.
+
+    Sets that are there stay.
+    """
+    raw = out / "raw"
+    if not raw.is_dir():
+        SQUARES.write(raw, seed=0, train=16, heldout=4, warm=1, mixture=0)
+    for name, split in [("train", "train"), *((name, "heldout") for name in names)]:
+        if not (out / name / "manifest.json").is_file():
+            prepare("virl39k", raw / split, out / name, DRAWN)
+    return SQUARES.tokenizer_texts()
 
 
 def warm_examples(raw: Path, prepared: Path, *, seed: int, passes: int, sprinkled: int) -> list[Example]:

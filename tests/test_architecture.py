@@ -22,10 +22,11 @@ ROOMS: dict[str, set[str]] = {
     "run": {"data"},
     "samplers": {"data"},
     "learner": {"data", "run"},
-    "evaluation": {"data", "grading", "run", "samplers"},
+    "evaluation": {"data", "grading", "reward_parts", "run", "samplers"},
     "report": {"data", "run"},
     "recipe": {"data", "learner"},
     "study": {"data", "report", "run"},
+    "papers": {"data", "evaluation", "run", "study"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"data", "evaluation", "grading", "report", "run", "samplers"},
     "doctor": {"data", "grading", "learner", "run", "samplers", "toy"},
@@ -34,7 +35,20 @@ ROOMS: dict[str, set[str]] = {
 # The command line may use every room.
 ROOMS["commands"] = {*ROOMS}
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
-ABOVE = {"preflight", "train", "session", "recorder", "periodic_evaluation", "rewards", "api", "cli", "__main__"}
+ABOVE = {
+    "preflight",
+    "train",
+    "collecting",
+    "session",
+    "parts",
+    "weight_sync",
+    "recorder",
+    "periodic_evaluation",
+    "rewards",
+    "api",
+    "cli",
+    "__main__",
+}
 ABOVE_BUT_FOR = {"toy": {"train"}, "commands": {"preflight", "train"}}
 # The room below all others, which every one of them may use, and every single file.
 GROUND = "config"
@@ -228,7 +242,7 @@ def test_every_room_is_named_and_has_a_door() -> None:
 
 
 def test_vlm_rl_itself_holds_the_method_and_little_else() -> None:
-    assert len(list((ROOT / "vlm_rl").glob("*.py"))) <= 21
+    assert len(list((ROOT / "vlm_rl").glob("*.py"))) <= 24
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.collecting import collect
 from vlm_rl.config import parse_config
 from vlm_rl.data.carry_over import FILE, GroupInProgress, begin, carry_metrics, load_groups, save_groups
 from vlm_rl.data.order import Ledger, PromptOrder
@@ -26,7 +27,7 @@ from vlm_rl.losses import policy_loss
 from vlm_rl.recorder import Timings
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.partial_batch import PartialBatch
-from vlm_rl.train import check_gap, collect
+from vlm_rl.train import check_gap
 from vlm_rl.types import Grade, Group, LossInputs, Problem, Reward, Rollout
 
 RIGHT, WRONG = (Grade(verdict, None, "test", "") for verdict in ("correct", "wrong"))
@@ -163,7 +164,10 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     rollouts = {"prompts_per_step": wanted, "carry_over": share, "responses_per_prompt": 2}
     config = parse_config({**tree, "rollout": rollouts, "train": {"mini_batch_prompts": 1}})
     s = cast(
-        Any, SimpleNamespace(config=config, in_progress=(), ledger=Ledger(), step=0, builder=None, problems=PROBLEMS)
+        Any,
+        SimpleNamespace(
+            config=config, in_progress=(), ahead=(), ledger=Ledger(), step=0, builder=None, problems=PROBLEMS
+        ),
     )
     s.algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
     s.order, s.learner = PromptOrder(len(PROBLEMS), 0), SimpleNamespace(num_updates=0)

@@ -27,8 +27,8 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
 COMMANDS = (
-    *("prepare", "init", "config", "sft", "train", "serve", "eval", "score", "grade", "study", "report", "demo"),
-    *("track", "export", "quickstart", "doctor"),
+    *("prepare", "init", "config", "sft", "train", "serve", "eval", "score", "grade", "study", "paper", "report"),
+    *("demo", "track", "export", "quickstart", "doctor"),
 )
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 
@@ -96,7 +96,7 @@ def test_the_commands_are_these(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.findall(r"^    (\w+)\b", shown, re.M) == list(COMMANDS)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "eval compare", "eval export"])
+@pytest.mark.parametrize("command", [*COMMANDS, "eval compare", "eval export", "eval protocols"])
 def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main([*command.split(), "--help"])

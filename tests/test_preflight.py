@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.example_run import build_run
-from vlm_rl.config import load_config
+from vlm_rl.config import load_config, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.preflight import preflight
 from vlm_rl.run.checkpoint_names import find_checkpoint, resolve_model
@@ -135,3 +135,14 @@ def test_the_next_commands_can_be_pasted() -> None:
     said = next_commands("my runs/a", ["data/held out"])
     assert "vlm-rl eval --model 'my runs/a' --data 'data/held out' --out 'my runs/a-eval'" in said
     assert "vlm-rl demo 'my runs/a'" in said and "vlm-rl report 'my runs/a' --out 'my runs/a/report.html'" in said
+
+
+def test_nothing_is_downloaded_for_a_run_that_cannot_start(tmp_path: Path) -> None:
+    """Without a network the download would be refused; what is listed is the missing set alone."""
+    config = parse_config(
+        {"out": str(tmp_path / "run"), "model": {"path": "Org/Tiny"}, "data": {"train": [str(tmp_path / "absent")]}},
+        where="the recipe",
+    )
+    with pytest.raises(UserError, match="absent") as refused:
+        preflight(config, resume=False)
+    assert "Org/Tiny" not in str(refused.value)

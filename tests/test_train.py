@@ -27,8 +27,9 @@ from tests.helpers.toy_runs import (
     metrics_of,
     rollouts_of,
 )
-from vlm_rl import train as train_module
+from vlm_rl import collecting
 from vlm_rl.algorithms import ALGORITHMS
+from vlm_rl.collecting import collect, with_advantages
 from vlm_rl.config import Config, parse_config
 from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
@@ -39,7 +40,7 @@ from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
-from vlm_rl.train import collect, weigh, with_advantages
+from vlm_rl.train import weigh
 
 # the names that other trainers of this kind use, so that curves can be compared
 KNOWN_NAMES = {
@@ -287,9 +288,9 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
     rounds = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]
     groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in rounds]
     drawn, graded = iter(groups), iter(groups)
-    monkeypatch.setattr(train_module, "draw_problems", lambda *_: [(group.problem, 9) for group in next(drawn)])
+    monkeypatch.setattr(collecting, "draw_problems", lambda *_: [(group.problem, 9) for group in next(drawn)])
     monkeypatch.setattr(
-        train_module, "sample_and_grade", lambda *_, **__: [(g.problem, g.rollouts, g.rewards) for g in next(graded)]
+        collecting, "sample_and_grade", lambda *_, **__: [(g.problem, g.rollouts, g.rewards) for g in next(graded)]
     )
     ledger = Ledger(drawn=3)
     s: Any = SimpleNamespace(
@@ -306,6 +307,7 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
         ),
         ledger=ledger,
         in_progress=(),
+        ahead=(),
         builder=None,
         step=0,
         recorder=SimpleNamespace(note=lambda _: None),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +14,17 @@ import pytest
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 pytest.importorskip("vllm")
 
+from tests.helpers.benchmark_rows import write_annotations
 from tests.helpers.example_run import square_image
 from tests.helpers.toy_runs import toy_problem
 from tests.helpers.vllm_server import vllm_server
+from vlm_rl.cli import main
 from vlm_rl.config import JudgeConfig
 from vlm_rl.demo.backends import AskableCheckpoint, CheckpointBackend, ModelCache, load_checkpoint
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
 from vlm_rl.demo.replies import AskSettings, LiveQuestion
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+from vlm_rl.evaluation.benchmarks.score_command import read_annotations
 from vlm_rl.reward_parts.judge import Judge, read_score
 from vlm_rl.reward_parts.judge_cache import ReplyCache, key_of
 from vlm_rl.templates import TEMPLATES
@@ -84,3 +90,39 @@ def test_a_model_is_a_judge(tmp_path: Path, vllm_url: str) -> None:
     replies = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert replies
     assert sum(verdict.cost["cached"] for verdict in judge.verdicts(calls)) == len(replies)
+
+
+def test_a_model_takes_the_place_of_the_authors_judge(
+    tmp_path: Path, vllm_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vlm-rl score --judge`: the extractions are what the server says to the authors' words, and are kept.
+
+    At temperature 0 the tiny model says nothing but control tokens, so it is asked at 1.
+    """
+    benchmark, cache = BENCHMARKS["mathvista"], tmp_path / "kept"
+    assert benchmark.judge is not None
+    lively = replace(benchmark, judge=replace(benchmark.judge, temperature=1.0, max_tokens=14))
+    monkeypatch.setitem(BENCHMARKS, "mathvista", lively)
+    annotations = write_annotations("mathvista", tmp_path / "annotations")
+    problems = read_annotations(benchmark, annotations)
+    responses = {benchmark.own_id(problem): {"response": f"I count {problem.id}"} for problem in problems}
+    (tmp_path / "responses.json").write_text(json.dumps(responses))
+    files = ["--annotations", *annotations, "--responses", tmp_path / "responses.json"]
+    words = ["score", "--benchmark", "mathvista", "--mode", "official", *files, "--json", tmp_path / "score.json"]
+    words += ["--judge", vllm_url, "--judge-cache", cache]  # the one model that it serves
+
+    def score() -> dict:
+        assert main([*map(str, words)]) == 0
+        return json.loads((tmp_path / "score.json").read_text())
+
+    first = score()
+    kept = [json.loads(path.read_text())["text"] for path in cache.rglob("*.json")]
+    assert first["rule"] == "official, judge tiny"
+    assert first["judge"]["requests"] == len(problems) and first["judge"]["prompt_tokens"] > 256 * len(problems)
+    said = [row["extracted"] for row in first["rows"] if row["verdict"] != "error"]
+    assert said and sorted(said) == sorted(text.strip() for text in kept)
+    assert all("holds no text" in row["reason"] for row in first["rows"] if row["verdict"] == "error")
+    second = score()
+    assert (second["judge"]["cached"], second["judge"]["requests"]) == (len(kept), len(problems) - len(kept))
+    for before, after in zip(first["rows"], second["rows"], strict=True):
+        assert before == after or before["verdict"] == "error"

@@ -122,6 +122,10 @@ def score(
     annotations: str | Path | Sequence[str | Path] = (),
     mode: Literal["strict", "official"] = "strict",
     template: str | None = None,
+    judge: str | None = None,
+    judge_model: str = "",
+    judge_key_env: str = "",
+    judge_cache: str | Path = "judge_cache",
 ) -> dict[str, Any]:
     """Score saved responses to a benchmark.
 
@@ -131,6 +135,10 @@ def score(
         annotations: the authors' file (for DynaMath one per trial); not needed where the responses carry the golds.
         mode: "official" applies the benchmark's published rule, "strict" the rule of training: the final box decides.
         template: where the strict rule looks for the answer; by default that of our own records, else "plain".
+        judge: an OpenAI-compatible endpoint, up to /v1, to ask what the published rule asks a model.
+        judge_model: its name there; "" takes the only one.
+        judge_key_env: the environment variable that holds the API key; "" sends none.
+        judge_cache: folder of replies that are not asked for again.
 
     Returns:
         The summary that `vlm-rl score --json` writes, without its rows: `scores` as shares in [0, 1], each with its
@@ -148,6 +156,10 @@ def score(
         mode=mode,
         template=template,
         json=None,
+        judge=judge,
+        judge_model=judge_model,
+        judge_key_env=judge_key_env,
+        judge_cache=Path(judge_cache),
     )
     return score_files(options)
 

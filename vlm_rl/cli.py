@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import vlm_rl
-from vlm_rl.commands import before, measuring, showing, training
+from vlm_rl.commands import before, measuring, papers, showing, training
 from vlm_rl.errors import UserError
 
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         measuring.add_score,
         measuring.add_grade,
         training.add_study,
+        papers.add_paper,
         showing.add_report,
         showing.add_demo,
         showing.add_track,

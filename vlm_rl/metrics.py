@@ -207,8 +207,8 @@ def update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         metrics["loss/policy"] = total["policy_loss"] / len(results)
     if "kl" in total:
         metrics["kl"] = total["kl"] / tokens
-    if "gap" in total:
-        metrics["rollout/logprob_gap"] = total["gap"] / max(total.get("fresh_tokens", tokens), 1.0)
+    if "gap" in total and (fresh := total.get("fresh_tokens", tokens)):
+        metrics["rollout/logprob_gap"] = total["gap"] / fresh
     if routed := total.get("router_tokens"):
         metrics["router/entropy"] = total["router_entropy"] / routed
         metrics["router/max_load"] = total["router_max_load"] / routed

@@ -25,6 +25,7 @@ def evaluate_if_due(s: Session) -> None:
         temperature=s.config.eval.temperature,
         max_tokens=s.config.eval.max_tokens or s.config.rollout.max_tokens,
         responses=s.config.eval.samples,
+        top_p=s.config.eval.top_p,
     )
     weights = f"{s.weights.checksum:016x}"
     for name, problems in s.eval_sets.items():

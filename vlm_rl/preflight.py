@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, SftConfig, load_sft_config
-from vlm_rl.data.model_folder import check_model_folder, read_model_config
+from vlm_rl.data.hub_models import is_hub_name, pinned
+from vlm_rl.data.model_folder import check_model_folder, is_shipped, read_model_config
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint_names import resolve_model
@@ -29,18 +30,23 @@ def preflight(config: Config, *, resume: bool) -> Config:
 
     Raises UserError with a line for each mistake. Nothing is written.
     """
-    config = with_model_folder(config)
-    sets = [*config.data.train, *(config.data.eval if config.eval.every else [])]
     run = RunDirectory(config.out)
+    sets = [*config.data.train, *(config.data.eval if config.eval.every else [])]
+    algorithm = partial(resolve_algorithm, config.algorithm)
+    if not resume and is_hub_name(config.model.path):  # nothing is downloaded for a run that cannot start
+        _raise_all([algorithm, *_checks(config, sets, run)])
+    config = _with_model_folder(config, run if resume else None)
     unchanged = partial(check_resumable, run, config) if resume else None
-    _raise_all([partial(resolve_algorithm, config.algorithm), *_checks(config, sets, run, unchanged)])
+    _raise_all([algorithm, *_checks(config, sets, run, unchanged)])
     return config
 
 
 def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
     """Do what `preflight` does, for supervised fine-tuning."""
-    config = with_model_folder(config)
     run = RunDirectory(config.out, config_file=SFT_CONFIG)
+    if not resume and is_hub_name(config.model.path):
+        _raise_all(_checks(config, config.data.train, run))
+    config = _with_model_folder(config, run if resume else None)
 
     def unchanged() -> None:
         check_unchanged(run.path, load_sft_config(run.open().path / SFT_CONFIG), config)
@@ -50,8 +56,8 @@ def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
 
 
 def preflight_plan(config: Config) -> Config:
-    """Do what `preflight` does, for a plan: neither weights nor data have to be there."""
-    config = with_model_folder(config)
+    """Do what `preflight` does, for a plan: neither weights nor data have to be there, and no weights are fetched."""
+    config = with_planned_model(config)
     _raise_all([partial(resolve_algorithm, config.algorithm), partial(read_model_config, config.model.path)])
     return config
 
@@ -79,19 +85,27 @@ def _raise_all(checks: Iterable[Callable[[], Any]]) -> None:
         raise UserError("\n".join(dict.fromkeys(faults)))
 
 
-def with_model_folder(config: _AnyConfig) -> _AnyConfig:
-    """Put the checkpoint's folder in the place of RUN or RUN/60."""
+def with_planned_model(config: _AnyConfig) -> _AnyConfig:
+    """Find the model for a plan: of the hub without its weights, or not at all where we ship its configuration."""
     path = config.model.path
-    if (folder := resolve_model(path)) == Path(path):
+    return config if is_hub_name(path) and is_shipped(path) else _with_model_folder(config, None, weights=False)
+
+
+def _with_model_folder(config: _AnyConfig, begun: RunDirectory | None, *, weights: bool = True) -> _AnyConfig:
+    """Put the model's folder in the place of RUN, RUN/60 or a name of the hub; `begun` is the run of a resume."""
+    path = config.model.path
+    if begun is not None and is_hub_name(path) and (begun.path / begun.config_file).is_file():
+        path = pinned(path, begun.model_path())
+    if (folder := resolve_model(path, weights=weights)) == Path(config.model.path):
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
 
 
 def _checks(
-    config: Config | SftConfig, sets: Iterable[str], run: RunDirectory, unchanged: Callable[[], Any] | None
+    config: Config | SftConfig, sets: Iterable[str], run: RunDirectory, unchanged: Callable[[], Any] | None = None
 ) -> Iterator[Callable[[], Any]]:
     """Yield the checks of a run; `unchanged` is that of a resume, None for a new run."""
-    if unchanged is None:  # on a resume a checkpoint may have taken the model's place
+    if unchanged is None and not is_hub_name(config.model.path):  # a resume may have a checkpoint in its place
         yield partial(check_model_folder, config.model.path)
     for name in sets:
         yield partial(check_is_set, name)

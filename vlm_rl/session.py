@@ -10,61 +10,42 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, LoraConfig, TrainConfig
+from vlm_rl.config import Config
+from vlm_rl.data.ahead import BatchAhead, load_batches, save_batches
 from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_groups
-from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides, check_model_folder
+from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.data.order import Ledger, PromptOrder
-from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
-from vlm_rl.distributed import all_gather, from_main, init_ranks, model_dtype, rank, world_size
+from vlm_rl.data.prompts import PromptCache
+from vlm_rl.data.sets import contaminated_sources
+from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing
 from vlm_rl.learner.learner import Learner
-from vlm_rl.learner.loading import (
-    check_a_prompt_fits,
-    check_whole,
-    load_policy,
-    make_prompt_builder,
-    policy_of,
-    prompts_to_check,
-)
-from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt_builder, prompts_to_check
+from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.quantization import check_quantization
-from vlm_rl.learner.reference import BaseReference, Reference
 from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
-from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
+from vlm_rl.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
-from vlm_rl.samplers.base import InProcessSampler, OnGroup, SamplingParams
-from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.fingerprint import (
-    Fingerprint,
-    FingerprintBuilder,
-    StaleWeightsError,
-    check_fresh,
-    fingerprint,
-)
-from vlm_rl.samplers.serve import token_path
-from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
-from vlm_rl.types import Problem, Prompt, Rollout
-
-# Mean |log-prob of the learner - of the sampler| per token that rounding cannot explain.
-DEFAULT_MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+from vlm_rl.samplers.base import OnGroup, SamplingParams
+from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.types import Prompt, Rollout
+from vlm_rl.weight_sync import WeightSync, other_setting
 
 
 class Session:
@@ -82,7 +63,7 @@ class Session:
         self.algorithm = resolve_algorithm(config.algorithm)
         check_quantization(config.model)
         self.device = init_ranks()
-        self.problems, self.eval_sets = _load_problems(config)
+        self.problems, self.eval_sets = load_problems(config)
         evaluated = sum(map(len, self.eval_sets.values()))
         stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")
         self.run = RunDirectory(config.out)
@@ -130,9 +111,17 @@ class Session:
             lock=lock,
             best_step=self._best_step,
         )
-        self.reference = self._load_reference() if config.algorithm.kl_coef else None
+        wants_reference = config.algorithm.kl_coef > 0
+        self.reference = load_reference(config, self.learner, self.builder) if wants_reference else None
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
-        self.sampler = self._make_sampler(model_path)
+        self.sampler = load_sampler(
+            config,
+            model_path,
+            builder=self.builder,
+            learner=self.learner,
+            is_stopped=lambda: self.stop_requested,
+            note=lambda text: self.recorder.note(text),
+        )
         stages.done("engine", self.sampler.name)
         self.sampling = SamplingParams(
             temperature=config.rollout.temperature,
@@ -140,13 +129,25 @@ class Session:
             responses=config.rollout.responses_per_prompt,
         )
 
-        self.max_gap = config.rollout.max_gap or DEFAULT_MAX_GAP[self._dtype()]
-
+        self.max_gap = max_gap(config, self.device)
+        self._sync = WeightSync(
+            self.learner,
+            self.sampler,
+            adapter_alone=engine_adapter(config) is not None,
+            probe=self.probe_prompt,
+            params=self.sampling,
+            generate=lambda prompt, params: self.generate([prompt], params, step=-1)[0],
+            # A few tokens: never below what is accepted of a whole batch.
+            limit=max(self.rounding, self.max_gap),
+        )
         self.step = 0  # rollout steps finished
         self.order = PromptOrder(len(self.problems), config.seed)
         self.ledger = Ledger()
         self.belief = Belief()
         self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
+        self.ahead: tuple[BatchAhead, ...] = ()  # the batches of later steps that are begun, the next one first
+        self.prompts_ahead: dict[int, PromptCache] = {}  # of these batches, by step
+        self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
         if checkpoint:
             self._restore(*checkpoint)
 
@@ -181,76 +182,16 @@ class Session:
             settings="data.max_prompt_tokens + rollout.max_tokens",
         )
         prompts = prompts_to_check(self.builder, self.problems, self.config.data)
-        policy, check = load_policy(path, self.config, self.device, prompts, **self._distribution())
+        distribution = {"banned_ids": self.builder.banned_ids, "temperature": self.config.rollout.temperature}
+        policy, check = load_policy(path, self.config, self.device, prompts, **distribution)
         # Of all of them: with a video, or else an image.
         self.probe_prompt = max(prompts, key=lambda prompt: (len(prompt.videos), len(prompt.images)))
         self.rounding = check.limit
         return policy
 
-    def _distribution(self) -> dict[str, Any]:
-        """Return what the sampler's distribution is made of besides the logits."""
-        return {"banned_ids": self.builder.banned_ids, "temperature": self.config.rollout.temperature}
-
-    def _load_reference(self) -> Reference | BaseReference:
-        """Load the model that the run began with, on a resume too, where the policy comes from a checkpoint.
-
-        With adapters it is in memory already.
-        """
-        if self.config.model.lora is not None:
-            return BaseReference(self.learner.engine)
-        path = Path(self.config.model.path)
-        check_model_folder(path)
-        from_main(lambda: check_whole(path))
-        stage = self.config.train.zero_stage
-        model = load_model(
-            path, dtype=self._dtype(), rows=self.config.model.rows, shard_for=TrainConfig(zero_stage=stage)
-        )
-        return Reference(policy_of(model, self.config.model, **self._distribution()), zero_stage=stage)
-
     def _make_learner(self) -> Learner:
         mini_batches = -(-self.config.rollout.prompts_per_step // self.config.train.mini_batch_prompts)
         return Learner(self.policy, self.config.train, total_optimizer_steps=self.config.train.steps * mini_batches)
-
-    def _make_sampler(self, model_path: Path) -> InProcessSampler | ServerSampler:
-        config = self.config
-        if config.rollout.sampler == "server":
-            return self._make_server_sampler(model_path)
-        return make_sampler(
-            config.rollout.sampler,
-            model_path=str(model_path),
-            builder=self.builder,
-            max_model_len=config.data.max_prompt_tokens + config.rollout.max_tokens,
-            batch_size=config.rollout.batch_size,
-            dtype=self._dtype(),
-            vllm_options=config.rollout.vllm,
-            adapter=self._engine_adapter(),
-            tensor_parallel=config.rollout.tensor_parallel,
-            seed=config.seed,
-            returns_routing=config.rollout.replay_routing,
-        )
-
-    def _make_server_sampler(self, model_path: Path) -> ServerSampler:
-        config = self.config.rollout
-        settings = ServerSettings(
-            config.servers,
-            token_file=token_path(config.server_token),
-            timeout=config.server_timeout,
-            tensor_parallel=config.tensor_parallel,
-            model_sha256=sha256((Path(self.config.model.path) / "config.json").read_bytes()).hexdigest(),
-        )
-        return ServerSampler(
-            settings,
-            model_path=str(model_path),
-            builder=self.builder,
-            max_model_len=self.config.data.max_prompt_tokens + config.max_tokens,
-            dtype=self._dtype(),
-            weights=self.learner.stream_weights,
-            is_stopped=lambda: self.stop_requested,
-            note=lambda text: self.recorder.note(text),
-        )
-
-    def _dtype(self) -> torch.dtype:
-        return model_dtype(self.device, self.config.model.dtype)
 
     # -- the run directory ---------------------------------------------------------------------------
 
@@ -281,7 +222,7 @@ class Session:
     # -- saving and restoring ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resume needs besides weights and optimizer; JSON but for `in_progress`."""
+        """Return all that a resume needs besides weights and optimizer; JSON but for `in_progress` and `ahead`."""
         return {
             "step": self.step,
             "cursor": self.order.cursor,
@@ -294,7 +235,9 @@ class Session:
             "algorithm": self.config.algorithm.name,
             "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
+            "versions": self.versions,
             "in_progress": self.in_progress,
+            "ahead": self.ahead,
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -304,6 +247,8 @@ class Session:
         self.ledger = Ledger.restored(state["ledger"])
         self.belief = Belief.restored(state["belief"])
         self.in_progress = load_groups(folder / "learner" / FILE, self.problems)
+        self.versions = tuple(state.get("versions", (self.learner.num_updates,)))
+        self.ahead = load_batches(folder / "learner", self.problems)
 
     def save_if_due(self) -> None:
         """Write a checkpoint every checkpoint.every steps and after the last one."""
@@ -314,10 +259,23 @@ class Session:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the current weights with this state (`CheckpointWriter.save`)."""
-        info = {key: value for key, value in state.items() if key != "in_progress"}
-        self.checkpoints.save(
-            info, add_files=lambda folder: save_groups(state["in_progress"], folder / "learner" / FILE)
-        )
+        info = {key: value for key, value in state.items() if key not in ("in_progress", "ahead")}
+        batches = [self._as_drawn(batch) for batch in state["ahead"]]
+
+        def add_groups(folder: Path) -> None:
+            save_groups(state["in_progress"], folder / "learner" / FILE)
+            save_batches(batches, folder / "learner")
+
+        self.checkpoints.save(info, add_files=add_groups)
+
+    def _as_drawn(self, batch: BatchAhead) -> BatchAhead:
+        """Return a batch with the groups that are done by now, of all ranks."""
+        assert isinstance(self.sampler, ServerSampler)
+        groups = [
+            group if rollouts is None else replace(group, rollouts=tuple(rollouts))
+            for group, rollouts in zip(batch.groups, gather_shares(self.sampler.drawn(batch.step)), strict=True)
+        ]
+        return replace(batch, groups=tuple(groups))
 
     def _best_step(self) -> int | None:
         """Return the saved step with the highest accuracy on the first set of data.eval, the latest of equals."""
@@ -361,6 +319,26 @@ class Session:
         )
         return rollouts[::-1]
 
+    def begin(self, batch: BatchAhead, prompts: PromptCache) -> None:
+        """Let the servers draw the batch of a later step; `take` waits for it."""
+        assert isinstance(self.sampler, ServerSampler)
+        mine = share(batch.groups)
+        asked, begun = [prompts[group.problem] for group in mine], [group.rollouts for group in mine]
+        self.prompts_ahead[batch.step] = prompts
+        self.sampler.begin(batch.step, asked, begun, self.sampling, seed=self.config.seed)
+
+    def take(self, on_group: OnGroup) -> list[list[Rollout]]:
+        """Return this rank's groups of the batch that was begun for this step, once all of them are done."""
+        assert isinstance(self.sampler, ServerSampler)
+        return self.sampler.take(self.step, on_group)
+
+    def end_step(self) -> None:
+        """Count a step, whose update the sampler has been given."""
+        if isinstance(self.sampler, ServerSampler):
+            self.sampler.forget(self.step)
+        self.step += 1
+        self.versions = (*self.versions, self.learner.num_updates)[-1 - self.config.rollout.ahead :]
+
     def making_room(self) -> AbstractContextManager[None]:
         """Leave memory to the engine for the length of a `with` block, if rollout.offload_optimizer asks for it."""
         return self.learner.optimizer_on_host() if self.config.rollout.offload_optimizer else nullcontext()
@@ -372,7 +350,7 @@ class Session:
         Where no rollout server is left, the run is asked to stop, so that the caller can finish its step and save.
         """
         try:
-            self._sync_weights()
+            self.weights = self._sync()
         except ServersGoneError as error:
             self.ask_to_stop(error)
 
@@ -380,45 +358,10 @@ class Session:
         """Let the next `stop_if_asked` save and stop, and say why."""
         self.stop_reason, self.stop_requested = f"{reason}: stopped", True
 
-    def _sync_weights(self) -> None:
-        sent = FingerprintBuilder(dtype=self.sampler.dtype)
-        adapter_alone = self._engine_adapter() is not None
-        stream = self.learner.stream_adapters() if adapter_alone else self.learner.stream_weights()
-        self.sampler.load_weights(sent.watch(stream), version=self.learner.num_updates)
-        self.weights = sent.result()
-        if adapter_alone:  # beside the base model, which must be there whole
-            self.weights = self.weights + self._base_fingerprint
-        check_fresh(self.sampler, self.weights)
-        self._check_by_a_probe()
-
-    @cached_property
-    def _base_fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of the model without adapters, which no update changes."""
-        return fingerprint(self.learner.stream_base_weights(), dtype=self.sampler.dtype)
-
-    def _engine_adapter(self) -> LoraConfig | None:
-        """Return the adapter that the engine gets beside its own weights; None where it gets merged weights."""
-        lora = self.config.model.lora
-        return lora if lora is not None and lora.sync == "adapter" else None
-
-    def _check_by_a_probe(self) -> None:
-        """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
-        params = replace(self.sampling, max_tokens=min(TOKENS, self.sampling.max_tokens), responses=RESPONSES)
-        (rollouts,) = self.generate([self.probe_prompt], params, step=-1)
-        gap = probe_gap(self.learner.log_probs, self.policy.model, self.probe_prompt, rollouts)
-        limit = max(self.rounding, self.max_gap)  # a few tokens: never below what is accepted of a whole batch
-        if not gap <= limit:  # NaN too
-            raise StaleWeightsError(
-                f"sampler {self.sampler.name!r} (policy version {self.sampler.policy_version}) holds the learner's "
-                f"weights, but its log-probs of the probe {self.probe_prompt.problem_id!r} differ from the learner's "
-                f"by {gap:.3g} per token, above {limit:.3g}: it computes with something that no sync brings, or "
-                f"differently; compare {self.other_setting}"
-            )
-
     @property
     def other_setting(self) -> str:
         """Return the setting to compare with where sampler and learner disagree."""
-        return "model.layer_patches=off" if self.sampler.name == "transformers" else "rollout.sampler=transformers"
+        return other_setting(self.sampler)
 
     def counters(self) -> dict[str, float]:
         """Return the run's totals so far, as metrics."""
@@ -447,18 +390,3 @@ class Session:
 
     def _on_sigterm(self, *_: object) -> None:
         self.stop_requested = True
-
-
-# -- checks and parts that need only the configuration ---------------------------------------------
-
-
-def _load_problems(config: Config) -> tuple[list[Problem], dict[str, list[Problem]]]:
-    """Return the training problems and the evaluation sets by name.
-
-    Raises UserError for a set with rows of a benchmark that is trained on.
-    """
-    problems = load_training_sets(config.data)
-    eval_sets = load_eval_sets(config.data) if config.eval.every else {}
-    for name, held_out in eval_sets.items():
-        refuse_contaminated(name, held_out, contaminated_sources(problems))
-    return problems, eval_sets

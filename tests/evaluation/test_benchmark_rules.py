@@ -239,6 +239,10 @@ def test_edit_distance_by_hand() -> None:
         ("Because of the angle", ()),
         ("<think>\\boxed{A}</think>\nE", ("E",)),
         ("Answer: Apples", ()),
+        ("C) The red wheel is correct.\n\nIt turns with the green one.", ("C",)),
+        ("**D.** fits best.\nThe row grows by one.", ("D",)),
+        ("A) no\nB) yes\nI cannot tell which", ()),  # it lists them
+        ("A.5 is too large\nfor this", ()),
         ("", ()),
     ],
 )

@@ -1,8 +1,9 @@
-"""A hub on a free port: the endpoints that huggingface_hub calls to make a repository and to upload a folder."""
+"""A hub on a free port: the endpoints that huggingface_hub calls to download a model, and to upload a folder."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ class ModelHub(ThreadingHTTPServer):
         self.created: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.tokens: set[str] = set()
+        self.published: dict[str, dict[str, dict[str, bytes]]] = {}  # repository -> commit, the newest last -> files
+        self.sent: list[str] = []  # paths of the files that were downloaded
 
     @property
     def url(self) -> str:
@@ -32,8 +35,51 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None: ...
 
-    def do_GET(self) -> None:  # of the repository and its files, before a commit
-        self._reply({"id": "me/toy", "sha": "0" * 40, "siblings": [], "private": True})
+    def do_HEAD(self) -> None:
+        self._send_file(*self._asked_file())
+
+    def do_GET(self) -> None:
+        if "/resolve/" in self.path:
+            self.server.sent.append(self.path)
+            self._send_file(*self._asked_file())
+        elif not self.server.published:  # asked about a repository before a commit
+            self._reply({"id": "me/toy", "sha": "0" * 40, "siblings": [], "private": True})
+        else:
+            _, _, _, owner, model, kind, revision = self.path.partition("?")[0].split("/")[:7]
+            self._describe(f"{owner}/{model}", revision, tree=kind == "tree")
+
+    def _describe(self, repository: str, revision: str, *, tree: bool) -> None:
+        """Reply with the commit of a revision, or with the files of a commit."""
+        commits = self.server.published.get(repository)
+        if commits is None:
+            self._refuse("RepoNotFound")
+            return
+        commit = list(commits)[-1] if revision == "main" else revision
+        if commit not in commits:
+            self._refuse("RevisionNotFound")
+        elif tree:
+            self._reply([{"type": "file", "path": path, "size": len(data), "oid": _etag(data)}
+                         for path, data in commits[commit].items()])  # fmt: skip
+        else:
+            self._reply({"id": repository, "sha": commit, "siblings": []})
+
+    def _asked_file(self) -> tuple[bytes, str]:
+        _, owner, model, _, commit, path = self.path.split("/", 5)
+        return self.server.published[f"{owner}/{model}"][commit][path], commit
+
+    def _send_file(self, data: bytes, commit: str) -> None:
+        self.send_response(200)
+        for key, value in {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": commit, "Content-Length": len(data)}.items():
+            self.send_header(key, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def _refuse(self, code: str) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -59,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
         return {"commitUrl": f"{self.server.url}/me/toy/commit/{'0' * 40}", "commitOid": "0" * 40, "success": True}
 
-    def _reply(self, tree: dict[str, Any]) -> None:
+    def _reply(self, tree: Any) -> None:
         text = json.dumps(tree).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -68,11 +114,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
 
+def _etag(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
 @contextmanager
 def model_hub() -> Iterator[ModelHub]:
     """Serve a hub in a thread of this process."""
     with ModelHub() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield server

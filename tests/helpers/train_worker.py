@@ -192,6 +192,18 @@ def raise_in(phase: str, step: int, rank: int) -> None:
     _before(phase, step, fail)
 
 
+def finish_batches_first() -> None:
+    """Let a step train only once the batches of later steps are drawn: each is then of one version, in every run."""
+    begin_ahead = loop.begin_ahead
+
+    def waiting(s: Any, timings: Any) -> None:
+        begin_ahead(s, timings)
+        while any(None in s.sampler.drawn(batch.step) for batch in s.ahead):
+            time.sleep(0.01)
+
+    loop.begin_ahead = waiting
+
+
 def _before(phase: str, number: int, act: Callable[[], None]) -> None:
     """Call `act` when the phase begins for the number-th time."""
     times = {"count": 0}
@@ -321,6 +333,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
     "interrupt_in": interrupt_in,
+    "finish_batches_first": finish_batches_first,
     "kill_after_answers": kill_after_answers,
     "raise_in": raise_in,
     "skip_sync": skip_sync,

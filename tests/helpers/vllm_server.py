@@ -19,7 +19,7 @@ _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nob
 def vllm_server(model: Path, log: Path, *, seconds: float = 480) -> Iterator[str]:
     """Serve the model as `tiny` until the context ends; yields the address up to /v1."""
     port = free_port()
-    words = f"--served-model-name tiny --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 2048"
+    words = f"--served-model-name tiny --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 8192"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *words.split()]
     with log.open("w") as file:
         process = subprocess.Popen(

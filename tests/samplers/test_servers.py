@@ -9,8 +9,6 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,88 +16,27 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
 
 from tests.helpers.lying_proxy import Lie, changed, lying_proxy
-from tests.helpers.rollout_servers import RolloutServer
-from tests.helpers.toy_runs import Toys, toy_problem
-from vlm_rl.data.prompts import PromptBuilder
+from tests.helpers.rollout_servers import Fleet, same, served_fleet
+from tests.helpers.toy_runs import Toys
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
-from vlm_rl.samplers.servers import ServerSampler, ServerSettings, ServersGoneError
-from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.types import Rollout
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 
 
-@dataclass
-class Fleet:
-    """Two servers, and a learner beside them."""
-
-    toys: Toys
-    servers: list[RolloutServer]
-    token: Path
-    model: torch.nn.Module
-    prompts: list[Prompt]
-    builder: PromptBuilder
-    notes: list[str]
-
-    def sampler(self, **settings: Any) -> ServerSampler:
-        config = (self.toys.model / "config.json").read_bytes()
-        given = ServerSettings(
-            [server.url for server in self.servers],
-            token_file=self.token,
-            timeout=60.0,
-            model_sha256=sha256(config).hexdigest(),
-        )
-        self.notes.clear()
-        return ServerSampler(
-            replace(given, **settings),
-            model_path=str(self.toys.model),
-            builder=self.builder,
-            max_model_len=174,
-            dtype=torch.float32,
-            weights=self.model.named_parameters,
-            is_stopped=lambda: False,
-            note=self.notes.append,
-        )
-
-    def sync(self, sampler: ServerSampler, version: int) -> None:
-        """Push other weights than before, and prove that they arrived."""
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.mul_(1.01)
-        fingerprint = FingerprintBuilder(dtype=sampler.dtype)
-        sampler.load_weights(fingerprint.watch(self.model.named_parameters()), version=version)
-        check_fresh(sampler, fingerprint.result())
-
-
 @pytest.fixture(scope="module")
 def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     pytest.importorskip("vllm")
-    folder = tmp_path_factory.mktemp("servers")
-    rollout = {"sampler": "vllm", "batch_size": 4, "server_token": str(folder / "token")}
-    config = toys.config("served-config", rollout=rollout)
-    builder = PromptBuilder(toys.model, template=TEMPLATES["think_answer"], max_pixels=1_003_520)
-    model = AutoModelForImageTextToText.from_pretrained(toys.model, dtype=torch.float32)
-    prompts = [builder.build(toy_problem(index, "train", 12)) for index in range(8)]
-    with RolloutServer(config, folder / "first") as first, RolloutServer(config, folder / "second") as second:
-        first.wait()
-        second.wait()
-        yield Fleet(toys, [first, second], folder / "token", model, prompts, builder, [])
-
-
-def same(left: list[list[Rollout]], right: list[list[Rollout]]) -> bool:
-    """Tell whether two calls of generate gave the same tokens, with log-probs equal but for float noise."""
-    pairs = [(a, b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)]
-    return all(
-        a.ids.tolist() == b.ids.tolist() and np.allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0) for a, b in pairs
-    )
+    with served_fleet(toys, tmp_path_factory.mktemp("servers")) as fleet:
+        yield fleet
 
 
 def draw(sampler: ServerSampler, fleet: Fleet, on_group: Callable[[int, Any], None] | None = None) -> Any:
@@ -119,7 +56,7 @@ def test_a_late_server_gets_the_weights_and_draws_the_same(
     alone = draw(sampler, fleet)
     addresses.write_text(f"{first}/\n{second}\n")
     fleet.sync(sampler, 2)
-    assert len(sampler._rooms) == 2
+    assert len(sampler.fleet.rooms) == 2
     both = draw(sampler, fleet)
     assert not same(alone, both)  # other weights
     assert {rollout.policy_version for group in both for rollout in group} == {2}
@@ -162,7 +99,7 @@ def test_other_weights_are_noticed(fleet: Fleet) -> None:
     first, second = (server.url for server in fleet.servers)
     httpx.post(f"{first}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
     groups = draw(sampler, fleet)
-    assert len(groups) == 8 and list(sampler._rooms) == [second]
+    assert len(groups) == 8 and list(sampler.fleet.rooms) == [second]
     assert any(first in note and "not" in note for note in fleet.notes), fleet.notes
     httpx.post(f"{second}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
     assert same(draw(sampler, fleet), groups) is False  # pushed again, with the tensor changed above
@@ -213,11 +150,11 @@ def test_garbage_is_refused(fleet: Fleet) -> None:
         for version, (name, (lie, reason)) in enumerate(LIES.items()):
             proxy.lie = None
             sampler.load_weights(fleet.model.named_parameters(), version=version)
-            assert len(sampler._rooms) == 2, fleet.notes
+            assert len(sampler.fleet.rooms) == 2, fleet.notes
             whole = whole or draw(sampler, fleet)  # the weights are the same each time
             proxy.lie = lie
             assert same(draw(sampler, fleet), whole), name
-            assert list(sampler._rooms) == [second] and reason in fleet.notes[-1], (name, fleet.notes)
+            assert list(sampler.fleet.rooms) == [second] and reason in fleet.notes[-1], (name, fleet.notes)
 
 
 def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
@@ -236,12 +173,12 @@ def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
 
         assert same(draw(sampler, fleet, stop), whole)
         assert sorted(seen) == list(range(8))  # each once
-        assert list(sampler._rooms) == [fleet.servers[0].url]
+        assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
         fleet.sync(sampler, 5)  # does not wait for it longer than `silence`
     finally:
         hung.send(signal.SIGCONT)
     fleet.sync(sampler, 6)
-    assert len(sampler._rooms) == 2
+    assert len(sampler.fleet.rooms) == 2
     draw(sampler, fleet)
 
 
@@ -260,7 +197,7 @@ def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pyte
     fingerprint = FingerprintBuilder(dtype=sampler.dtype)
     sampler.load_weights(fingerprint.watch(tensors()), version=8)
     check_fresh(sampler, fingerprint.result())
-    assert list(sampler._rooms) == [fleet.servers[0].url]
+    assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
     assert same(draw(sampler, fleet), whole)
 
 

@@ -4,8 +4,9 @@
     training    sft, train, serve, study, quickstart
     measuring   eval, with compare and export; score, grade
     showing     report, demo, export
+    papers      paper
 
 Private to this room: shared, options and checks of several commands.
 """
 
-__all__ = ["before", "measuring", "showing", "training"]
+__all__ = ["before", "measuring", "papers", "showing", "training"]

@@ -26,7 +26,8 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def add_init(commands: Commands) -> None:
     init = commands.add_parser("init", help="write a recipe for a model and a prepared set that fits your cards")
-    init.add_argument("--model", required=True, help="a Hugging Face folder, or where you will download one to")
+    help_model = "a Hugging Face folder, where you will download one to, or ORG/NAME[@REVISION] of the hub"
+    init.add_argument("--model", required=True, help=help_model)
     init.add_argument("--data", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets to train on")
     init.add_argument("--eval", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to evaluate on")
     init.add_argument("--gpus", type=int, metavar="N", help="cards of the run (default: those of this machine)")
@@ -59,7 +60,7 @@ def _config(options: argparse.Namespace) -> None:
 
 def add_doctor(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check whether this machine, or a model, computes the right thing")
-    doctor.add_argument("--model", type=Path, help="a Hugging Face folder: check whether it trains here")
+    doctor.add_argument("--model", type=Path, help="a folder, run or name of the hub: check whether it trains here")
     doctor.add_argument(
         "--config", type=Path, help="a YAML file of train: check whether its plan fits on this machine"
     )

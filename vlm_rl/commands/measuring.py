@@ -5,30 +5,40 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, refuse_bare_srun
+from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_judge_options, add_output_options, refuse_bare_srun
 from vlm_rl.errors import UserError
 
 
 def add_eval(commands: Commands) -> None:
     evaluate = commands.add_parser(
         "eval",
-        help="measure a checkpoint on prepared sets; also: eval compare A B, eval export",
+        help="measure a checkpoint on prepared sets; also: eval compare A B, eval export, eval protocols",
         usage="vlm-rl eval --model FOLDER --data SET [SET ...] --out FOLDER [options]\n"
         "       vlm-rl eval compare RESULTS [RESULTS ...] [options]\n"
-        "       vlm-rl eval export RECORDS --to FORMAT --out FILE",
+        "       vlm-rl eval export RECORDS --to FORMAT --out FILE\n"
+        "       vlm-rl eval protocols",
     )
-    evaluate.add_argument("--model", type=Path, help="a Hugging Face folder, or a run: RUN, RUN/60, RUN/latest")
+    help_model = "a Hugging Face folder, ORG/NAME[@REVISION] of the hub, or a run: RUN, RUN/60, RUN/latest"
+    evaluate.add_argument("--model", type=Path, help=help_model)
     evaluate.add_argument("--data", type=Path, nargs="+", help="prepared sets")
     evaluate.add_argument("--out", type=Path, help="folder for records and summaries")
     evaluate.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
     evaluate.add_argument(
-        "--template", default="think_answer", help="a prompt of ours, or a benchmark's own, e.g. mathvision"
+        "--template",
+        help="a prompt of ours, or a benchmark's own, e.g. mathvision (default: the run's, else think_answer; with "
+        "--mode official the benchmark's own)",
     )
-    evaluate.add_argument("--mode", choices=["strict", "official"], default="strict", help="how answers are judged")
-    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    evaluate.add_argument("--samples", type=int, default=1, help="responses per problem: the k of avg@k")
-    evaluate.add_argument("--top-p", type=float, default=1.0, help="1 samples from all tokens")
-    evaluate.add_argument("--max-tokens", type=int, default=2048, help="most tokens of a response")
+    evaluate.add_argument("--mode", choices=["strict", "official"], help="how answers are judged (default: strict)")
+    evaluate.add_argument(
+        "--temperature", type=float, help="0 is greedy (default: the benchmark's protocol, see eval protocols)"
+    )
+    evaluate.add_argument(
+        "--samples", type=int, help="responses per problem: the k of avg@k (default: the protocol's)"
+    )
+    evaluate.add_argument("--top-p", type=float, help="1 samples from all tokens (default: the protocol's)")
+    evaluate.add_argument(
+        "--max-tokens", type=int, help="most tokens of a response (default: the run's, else the protocol's)"
+    )
     evaluate.add_argument(
         "--max-prompt-tokens", type=int, default=4096, help="most tokens of a prompt, its images included"
     )
@@ -40,11 +50,14 @@ def add_eval(commands: Commands) -> None:
         help="blank, shuffled: is the image needed?",
     )
     evaluate.add_argument("--seed", type=int, default=0, help="of the sampling")
+    add_judge_options(evaluate)
     add_output_options(evaluate)
     evaluate.set_defaults(command=_eval)
     actions = evaluate.add_subparsers(prog="vlm-rl eval", title="on results that exist", metavar="ACTION")
     _add_eval_compare(actions)
     _add_eval_export(actions)
+    protocols = actions.add_parser("protocols", help="print how each benchmark is measured by default, with sources")
+    protocols.set_defaults(command=_eval_protocols)
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -89,6 +102,12 @@ def _eval_export(options: argparse.Namespace) -> None:
     export_records(options)
 
 
+def _eval_protocols(_: argparse.Namespace) -> None:
+    from vlm_rl.evaluation.benchmarks.protocols import describe_protocols
+
+    print(describe_protocols())
+
+
 def add_score(commands: Commands) -> None:
     score = commands.add_parser("score", help="grade saved responses by a benchmark's own rules, or strictly")
     score.add_argument("--benchmark", required=True, help="mathvista, mathvision, ...; docs/evaluation.md lists them")
@@ -100,6 +119,7 @@ def add_score(commands: Commands) -> None:
     score.add_argument(
         "--template", help="where the strict rule looks for the answer (default: the records' own, else plain)"
     )
+    add_judge_options(score)
     score.add_argument("--json", type=Path, help="write the scores, and every row behind them, to this file")
     score.set_defaults(command=_score)
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from vlm_rl.errors import UserError
@@ -31,6 +32,21 @@ def add_output_options(command: argparse.ArgumentParser) -> None:
         dest="output",
         const="verbose",
         help="print what vLLM and DeepSpeed say",
+    )
+
+
+def add_judge_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--judge",
+        metavar="URL",
+        help="with --mode official: ask this OpenAI-compatible endpoint (up to /v1) what the authors ask their model",
+    )
+    command.add_argument("--judge-model", default="", help="its name there; not needed where there is only one")
+    command.add_argument("--judge-key-env", default="", help="the environment variable that holds the API key")
+    command.add_argument(
+        "--judge-cache",
+        type=Path,
+        help="folder of replies that are not asked for again (default: beside the results)",
     )
 
 

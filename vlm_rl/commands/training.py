@@ -36,10 +36,10 @@ def _sft(options: argparse.Namespace) -> None:
 
     path = options.config / SFT_CONFIG if options.config.is_dir() else options.config
     config = load_sft_config(path, options.overrides)
-    from vlm_rl.preflight import preflight_sft, with_model_folder
+    from vlm_rl.preflight import preflight_sft, with_planned_model
 
     if options.dry_run:
-        config = with_model_folder(config)
+        config = with_planned_model(config)
         from vlm_rl.learner.dry_run import dry_run, without_sampling
         from vlm_rl.learner.dry_run_page import print_dry_run
 

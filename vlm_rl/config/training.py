@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -109,6 +109,12 @@ class RolloutConfig(ConfigSection):
     """Share of the groups in progress that a step waits for: it trains on these, always prompts_per_step, and the
     next step draws the others on. With 0.75 and 96 prompts a step, 128 groups are in progress. null: a step waits
     for every response. See docs/performance.md."""
+    ahead: NonNegativeInt = 0
+    """k: servers draw the batches of the next k steps while a step trains, so that tokens may be k steps old. Needs
+    sampler: server. 0: on policy. See docs/scaling.md."""
+    max_age: NonNegativeInt | None = None
+    """Groups with a token that is more rollout steps old are dropped and replaced; below ahead. null: ahead, which no
+    token exceeds."""
     batch_size: PositiveInt = 256
     """Responses that one engine, or one server, generates at the same time."""
     tensor_parallel: PositiveInt = 1
@@ -128,11 +134,33 @@ class RolloutConfig(ConfigSection):
         """Return how many groups are in progress besides those that a step trains on."""
         return 0 if self.carry_over is None else ceil(self.prompts_per_step / self.carry_over) - self.prompts_per_step
 
+    @property
+    def oldest_age(self) -> int:
+        """Return the bound on a token's age in rollout steps."""
+        return self.ahead if self.max_age is None else self.max_age
+
+    @property
+    def mixes_versions(self) -> bool:
+        """Tell whether a step may train on tokens that earlier weights drew."""
+        return self.carry_over is not None or self.ahead > 0
+
     def conflicts(self) -> Iterator[str]:
         if self.carry_over is not None and self.sampler == "server":
             yield (
                 f"carry_over is {self.carry_over}, and sampler is server, which answers whole groups alone: leave "
                 "carry_over out, or use an engine in this process"
+            )
+        if self.ahead and self.sampler != "server":
+            yield (
+                f"ahead is {self.ahead}, and sampler is {self.sampler}, which draws in the learner's process: set "
+                "sampler to server, or leave ahead out"
+            )
+        if self.ahead and self.carry_over is not None:
+            yield f"ahead is {self.ahead}, and carry_over is {self.carry_over}: leave one of them out"
+        if self.max_age is not None and self.max_age >= max(self.ahead, 1):
+            yield (
+                f"max_age is {self.max_age}, and ahead is {self.ahead}: no token is older than ahead; lower max_age, "
+                "or leave it out"
             )
         if self.carry_over is not None and self.tensor_parallel > 1:
             yield (
@@ -220,6 +248,8 @@ class EvalConfig(ConfigSection):
     """k of avg@k; with temperature 0 it must be 1."""
     temperature: NonNegativeFloat = 0.0
     """Of the sampling; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the most likely tokens that together have this probability; 1: from all."""
     max_tokens: PositiveInt | None = None
     """Longest response in tokens; null: rollout.max_tokens."""
 

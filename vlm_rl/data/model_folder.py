@@ -12,6 +12,7 @@ from typing import Any
 from vlm_rl.config import RolloutConfig
 from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
 from vlm_rl.data.finite_weights import non_finite_tensor
+from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
@@ -59,7 +60,7 @@ def read_model_config(path: str) -> tuple[str, dict[str, Any]]:
 
     Raises UserError where there is neither.
     """
-    local, shipped = Path(path) / "config.json", SHIPPED / f"{Path(path).name}.json"
+    local, shipped = Path(path) / "config.json", _shipped(path)
     for file in (local, shipped):
         if file.is_file():
             try:
@@ -71,6 +72,15 @@ def read_model_config(path: str) -> tuple[str, dict[str, Any]]:
         f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
         f"({names}): download the model there first, or correct the path"
     )
+
+
+def is_shipped(path: str | Path) -> bool:
+    """Tell whether we ship the configuration of a model of this name."""
+    return _shipped(path).is_file()
+
+
+def _shipped(path: str | Path) -> Path:
+    return SHIPPED / f"{short_name(path)}.json"
 
 
 def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int, settings: str) -> int:

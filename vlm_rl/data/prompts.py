@@ -11,6 +11,7 @@ written in a question is encoded as the characters it is made of, never as the t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,19 @@ class PromptBuilder:
         if self.family is not None:
             self.family.check_limits(**self._image_options)
         generation_tail, turn_tail = self._probe_chat_template()
+        self._generation_tail = generation_tail
         self.prefill = generation_tail + template.prefill
         self.eos_ids = self._find_eos(turn_tail)
         pad = self.tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.banned_ids = self._find_banned()
+
+    def with_template(self, template: Template) -> PromptBuilder:
+        """Return a builder with a different template, which shares everything else with this one."""
+        other = copy(self)
+        other.template = template
+        other.prefill = self._generation_tail + template.prefill
+        return other
 
     @property
     def patch_size(self) -> int | None:

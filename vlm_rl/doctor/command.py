@@ -20,6 +20,7 @@ from vlm_rl.doctor.apart import GROUPS, run_apart
 from vlm_rl.doctor.check import Check, exit_code, run_checks
 from vlm_rl.doctor.machine import MACHINE_CHECKS
 from vlm_rl.errors import UserError
+from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import make_console
 from vlm_rl.run.writing import writing
 from vlm_rl.visible_text import replace_invisible
@@ -57,11 +58,12 @@ def doctor(options: argparse.Namespace) -> int:
 
 def _answers(options: argparse.Namespace, waiting: Callable[[str], Any]) -> Iterator[Check]:
     if options.model is not None:
-        if (base := base_of(options.model)) is not None:
+        folder = resolve_model(options.model)
+        if (base := base_of(folder)) is not None:
             raise UserError(f"--model {options.model} holds an adapter: give its base model, {base.path}, instead")
         from vlm_rl.doctor.model import MODEL_CHECKS, ModelUnderTest
 
-        yield from run_checks(MODEL_CHECKS, ModelUnderTest(options.model), waiting=waiting)
+        yield from run_checks(MODEL_CHECKS, ModelUnderTest(folder), waiting=waiting)
     if options.config is not None:
         from vlm_rl.doctor.recipe import RECIPE_CHECKS, RecipeUnderTest
 

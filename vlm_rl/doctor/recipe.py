@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from vlm_rl.config import Config, load_config
+from vlm_rl.data.hub_models import short_name
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.dry_run import DryRun, dry_run
 
@@ -49,7 +50,7 @@ class RecipeUnderTest:
 def recipe(subject: RecipeUnderTest) -> Check:
     """Compute the plan, which refuses what training would refuse."""
     plan = subject.plan
-    model = f"{Path(plan.config.model.path).name}, {plan.num_parameters / 1e9:.2f} B parameters"
+    model = f"{short_name(plan.config.model.path)}, {plan.num_parameters / 1e9:.2f} B parameters"
     detail = f"{subject.path}: {model}, ZeRO {plan.config.train.zero_stage} on {plan.num_ranks} ranks"
     return Check("recipe", "ok", detail)
 

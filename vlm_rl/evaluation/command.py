@@ -16,7 +16,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_
 from vlm_rl.data.sets import read_manifest as read_set_manifest
 from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import StoppedError, UserError
-from vlm_rl.evaluation.benchmarks.benchmark import PublishedPrompt
-from vlm_rl.evaluation.benchmarks.registry import benchmark_of, eval_template, published_prompts, template_names
+from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
+from vlm_rl.evaluation.benchmarks.protocols import PROTOCOLS
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of
+from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import score_line
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
@@ -39,15 +41,15 @@ from vlm_rl.evaluation.resume import (
     evaluate_into,
     journal_path,
 )
+from vlm_rl.evaluation.settings import SetSettings, check_options, choose_settings, run_of, split_note
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.templates import Template
 from vlm_rl.types import Problem
 
 
@@ -60,6 +62,8 @@ class EvalSet:
     problems: Sequence[Problem]
     min_pixels: int  # its images were brought between these
     max_pixels: int
+    how: SetSettings
+    note: str  # on its split
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Origin:
 
     step: int  # rollout steps of training; 0 for a model that is not a checkpoint of ours
     contaminated: Sequence[str]  # benchmarks that it was trained on
+    run: Config | None  # of the training run, where it is a checkpoint of one
 
 
 def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
@@ -77,25 +82,27 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         UserError: before anything is written, for wrong options, model, sets or results folder.
         StoppedError: after SIGTERM; the same command continues.
     """
-    params = _sampling(options)
-    template, prompt = _template(options)
+    check_options(options)
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
     sets = _open_sets(options, origin)
+    judge_model = _judge_model(options, sets)
     builder = PromptBuilder(
         options.model,
-        template=template,
+        template=sets[0].how.template,
         min_pixels=min(eval_set.min_pixels for eval_set in sets),
         max_pixels=max(eval_set.max_pixels for eval_set in sets),
     )
-    builder.check_template()
+    for eval_set in sets:
+        builder.with_template(eval_set.how.template).check_template()
     check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
     builder.allow_videos(problem for eval_set in sets for problem in eval_set.problems)
+    sets = _fitted(sets, builder, options.max_prompt_tokens)
     context = check_context(
         builder.config,
         prompt_tokens=options.max_prompt_tokens,
-        response_tokens=options.max_tokens,
+        response_tokens=max(eval_set.how.params.max_tokens for eval_set in sets),
         settings="--max-prompt-tokens + --max-tokens",
     )
     from_main(lambda: verify_model(options.model))
@@ -112,21 +119,25 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             seed=options.seed,
         )
         with closing(sampler):
-            asked = [_settings(item, options, params, origin, builder=builder, sampler=sampler) for item in sets]
+            asked = [_settings(item, options, origin, judge_model, builder=builder, sampler=sampler) for item in sets]
             left = _unanswered(results, sets, asked, origin)
             for eval_set, settings in left:
+                make_console().print(eval_set.how.line(eval_set.name))
+                if eval_set.note:
+                    make_console().print(f"{eval_set.name}: {eval_set.note}")
                 summary = _answer(
                     eval_set,
                     settings,
                     options,
-                    params,
                     results,
-                    builder=builder,
+                    builder=builder.with_template(eval_set.how.template),
                     sampler=sampler,
                     grader=grader,
-                    prompt=prompt,
+                    judge_model=judge_model,
                 )
                 make_console().print(score_line(eval_set.name, summary))
+                for line in judge_lines(summary):
+                    make_console().print(line)
     barrier()
     make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
     return results
@@ -136,55 +147,64 @@ def _answer(
     eval_set: EvalSet,
     settings: AnswerSettings,
     options: argparse.Namespace,
-    params: SamplingParams,
     results: RunDirectory,
     *,
     builder: PromptBuilder,
     sampler: Sampler,
     grader: Grader,
-    prompt: PublishedPrompt | None,
+    judge_model: JudgeModel | None,
 ) -> dict[str, Any]:
     """Answer one set with a progress bar, write its result and return its summary."""
+    how = eval_set.how
     with progress(f"evaluating {eval_set.name}", total=len(share(eval_set.problems))) as advance:
         return evaluate_into(
             results,
             eval_set.name,
             eval_set.problems,
             settings=settings,
+            about={"protocol": how.sources, "split_note": eval_set.note},
             step=settings["step"],
             sampler=sampler,
             builder=builder,
             grader=grader,
-            params=params,
+            params=how.params,
             seed=options.seed,
             images=options.images,
-            batch_size=max(1, options.batch_size // params.responses),
+            batch_size=max(1, options.batch_size // how.params.responses),
             advance=advance,
-            mode=options.mode,
-            prompt=prompt,
+            mode=how.mode,
+            prompt=how.prompt,
+            judge_model=judge_model,
         )
 
 
 def _settings(
     eval_set: EvalSet,
     options: argparse.Namespace,
-    params: SamplingParams,
     origin: Origin,
+    judge_model: JudgeModel | None,
     *,
     builder: PromptBuilder,
     sampler: Sampler,
 ) -> AnswerSettings:
     """Return everything that decides the answers, for the summary and for a resume."""
+    how = eval_set.how
     return {
         "model": str(options.model),
         "model_files": digest(json.dumps(_file_stamps(options.model)).encode()),
         "set": str(eval_set.path),
         "images": options.images,
-        "mode": options.mode,
-        "template_words": asdict(prompt) if (prompt := published_prompts().get(options.template)) else None,
+        "mode": how.mode,
+        "template_words": asdict(how.prompt) if how.prompt else None,
         "max_prompt_tokens": options.max_prompt_tokens,
+        "judge_model": judge_model.name if judge_model else None,
     } | answer_settings(
-        eval_set.problems, builder=builder, sampler=sampler, params=params, seed=options.seed, step=origin.step
+        eval_set.problems,
+        builder=builder.with_template(how.template),
+        sampler=sampler,
+        params=how.params,
+        seed=options.seed,
+        step=origin.step,
     )
 
 
@@ -197,56 +217,61 @@ def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
 def read_origin(model: Path) -> Origin:
     """Read what a checkpoint's manifest and its run say about its training. Raises UserError for a damaged one."""
     stamped = RunDirectory(model.resolve().parent.parent).contaminated()
+    run = run_of(model)
+    config = run.config() if run is not None else None
     if not (model / MANIFEST).is_file():
-        return Origin(step=0, contaminated=stamped)
+        return Origin(step=0, contaminated=stamped, run=config)
     manifest = read_manifest(model)
-    return Origin(step=manifest.step, contaminated=sorted({*stamped, *manifest.info.get("contaminated", ())}))
+    contaminated = sorted({*stamped, *manifest.info.get("contaminated", ())})
+    return Origin(step=manifest.step, contaminated=contaminated, run=config)
 
 
-def _template(options: argparse.Namespace) -> tuple[Template, PublishedPrompt | None]:
-    named = eval_template(options.template)
-    if named is None:
-        raise UserError(f"--template is {options.template!r}; known: {template_names()}")
-    return named
-
-
-def _sampling(options: argparse.Namespace) -> SamplingParams:
-    for name in ("samples", "max_tokens", "max_prompt_tokens", "batch_size"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
-    if not 0 <= options.temperature < float("inf"):
-        raise UserError(f"--temperature is {options.temperature}; it must be 0 (greedy) or above")
-    if not 0 < options.top_p <= 1:
-        raise UserError(f"--top-p is {options.top_p}; it must be above 0 and at most 1")
-    if options.temperature == 0 and options.samples != 1:
-        raise UserError(
-            f"--samples is {options.samples} at temperature 0: greedy decoding gives one response; "
-            "add --temperature 1.0"
-        )
-    return SamplingParams(
-        temperature=options.temperature, max_tokens=options.max_tokens, responses=options.samples, top_p=options.top_p
+def _judge_model(options: argparse.Namespace, sets: Sequence[EvalSet]) -> JudgeModel | None:
+    """Return the judge of --judge, if there is one."""
+    known = [benchmark for item in sets if (benchmark := benchmark_of(item.problems)) is not None]
+    return open_judge(
+        options.judge,
+        name=options.judge_model,
+        key_env=options.judge_key_env,
+        cache=options.judge_cache or options.out / "judge_cache",
+        mode=sets[0].how.mode,
+        benchmarks=known,
     )
 
 
-def _open_set(path: Path, images: str) -> EvalSet:
+def _fitted(sets: Sequence[EvalSet], builder: PromptBuilder, prompt_tokens: int) -> list[EvalSet]:
+    """Return the sets; where a default of the longest response is too long for the model, with what fits."""
+    context = getattr(builder.config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        return list(sets)
+    return [replace(item, how=item.how.fitted(context - prompt_tokens)) for item in sets]
+
+
+def _open_set(path: Path, options: argparse.Namespace, origin: Origin) -> EvalSet:
     problems = load_set(path)
     if not problems:
         raise UserError(f"{path}: the set is empty; prepare it again")
     check_runnable(path, problems)
     recorded = read_set_manifest(path)
     name = check_benchmark_name(path.resolve().name)
+    benchmark = benchmark_of(problems)
+    note = ""
+    if benchmark is not None and (protocol := PROTOCOLS.get(benchmark.name)):
+        note = split_note(protocol, recorded.get("options", {}).get("split") or benchmark.splits[0])
     return EvalSet(
         path=path,
-        name=name if images == "real" else f"{name}-{images}",
+        name=name if options.images == "real" else f"{name}-{options.images}",
         problems=problems,
         min_pixels=recorded.get("min_pixels", 3136),
         max_pixels=recorded.get("max_pixels", 1_003_520),
+        how=choose_settings(options, benchmark, origin.run),
+        note=note,
     )
 
 
 def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
     """Open the sets to answer. Raises UserError for sets that cannot be answered, or not by this model."""
-    sets = [_open_set(path, options.images) for path in options.data]
+    sets = [_open_set(path, options, origin) for path in options.data]
     names = [eval_set.name for eval_set in sets]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
@@ -254,7 +279,7 @@ def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
         )
     for eval_set in sets:
         refuse_contaminated(eval_set.path, eval_set.problems, origin.contaminated)
-        if options.mode == "official" and benchmark_of(eval_set.problems) is None:
+        if eval_set.how.mode == "official" and benchmark_of(eval_set.problems) is None:
             raise UserError(
                 f"{eval_set.path}: --mode official needs problems of one known benchmark; use --mode strict"
             )
@@ -347,8 +372,7 @@ def _has_answers(out: Path) -> bool:
 
 def _configuration(options: argparse.Namespace) -> Config:
     """Return the config.yaml of a results folder: that of the run whose checkpoint the model is, if any."""
-    run = RunDirectory(options.model.resolve().parent.parent)
-    if options.model.resolve().parent.name == "checkpoints" and (run.path / "config.yaml").is_file():
+    if (run := run_of(options.model)) is not None:
         return run.config().model_copy(update={"out": str(options.out)})
     sets = [str(path) for path in options.data]
     tree = {"model": {"path": str(options.model)}, "data": {"train": sets, "eval": sets}, "eval": {"every": 0}}

@@ -31,7 +31,8 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     PublishedPrompt,
     Response,
 )
-from vlm_rl.evaluation.benchmarks.judging import benchmark_scores, judge, rule_name
+from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel
+from vlm_rl.evaluation.benchmarks.judging import benchmark_scores, judge, judge_facts, rule_name
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.image_controls import ImageMode, image_digests, with_images
 from vlm_rl.evaluation.journal import Journal
@@ -69,6 +70,7 @@ def evaluate(
     journal: Journal | None = None,
     mode: Mode = "strict",
     prompt: PublishedPrompt | None = None,
+    judge_model: JudgeModel | None = None,
 ) -> Evaluation:
     """Answer every problem `params.responses` times (the k of avg@k) and grade the responses.
 
@@ -83,6 +85,7 @@ def evaluate(
         journal: keeps finished problems; those that it already holds are not answered again.
         mode: strict, or official for the published rule of the problems' benchmark.
         prompt: asks in a benchmark's own words.
+        judge_model: takes the place of the published rule's judge, with mode official.
 
     Raises:
         UserError: problems that cannot be rendered or do not fit, or official for problems of no known benchmark.
@@ -107,11 +110,19 @@ def evaluate(
     batches = [left[start : start + batch_size] for start in range(0, len(left), batch_size)]
     batches += [[]] * (max(all_gather(len(batches))) - len(batches))  # ranks that share an engine answer together
     official = benchmark if mode == "official" else None
+    cost = dict(judge_model.cost) if judge_model is not None else {}
     answering = overlapped(
         batches,
         before=lambda batch: [builder.build(prompt.applied(problem) if prompt else problem) for problem in batch],
         heavy=lambda prompts: sampler.generate(prompts, params, seed=seed, step=step),
-        after=partial(_grade_batch, grader=grader, template=builder.template, official=official, journal=journal),
+        after=partial(
+            _grade_batch,
+            grader=grader,
+            template=builder.template,
+            official=official,
+            journal=journal,
+            judge_model=judge_model,
+        ),
     )
     with closing(answering):
         for batch, graded in zip(batches, answering, strict=True):
@@ -119,9 +130,13 @@ def evaluate(
             if advance is not None:
                 advance(len(batch), note=_score_so_far(answered))
     records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
+    if judge_model is not None:
+        spent = all_gather({name: number - cost[name] for name, number in judge_model.cost.items()})
+        cost = {name: sum(one[name] for one in spent) for name in cost}
     conditions = {
         "mode": mode,
-        "rule": rule_name(benchmark, mode),
+        "rule": rule_name(benchmark, mode, judge_model),
+        **judge_facts(benchmark, mode, judge_model, cost),
         "images": images,
         "left_out": len(problems) - len(shown),  # by the control
         "sampling": asdict(params),
@@ -145,11 +160,14 @@ def _grade_batch(
     template: Template,
     official: Benchmark | None,
     journal: Journal | None,
+    judge_model: JudgeModel | None,
 ) -> list[list[EvalRecord]]:
     """Return the records of answered problems; a journal has them on the disk as well."""
     graded = grade_groups(problems, prompts, groups, grader=grader, template=template)
     if official is not None:
-        graded = by_official_rule(official, problems, graded, grader=grader, template=template)
+        graded = by_official_rule(
+            official, problems, graded, grader=grader, template=template, judge_model=judge_model
+        )
     if journal is not None:
         journal.add(graded)
     return graded
@@ -191,6 +209,7 @@ def by_official_rule(
     *,
     grader: Grader,
     template: Template,
+    judge_model: JudgeModel | None = None,
 ) -> list[list[EvalRecord]]:
     """Return the records with the verdicts of the benchmark's published rule.
 
@@ -200,13 +219,16 @@ def by_official_rule(
         groups: the records of each problem's responses, in the same order.
         grader: compares what the rule leaves to it.
         template: where the strict rule would look for the answer.
+        judge_model: is asked what the rule asks a model.
     """
     answered = [
         (problem, Response(problem.id, record.response, record.sample_index))
         for problem, group in zip(problems, groups, strict=True)
         for record in group
     ]
-    judged = iter(judge(benchmark, answered, mode="official", grader=grader, template=template))
+    judged = iter(
+        judge(benchmark, answered, mode="official", grader=grader, template=template, judge_model=judge_model)
+    )
     return [[_judged_officially(record, next(judged).judgement) for record in group] for group in groups]
 
 

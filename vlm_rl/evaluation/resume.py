@@ -67,7 +67,14 @@ def answer_settings(
 
 
 def evaluate_into(
-    run: RunDirectory, name: str, problems: Sequence[Problem], *, settings: AnswerSettings, step: int, **how: Any
+    run: RunDirectory,
+    name: str,
+    problems: Sequence[Problem],
+    *,
+    settings: AnswerSettings,
+    step: int,
+    about: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> dict[str, Any]:
     """Answer the set, write eval/NAME/step-N and return its summary.
 
@@ -79,11 +86,12 @@ def evaluate_into(
         problems: the set.
         settings: everything that decides the answers, from answer_settings at least.
         step: the checkpoint's step.
+        about: more for the summary, that no answer depends on.
         how: further arguments of `evaluate`.
     """
     with Journal.open(journal_path(run, name, step), settings) as journal:
         evaluation = evaluate(problems, step=step, journal=journal, **how)
-        summary = {**evaluation.summary, **settings}
+        summary = {**evaluation.summary, **(about or {}), **settings}
         if rank() == 0:
             run.write_eval(name, step, evaluation.records, summary)
         barrier()  # no rank deletes its journal before the result is written

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig
-from vlm_rl.data.model_folder import SHIPPED, check_context, check_divides, read_model_config
+from vlm_rl.data.model_folder import check_context, check_divides, read_model_config
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
@@ -79,7 +80,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     source, raw = read_model_config(config.model.path)
     model = _build(raw, source)
     _check_model(model.config, config, source)
-    on_gpu = source.startswith(str(SHIPPED)) or torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available() or not any(Path(source).parent.glob("*.safetensors"))
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 from rich.table import Table
 
+from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.dry_run import DryRun
 from vlm_rl.learner.memory_plan import most_resident, optimizer_is_offloaded, row_images, row_tokens
@@ -21,7 +21,7 @@ def print_dry_run(plan: DryRun, *, samples: bool = True) -> None:
     console = make_console()
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
-    console.print(f"model      {Path(config.model.path).name}, {_billions(plan.num_parameters)} parameters, {dtype}")
+    console.print(f"model      {short_name(config.model.path)}, {_billions(plan.num_parameters)} parameters, {dtype}")
     lora = config.model.lora
     for part, count in plan.num_parameters_of.items():
         rate = f"lr {t.lr_by_part.get(part, t.lr):g}"

@@ -21,8 +21,9 @@ import yaml
 from PIL import Image
 
 from vlm_rl.config import Config, DataConfig, parse_config
+from vlm_rl.data.hub_models import hub_name, is_hub_name, locate_model, short_name
 from vlm_rl.data.images import GRID, grid_size
-from vlm_rl.data.model_folder import SHIPPED, open_config
+from vlm_rl.data.model_folder import is_shipped, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
 from vlm_rl.errors import UserError
@@ -35,6 +36,13 @@ _COUNTED = 64  # prompts whose tokens are counted: those that look longest
 _LONGEST_TRAINED = 4096  # tokens; longer prompts are left out of training
 _RESPONSE_TOKENS = (4096, 2048, 1024, 512)
 _ROW_TOKENS = (16_384, 12_288, 8_192)
+_ORGANIZATIONS = {
+    "Qwen": "Qwen",
+    "Llama-": "meta-llama",
+    "Mistral-": "mistralai",
+    "gemma-": "google",
+    "InternVL": "OpenGVLab",
+}  # beginning of a model's name -> who publishes it on the hub
 _LAYER_BY_LAYER = {
     "zero_optimization": {
         "offload_param": {"device": "cpu", "pin_memory": True},
@@ -80,7 +88,8 @@ class Sizes:
 
 def init(options: argparse.Namespace) -> None:
     """Write a recipe and print how to start it. Raises UserError where nothing fits."""
-    name = Path(options.model).name + ("_lora" if options.lora else "")
+    options.model, options.folder = _model(options.model)
+    name = short_name(options.model) + ("_lora" if options.lora else "")
     file = options.out or Path(f"{options.data[0].resolve().name}_{name}.yaml")
     if file.exists():
         raise UserError(f"{file} exists already; remove it, or choose a different --out")
@@ -90,11 +99,25 @@ def init(options: argparse.Namespace) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(_text(options, machine, facts, plan, sizes, file), encoding="utf-8")
     start, ranks = _commands(machine, file)
-    print(f"{file}: {Path(options.model).name} on {facts.rows} problems, for {machine}")
+    print(f"{file}: {short_name(options.model)} on {facts.rows} problems, for {machine}")
     if machine.gpus:
         need = max(plan.memory.update, plan.memory.weights + plan.memory.optimizer + plan.memory.engine_weights)
         print(f"planned at {need / 1e9:.0f} of {machine.gigabytes:.0f} GB of a card; see it, then start:")
     print(f"  vlm-rl train {shlex.quote(str(file))} --dry-run{ranks}\n  {start}")
+
+
+def _model(named: str) -> tuple[str, str]:
+    """Return what the recipe calls a model, and the folder to read here: a model of the hub gets its commit.
+
+    Without a network the name is kept as it is where we ship the configuration. Otherwise raises UserError.
+    """
+    try:
+        folder = locate_model(named, weights=False)
+    except UserError:
+        if not is_shipped(named):
+            raise
+        return named, named
+    return hub_name(folder) or named, str(folder)
 
 
 def _machine(gpus: int | None, gigabytes: float | None) -> Machine:
@@ -120,8 +143,8 @@ def _facts(options: argparse.Namespace) -> DataFacts:
     others = [problem for loaded in load_eval_sets(data).values() for problem in loaded]
     builder = None
     factor = 2 * manifest.get("patch_size", GRID // 2)
-    if _is_here(options.model):
-        builder = PromptBuilder(options.model, template=TEMPLATES[data.template], min_pixels=low, max_pixels=high)
+    if _is_here(options.folder):
+        builder = PromptBuilder(options.folder, template=TEMPLATES[data.template], min_pixels=low, max_pixels=high)
         check_patch_size([*train, *evaluated], builder.patch_size)
         has_images = any(problem.images for problem in (*problems, *others))
         if has_images and not builder.is_vision:
@@ -186,7 +209,7 @@ def _plan(options: argparse.Namespace, machine: Machine, facts: DataFacts, *, ou
     need = max(smallest.memory.update, smallest.memory.weights + smallest.memory.engine_weights) / 0.9e9
     advice = "more or larger cards, a smaller model" + ("" if options.lora else ", or --lora")
     raise UserError(
-        f"{Path(options.model).name} does not fit on {machine}: the least that was tried needs cards of about "
+        f"{short_name(options.model)} does not fit on {machine}: the least that was tried needs cards of about "
         f"{need:.0f} GB; use {advice}, or images of fewer pixels (vlm-rl prepare --max-pixels)"
     )
 
@@ -202,7 +225,7 @@ def _engine_share(plan: DryRun, card: float) -> float | None:
 
 def _candidates(options: argparse.Namespace, machine: Machine, facts: DataFacts) -> Iterator[Sizes]:
     """Yield sizes, the best first: long responses before a low ZeRO stage, and that before long rows."""
-    context, prompt = _context(options.model), _prompt_tokens(facts)
+    context, prompt = _context(options.folder), _prompt_tokens(facts)
     if not machine.gpus:
         responses = min(64, context - prompt)
         if responses >= 16:
@@ -230,6 +253,7 @@ def _prompt_tokens(facts: DataFacts) -> int:
 def _config(options: argparse.Namespace, machine: Machine, facts: DataFacts, sizes: Sizes, out: str) -> Config:
     """Return the configuration of a recipe."""
     tree = {section: dict(values) for section, values, _ in _sections(options, machine, facts, sizes)}
+    tree["model"]["path"] = options.folder
     return parse_config({"out": out, **tree}, where="the recipe")
 
 
@@ -258,7 +282,7 @@ def _sections(
         "min_pixels": facts.min_pixels,
         "max_pixels": facts.max_pixels,
     }
-    here = "counted" if _is_here(options.model) else "estimated"
+    here = "counted" if _is_here(options.folder) else "estimated"
     limits = "as the sets were prepared"
     yield (
         "data",
@@ -321,17 +345,19 @@ def _text(
 ) -> str:
     """Return the recipe's text."""
     start, ranks = _commands(machine, file)
-    lines = [f"{Path(options.model).name} on {', '.join(map(str, options.data))}, for {machine}."]
+    name = short_name(options.model)
+    lines = [f"{name} on {', '.join(map(str, options.data))}, for {machine}."]
     if machine.gpus:
         update, engine = plan.memory.update / 1e9, plan.memory.engine_weights / 1e9
         lines += [
             f"Planned GB of a card: {update:.1f} in the update, {engine:.1f} for the engine's weights in rollouts."
         ]
-    if not Path(options.model).is_dir() and (SHIPPED / f"{Path(options.model).name}.json").is_file():
+    organization = next((org for start, org in _ORGANIZATIONS.items() if name.startswith(start)), None)
+    if organization and not (Path(options.model).is_dir() or is_hub_name(options.model)):
         lines += [
             "",
             "Before the first start:",
-            f"  hf download Qwen/{Path(options.model).name} --local-dir {options.model}",
+            f"  hf download {organization}/{name} --local-dir {options.model}",
         ]
     lines += ["", f"  vlm-rl train {file} --dry-run{ranks}", f"  {start}", ""]
     lines += ["vlm-rl config KEY explains a key; docs/config.md lists all."]

@@ -20,6 +20,7 @@ from typing import Any
 
 from vlm_rl.config import Config, SftConfig, load_sft_config
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, base_of, load_merged
+from vlm_rl.data.hub_models import short_name
 from vlm_rl.data.model_folder import check_model_folder, check_weights
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import verify_model
@@ -139,7 +140,7 @@ def model_card(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> st
 
 def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> Iterator[str]:
     config = _config_of(run)
-    base = Path(config.model.path).name
+    base = short_name(config.model.path)
     library, tags = ("peft", "[vlm-rl, lora]") if is_adapter else ("transformers", "[vlm-rl]")
     yield from (
         "---",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
@@ -47,7 +48,7 @@ def write_readme_figure(run: RunDirectory, out: Path) -> Path:
 def _drawing(curves: RunCurves, benchmark: str, example: ProblemExample, titles: tuple[str, str]) -> str:
     """Return the picture as SVG."""
     first, last = (curves.scores[benchmark][place].accuracy for place in (0, -1))
-    model = Path(curves.config.model.path).name
+    model = short_name(curves.config.model.path)
     note = f"{model}, {len(curves.rollouts.steps)} steps of reinforcement learning with verifiable rewards"
     if sets := curves.run.contaminated():  # a picture travels without its page: the stamp goes with it
         note = f"CONTAMINATED: trained on rows of {', '.join(sets)}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
+from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 from vlm_rl.report.changes import change_section
@@ -103,7 +104,7 @@ def _header(runs: Sequence[RunCurves]) -> Markup:
 
 def _lead(run: RunCurves) -> str:
     config = run.config
-    model = Path(config.model.path).name
+    model = short_name(config.model.path)
     if not run.metrics and run.evals:  # a folder of `vlm-rl eval`
         return f"{model} evaluated on {', '.join(run.evals)}; this folder holds no training"
     sets = ", ".join(Path(name).name for name in config.data.train)

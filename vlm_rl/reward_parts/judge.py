@@ -3,36 +3,24 @@
     judge = Judge(config, cache=Path("runs/a/judge_cache"))
     judge.verdicts([(problem, response, grade, num_tokens), ...])
 
-Whatever the endpoint does, each response gets a value from 0 to 1 or the reason why it has none, within
-(retries + 1) * timeout and the pauses between attempts. Where `concurrency` responses in a row have none, the others
-of the batch are not asked for.
+Each response gets a value from 0 to 1 or the reason why it has none. vlm_rl.reward_parts.judge_endpoint asks.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import os
-import random
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
-from vlm_rl.reward_parts.judge_cache import ReplyCache, key_of
-from vlm_rl.reward_parts.judge_client import Completion, JudgeError, complete, make_client
+from vlm_rl.reward_parts.judge_endpoint import COSTS, JudgeEndpoint, JudgeReply
 from vlm_rl.templates import END_THINK
 from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
 
-_LONGEST_PAUSE = 30.0  # seconds between two attempts
-_WAIT_SECONDS = 0.1  # between two looks at whether the run is stopped
-_MIN_FAILURES = 3  # in a row before the rest of a batch is given up
 _PLACEHOLDER = re.compile(r"\{(question|answer|response|extracted)\}")
 _NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
 _SCORE = re.compile(rf"(?<![\w.])({_NUMBER})(?:\s*/\s*({_NUMBER}))?(?![\w])")
@@ -46,9 +34,7 @@ class JudgeVerdict:
     """What the judge says of one response, and what that took."""
 
     outcome: Outcome = 0.0
-    cost: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("requests", "cached", "prompt_tokens", "completion_tokens"), 0)
-    )
+    cost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
 
 
 def read_score(text: str, config: JudgeConfig) -> float | None:
@@ -71,16 +57,22 @@ def read_score(text: str, config: JudgeConfig) -> float | None:
 
 
 class Judge:
-    """Asks for scores. It holds no connection between batches."""
+    """Asks for scores."""
 
     def __init__(self, config: JudgeConfig, *, cache: Path) -> None:
         """Read the prompt file and the API key. Raises UserError where one is missing or cannot be used."""
         self._config = config
         self._prompt = _read_prompt(Path(config.prompt))
-        self._key = _read_key(config.api_key_env)
-        self._cache = ReplyCache(Path(config.cache) if config.cache else cache)
-        self._certificates = httpx.create_ssl_context()
-        self._is_aborted = False
+        self._endpoint = JudgeEndpoint(
+            config.url,
+            cache=Path(config.cache) if config.cache else cache,
+            key_env=config.api_key_env,
+            key_setting="reward.judge.api_key_env",
+            concurrency=config.concurrency,
+            timeout=config.timeout,
+            retries=config.retries,
+            tokens_setting="reward.judge.max_tokens",
+        )
 
     def verdicts(
         self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False
@@ -89,76 +81,19 @@ class Judge:
 
         Raises OSError where the cache cannot be written.
         """
-        verdicts = [JudgeVerdict() for _ in calls]
-        asyncio.run(self._ask_all(calls, verdicts, lambda: self._is_aborted or is_stopped()))
-        return verdicts
+        replies = self._endpoint.ask(calls, body_of=self._body, is_stopped=is_stopped)
+        return [JudgeVerdict(self._outcome(reply), reply.cost) for reply in replies]
 
     def abort(self) -> None:
         """Ask no further; `verdicts` in another thread ends."""
-        self._is_aborted = True
+        self._endpoint.abort()
 
-    async def _ask_all(
-        self, calls: Sequence[Call], verdicts: Sequence[JudgeVerdict], is_stopped: Callable[[], bool]
-    ) -> None:
-        batch = _Batch(iter(zip(calls, verdicts, strict=True)))
-        async with make_client(
-            key=self._key, concurrency=self._config.concurrency, certificates=self._certificates
-        ) as client:
-            workers = {
-                asyncio.create_task(self._work(client, batch))
-                for _ in range(min(self._config.concurrency, len(calls)))
-            }
-            while workers and not is_stopped():
-                done, workers = await asyncio.wait(workers, timeout=_WAIT_SECONDS)
-                for worker in done:
-                    worker.result()
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _work(self, client: httpx.AsyncClient, batch: _Batch) -> None:
-        """Take responses from the batch until none is left."""
-        for call, verdict in batch.left:
-            if batch.failures >= max(_MIN_FAILURES, self._config.concurrency):
-                verdict.outcome = f"the judge was not asked: {batch.failures} requests in a row had failed"
-                continue
-            try:
-                verdict.outcome = await self._judge(client, call, verdict.cost, batch)
-                batch.failures = 0
-            except JudgeError as error:
-                verdict.outcome = self._masked(str(error))
-                batch.failures += 1
-
-    async def _judge(self, client: httpx.AsyncClient, call: Call, cost: dict[str, int], batch: _Batch) -> Outcome:
-        body = self._body(call)
-        key = key_of(self._config.url, body)
-        async with batch.locks[key]:  # of equal requests, one is sent
-            text = self._cache.get(key)
-            if text is not None:
-                cost["cached"] = 1
-            else:
-                reply = await self._complete(client, body, cost)
-                cost.update(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
-                if not reply.text.strip():
-                    raise JudgeError(
-                        "the judge's reply holds no text; a reasoning model may need more reward.judge.max_tokens"
-                    )
-                text = self._masked(reply.text)  # a hostile server may send the key back
-                self._cache.put(key, text)
-        score = read_score(text, self._config)
-        return f"the judge's reply holds no score: {' '.join(text.split())[-200:]!r}" if score is None else score
-
-    async def _complete(self, client: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int]) -> Completion:
-        for attempt in range(self._config.retries + 1):
-            cost["requests"] += 1
-            try:
-                return await complete(client, self._config.url, body, timeout=self._config.timeout)
-            except JudgeError as error:
-                if not error.may_pass or attempt == self._config.retries:
-                    raise
-            # Spread, so that requests that failed together do not come back together.
-            await asyncio.sleep(min(_LONGEST_PAUSE, 2.0**attempt) * random.SystemRandom().uniform(0.5, 1.0))
-        raise AssertionError
+    def _outcome(self, reply: JudgeReply) -> Outcome:
+        if reply.text is None:
+            return reply.failure or 0.0
+        score = read_score(reply.text, self._config)
+        no_score = f"the judge's reply holds no score: {' '.join(reply.text.split())[-200:]!r}"
+        return no_score if score is None else score
 
     def _body(self, call: Call) -> dict[str, Any]:
         problem, response, grade, _ = call
@@ -181,18 +116,6 @@ class Judge:
             "temperature": config.temperature,
         }
 
-    def _masked(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What the workers of one batch share."""
-
-    left: Iterator[tuple[Call, JudgeVerdict]]
-    failures: int = 0  # in a row
-    locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-
 
 def _image_part(data: bytes) -> dict[str, Any]:
     kind = next(name for start, name in _IMAGE_TYPES if data.startswith(start))  # a prepared set holds no other
@@ -208,13 +131,3 @@ def _read_prompt(path: Path) -> str:
     if "{response}" not in text:
         raise UserError(f"reward.judge.prompt: {path} does not hold {{response}}, where the response is put: add it")
     return text
-
-
-def _read_key(variable: str) -> str:
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "")
-    if not re.fullmatch(r"[!-~]+", key):
-        problem = "holds a space, a line end or a letter that no header may hold" if key else "is not set"
-        raise UserError(f"reward.judge.api_key_env: the environment variable {variable} {problem}: set it to the key")
-    return key

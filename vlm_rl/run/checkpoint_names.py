@@ -1,24 +1,29 @@
-"""What a user may call a checkpoint: its folder, RUN, RUN/60, RUN/latest, RUN/checkpoints/latest."""
+"""What a user may call a model: its folder, a name of the hub, RUN, RUN/60, RUN/latest, RUN/checkpoints/latest."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from vlm_rl.data.hub_models import locate_model
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 
 LATEST = "latest"
 
 
-def resolve_model(path: str | Path) -> Path:
-    """Return the model folder that a path names: itself, or a checkpoint of the run that it names.
+def resolve_model(path: str | Path, *, weights: bool = True) -> Path:
+    """Return the folder of a model: a path itself, a checkpoint of a run, or a model of the hub, downloaded.
 
-    A path that names neither comes back as it is, for the caller's own check of model folders. Raises UserError for
-    a run without that checkpoint.
+    Args:
+        path: what the user named.
+        weights: whether the weights of a model of the hub are downloaded too.
+
+    A path that names none of these comes back as it is, for the caller's own check of model folders. Raises
+    UserError for a run without that checkpoint, and for a model that cannot be downloaded.
     """
     path = Path(path)
     if _run_and_step(path) is None:
-        return path
+        return locate_model(path, weights=weights)
     return find_checkpoint(path)[1]
 
 

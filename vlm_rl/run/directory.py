@@ -40,8 +40,10 @@ from vlm_rl.config import (
     changed_keys,
     check_benchmark_name,
     load_config,
+    load_sft_config,
     save_config,
 )
+from vlm_rl.data.hub_models import hub_name
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
@@ -141,6 +143,11 @@ class RunDirectory:
     def config(self) -> Config:
         """Return the resolved configuration. Raises UserError where it does not parse."""
         return load_config(self.path / "config.yaml")
+
+    def model_path(self) -> str:
+        """Return model.path, of a supervised run too. Raises UserError where the configuration does not parse."""
+        path = self.path / self.config_file
+        return (load_sft_config(path) if self.config_file == SFT_CONFIG else load_config(path)).model.path
 
     def config_text(self) -> str:
         """Return the text of config.yaml."""
@@ -295,6 +302,8 @@ def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> No
         config: that of the resume.
     """
     previous, wanted = own.model_dump(), config.model_dump()
+    for tree in (previous, wanted):  # the cache of the hub may be a different folder on a different machine
+        tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
     changed = [key for key in changed_keys(previous, wanted) if not key.startswith(MUTABLE_KEYS)]
     if changed:
         raise UserError(

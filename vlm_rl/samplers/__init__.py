@@ -10,7 +10,8 @@
 Private to this room: the engines (transformers, vllm), vllm_worker (what runs inside vLLM's worker), vllm_options
 (what every vLLM is given), distribution, from which the transformers engine draws, and partial_batch (responses that
 are drawn in several calls). vllm_endpoint and vllm_transfer run inside a server; server_client, server_push,
-gloo_link and schedule are the parts of `servers`.
+server_fleet, server_drawing,
+server_background, gloo_link and schedule are the parts of `servers`.
 """
 
 __all__ = ["base", "factory", "fingerprint", "missing_vllm", "serve", "servers"]

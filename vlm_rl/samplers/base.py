@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors
 
+PROBE_PLACES = 4  # of a server that draws ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
+
 OnGroup = Callable[[int, list[Rollout]], None]
 
 

@@ -21,8 +21,10 @@ class Schedule:
         names = list(rooms)
         shift = first % len(names) if names else 0
         self.waiting = deque(groups)
-        self.at: dict[str, list[int]] = {name: [] for name in names[shift:] + names[:shift]}
-        self._most = {name: max(1, room // size) for name, room in rooms.items()}
+        self.at: dict[str, list[int]] = {}
+        self._size, self._most = size, dict[str, int]()
+        for name in names[shift:] + names[:shift]:
+            self.join(name, rooms[name])
 
     @property
     def left(self) -> bool:
@@ -38,6 +40,11 @@ class Schedule:
         group = self.waiting.popleft()
         self.at[name].append(group)
         return name, group
+
+    def join(self, server: str, room: int) -> None:
+        """Give groups to one more server, which draws so many responses at once."""
+        self.at[server] = []
+        self._most[server] = max(1, room // self._size)
 
     def done(self, server: str, group: int) -> None:
         """Take an answered group off."""

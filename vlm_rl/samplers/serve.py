@@ -19,6 +19,7 @@ from vlm_rl.data.model_folder import check_divides, check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.errors import UserError
+from vlm_rl.samplers.base import PROBE_PLACES
 from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options
 from vlm_rl.templates import TEMPLATES
 
@@ -63,7 +64,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         model_path=str(model.resolve()),
         builder=builder,
         max_model_len=data.max_prompt_tokens + config.rollout.max_tokens,
-        batch_size=config.rollout.batch_size,
+        batch_size=config.rollout.batch_size + (PROBE_PLACES if config.rollout.ahead else 0),
         dtype=model_dtype(device, config.model.dtype),
         seed=config.seed,
         on_cpu=on_cpu,

@@ -113,7 +113,14 @@ class Push:
     """One update of all weights, of every server at the same time."""
 
     def __init__(
-        self, peers: Sequence[Peer], links: dict[Peer, Link], *, label: str, token: str, seconds: float
+        self,
+        peers: Sequence[Peer],
+        links: dict[Peer, Link],
+        *,
+        label: str,
+        token: str,
+        seconds: float,
+        in_flight: bool = False,
     ) -> None:
         """Prepare it; nothing is sent.
 
@@ -123,13 +130,18 @@ class Push:
             label: of the new weights.
             token: that the servers ask for.
             seconds: that a server may take for each request.
+            in_flight: what the servers are drawing continues under the new weights; otherwise it is dropped.
         """
         self.peers = list(peers)
         self.failed: dict[str, str] = {}
         self._links, self._label, self._token, self._seconds = links, label, token, seconds
+        self._mode = "keep" if in_flight else "abort"
 
     def begin(self) -> None:
-        """Stop what the servers are drawing, drop what they cached, and connect."""
+        """Stop what the servers are drawing, drop what they cached, and connect.
+
+        Keys and values are dropped in flight too: a response that continues is read in again by the new weights.
+        """
         self._each(self._begin)
 
     def send(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -151,7 +163,7 @@ class Push:
         self._each(self._finish)
 
     async def _begin(self, client: httpx.AsyncClient, peer: Peer) -> None:
-        await self._post(client, "/pause?mode=abort")
+        await self._post(client, f"/pause?mode={self._mode}&clear_cache=true")
         if peer not in self._links:
             host = urlsplit(peer.url).hostname or ""
             link = await asyncio.to_thread(_LINKS[peer.backend], host, self._seconds, workers=peer.workers)

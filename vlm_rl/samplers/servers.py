@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import httpx
-import numpy as np
 import torch
 
-from vlm_rl.config import is_server_address
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
+from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SamplingParams, check_lengths, response_seed
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
@@ -34,28 +27,14 @@ from vlm_rl.samplers.fingerprint import (
     StaleWeightsError,
     check_buffers,
 )
-from vlm_rl.samplers.schedule import Schedule
-from vlm_rl.samplers.server_client import ServerError, ask, ask_group, ask_info, ask_proof, connected
-from vlm_rl.samplers.server_push import BACKENDS, Link, Peer, Push, parts
+from vlm_rl.samplers.server_background import Background
+from vlm_rl.samplers.server_client import ServerError, ask_proof, connected
+from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
+from vlm_rl.samplers.server_fleet import Fleet, ServerSettings, ServersGoneError
+from vlm_rl.samplers.server_push import Link, Peer, Push, parts
 from vlm_rl.types import Prompt, Rollout
 
-SILENCE = 60.0  # seconds after which a server that does not answer is taken for hung
-
-
-class ServersGoneError(UserError):
-    """No server has answered for rollout.server_timeout; what was trained can be saved."""
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """How the servers are reached, and what they must serve."""
-
-    servers: Sequence[str] | str  # addresses, or a file with one a line
-    token_file: Path
-    timeout: float  # seconds without any server
-    model_sha256: str  # of the served model's config.json
-    tensor_parallel: int = 1  # cards of each server
-    silence: float = SILENCE
+__all__ = ["ServerSampler", "ServerSettings", "ServersGoneError"]
 
 
 class ServerSampler:
@@ -97,31 +76,23 @@ class ServerSampler:
             raise UserError("rollout.sampler is server, and servers are not sent videos: set rollout.sampler=vllm")
         self.policy_version = 0
         self.dtype = dtype
-        self._settings = settings
+        self.fleet = Fleet(
+            settings, builder=builder, max_model_len=max_model_len, dtype=dtype, is_stopped=is_stopped, note=note
+        )
         self._builder = builder
         self._max_model_len = max_model_len
-        self._weights, self._is_stopped, self._note = weights, is_stopped, note
+        self._weights = weights
         self._as_published = as_published(model_path)
-        self._token = _read_token(settings.token_file)
-        self._addresses()
-        self._run = from_main(lambda: uuid.uuid4().hex)  # tells our weights from those of another run
-        self._rooms: dict[str, int] = {}  # the servers that hold the current weights, and what each can draw at once
         self._links: dict[Peer, Link] = {}  # rank 0's
-        self._buffers: Mapping[str, str] | None = None  # of the first server before its first push; all have the same
-        self._said: dict[str, str] = {}  # of each server, so that it is said once
-        self._lost_since: float | None = None  # since when no server has completed a group
-
-    @property
-    def label(self) -> str:
-        """The label of the current weights."""
-        return f"{self._run}-{self.policy_version}"
+        self._background: Background | None = None  # from the first `begin` on
 
     # -- weights -------------------------------------------------------------------------------------
 
     def load_weights(self, tensors: NamedTensors, *, version: int) -> None:
         """See Sampler.load_weights. Pushes to every server that is there; none need be."""
-        self.policy_version = version
-        self._push(tensors, from_main(self._look_around))
+        with self.fleet.pushing():
+            self.policy_version = self.fleet.version = version
+            self._push(tensors, from_main(self.fleet.look_around))
 
     def fingerprint(self, layout: Layout) -> Fingerprint:
         """See Sampler.fingerprint. Where no server is left, this waits for one, and the weights are pushed again.
@@ -135,7 +106,9 @@ class ServerSampler:
         """See Sampler.sleep: a server's memory is its own."""
 
     def close(self) -> None:
-        """Drop the connections; the servers stay."""
+        """Drop the connections and what is being drawn; the servers stay."""
+        if self._background is not None:
+            self._background.close()
         self._links.clear()
 
     def _push(self, tensors: NamedTensors, rooms: Mapping[Peer, int]) -> None:
@@ -144,39 +117,59 @@ class ServerSampler:
             for _ in tensors:
                 pass
         else:
-            push = Push(list(rooms), self._links, label=self.label, token=self._token, seconds=self._settings.silence)
+            fleet = self.fleet
+            push = Push(
+                list(rooms),
+                self._links,
+                label=fleet.label,
+                token=fleet.token,
+                seconds=fleet.settings.silence,
+                in_flight=self._background is not None,
+            )
             push.begin()
             for part in parts(self._as_published(tensors)):
                 push.send(part)
             push.finish()
             for url, reason in push.failed.items():
-                self._say(url, f"{reason}: it gets the weights again at the next sync")
+                self.fleet.say(url, f"{reason}: it gets the weights again at the next sync")
             rooms = {peer: rooms[peer] for peer in push.peers}
-        self._rooms = from_main(lambda: {peer.url: room for peer, room in rooms.items()})
+        self._use(from_main(lambda: {peer.url: room for peer, room in rooms.items()}))
+
+    def _use(self, rooms: Mapping[str, int]) -> None:
+        """Draw on these servers from now on: they hold the current weights."""
+        self.fleet.rooms = dict(rooms)
+        if self._background is not None:
+            self._background.use(self._places())
+
+    def _places(self) -> dict[str, int]:
+        """Return how many responses of this rank each server draws ahead at once; the probe finds a place beside."""
+        return {url: (room - PROBE_PLACES) // world_size() for url, room in dict(self.fleet.rooms).items()}
 
     def _restore(self) -> Fingerprint:
         """Wait for a server, push the weights again, and return their proven fingerprint."""
         while True:
             fingerprint = FingerprintBuilder(dtype=self.dtype)
-            self._push(fingerprint.watch(self._weights()), from_main(self._wait))
+            with self.fleet.pushing():
+                self._push(fingerprint.watch(self._weights()), from_main(self.fleet.wait))
             expected = fingerprint.result()
             if (checksum := self._prove(expected.layout)) is None:
                 continue
             if checksum != expected.checksum:
                 raise StaleWeightsError(
-                    f"rollout servers {', '.join(self._rooms)}: after a second push they do not hold the learner's "
-                    f"weights: checksum {checksum:016x} against {expected.checksum:016x}; start them again"
+                    f"rollout servers {', '.join(self.fleet.rooms)}: after a second push they do not hold the "
+                    f"learner's weights: checksum {checksum:016x} against {expected.checksum:016x}; start them again"
                 )
             return expected
 
     def _prove(self, layout: Layout) -> int | None:
         """Return the checksum that all servers agree on; None where none is left."""
-        proofs, self._buffers = from_main(
-            lambda: (asyncio.run(self._ask_proofs(json.dumps(layout), list(self._rooms))), self._buffers)
+        proofs, self.fleet.buffers = from_main(
+            lambda: (asyncio.run(self._ask_proofs(json.dumps(layout), list(self.fleet.rooms))), self.fleet.buffers)
         )
-        self._rooms = {url: self._rooms[url] for url in proofs}
+        rooms = dict(self.fleet.rooms)  # the thread of a batch ahead may lose one meanwhile
+        self._use({url: rooms[url] for url in proofs if url in rooms})
         for url, proof in proofs.items():
-            check_buffers(f"server {url}", proof["buffers"], self._buffers or {})
+            check_buffers(f"server {url}", proof["buffers"], self.fleet.buffers or {})
         held = {proof["checksum"]: url for url, proof in proofs.items()}
         if len(held) > 1:
             raise StaleWeightsError(
@@ -187,114 +180,15 @@ class ServerSampler:
     async def _ask_proofs(self, layout: str, urls: Sequence[str]) -> dict[str, dict[str, Any]]:
         async def attempt(url: str) -> dict[str, Any] | None:
             try:
-                async with connected(url, self._token) as client:
-                    dtype = str(self.dtype).removeprefix("torch.")
-                    return await ask_proof(client, layout=layout, dtype=dtype, seconds=10 * self._settings.silence)
+                async with connected(url, self.fleet.token) as client:
+                    dtype, seconds = str(self.dtype).removeprefix("torch."), 10 * self.fleet.settings.silence
+                    return await ask_proof(client, layout=layout, dtype=dtype, seconds=seconds)
             except ServerError as error:
-                self._say(url, str(error))
+                self.fleet.say(url, str(error))
                 return None
 
         proofs = await asyncio.gather(*map(attempt, urls))
         return {url: proof for url, proof in zip(urls, proofs, strict=True) if proof is not None}
-
-    # -- which servers there are ---------------------------------------------------------------------
-
-    def _look_around(self, holding: str | None = None) -> dict[Peer, int]:
-        """Return the servers that answer now and serve the right model, with their rooms.
-
-        With `holding` only those that hold the weights with this label.
-        """
-
-        async def attempt(url: str) -> tuple[Peer, int] | None:
-            try:
-                async with connected(url, self._token) as client:
-                    info = await ask_info(client, seconds=min(10.0, self._settings.silence))
-                if problem := self._mismatch(info):
-                    raise ServerError(problem)
-                if holding not in (None, info["weight_version"]):
-                    raise ServerError("it was started again, and has not got the weights")
-                if self._buffers is None:
-                    async with connected(url, self._token) as client:
-                        proof = await ask_proof(client, layout="", dtype="", seconds=self._settings.silence)
-                    self._buffers = self._buffers or proof["buffers"]
-                return Peer(url, str(info["instance"]), info["backend"], info["world_size"]), int(
-                    info["max_num_seqs"]
-                )
-            except (ServerError, KeyError, ValueError, TypeError, OverflowError) as error:
-                self._say(url, str(error))
-                return None
-
-        async def all_of_them() -> list[tuple[Peer, int] | None]:
-            return await asyncio.gather(*map(attempt, self._addresses()))
-
-        return dict(peer for peer in asyncio.run(all_of_them()) if peer is not None)
-
-    def _mismatch(self, info: Mapping[str, Any]) -> str | None:
-        """Return how a server differs from what this run needs, or None."""
-        needed: dict[str, Any] = {
-            "model": self._settings.model_sha256,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "max_model_len": self._max_model_len,
-            "logprobs_mode": "processed_logprobs",
-            "world_size": self._settings.tensor_parallel,
-        }
-        if self._builder.is_vision:
-            needed["mm_processor_kwargs"] = self._builder.engine_options["mm_processor_kwargs"]
-        for key, value in needed.items():
-            if info.get(key) != value:
-                what = (
-                    "a different model"
-                    if key == "model"
-                    else f"{key} {info.get(key)!r}, and this run needs {value!r}"
-                )
-                return f"it serves {what}: start it with `vlm-rl serve` and this run's configuration"
-        if info.get("backend") not in BACKENDS:
-            return f"it takes weights by {info.get('backend')!r}: start it with `vlm-rl serve`"
-        return None
-
-    def _wait(self, *, holding: str | None = None) -> dict[Peer, int]:
-        """Return the servers there are, once there is one; with `holding` only those that hold these weights.
-
-        Raises ServersGoneError where no group was completed for rollout.server_timeout, or the run is to end.
-        """
-        if self._lost_since is None:
-            self._lost_since = time.monotonic()
-            self._note(f"no rollout server is left: waiting up to {self._settings.timeout:g} s for one")
-        while not self._is_stopped():
-            # Those that come back and never complete a group are as good as gone.
-            is_over = time.monotonic() - self._lost_since >= self._settings.timeout
-            if not is_over and (ready := self._look_around(holding)):
-                return ready
-            if is_over:
-                raise ServersGoneError(
-                    f"no rollout server has worked for {self._settings.timeout:g} s: {', '.join(self._addresses())}: "
-                    "start servers with `vlm-rl serve`, then resume"
-                )
-            time.sleep(min(1.0, self._settings.timeout / 10))
-        raise ServersGoneError("the run was stopped while no rollout server was there")
-
-    def _addresses(self) -> list[str]:
-        """Return the addresses of all servers. Raises UserError for a file that cannot be read or names none."""
-        where = self._settings.servers
-        if not isinstance(where, str):
-            return [url.rstrip("/") for url in where]
-        try:
-            lines = Path(where).read_text().split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"rollout.servers: {where} cannot be read: {error}") from None
-        wrong = [line for line in lines if not is_server_address(line)]
-        if wrong or not lines:
-            problem = (
-                f"{wrong[0]!r} is not an address such as http://127.0.0.1:8000" if wrong else "it names no server"
-            )
-            raise UserError(f"rollout.servers: {where}: {problem}")
-        return [line.rstrip("/") for line in lines]
-
-    def _say(self, url: str, text: str) -> None:
-        """Note what is wrong with a server, once."""
-        if self._said.get(url) != text:
-            self._said[url] = text
-            self._note(f"rollout server {url}: {text}")
 
     # -- responses -----------------------------------------------------------------------------------
 
@@ -317,98 +211,103 @@ class ServerSampler:
         check_lengths(prompts, params, max_model_len=self._max_model_len)
         together = world_size() == 1 if together is None else together
         groups: dict[int, list[Rollout]] = {}
-        draw = _Draw(prompts, params, seed, step, groups, on_group)
+
+        def take(index: int, group: list[Rollout]) -> None:
+            groups[index] = group
+            if on_group is not None:
+                on_group(index, group)
+
         while True:
-            before = len(groups)
-            left = asyncio.run(self._draw(draw)) if len(groups) < len(prompts) else False
-            states = all_gather((left, len(groups) > before)) if together else [(left, len(groups) > before)]
+            missing = [
+                GroupRequest(
+                    prompt,
+                    params,
+                    seeds_of(prompt, params, seed=seed, step=step),
+                    self.fleet.version,
+                    partial(take, index),
+                )
+                for index, prompt in enumerate(prompts)
+                if index not in groups
+            ]
+            left = self._draw(missing, size=params.responses) if missing else False
+            progress = len(groups) > len(prompts) - len(missing)
+            states = all_gather((left, progress)) if together else [(left, progress)]
             if any(progress for _, progress in states):
-                self._lost_since = None
+                self.fleet.note_progress()
             if not any(left for left, _ in states):
                 return [groups[index] for index in range(len(prompts))]
             if together:
                 self._restore()
             else:
-                self._rooms = {peer.url: room for peer, room in self._wait(holding=self.label).items()}
+                found = self.fleet.wait(holding=self.fleet.label)
+                self._use({peer.url: room for peer, room in found.items()})
 
-    async def _draw(self, draw: _Draw) -> bool:
+    def _draw(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Draw until every group is complete or no server is left, and tell whether groups are missing."""
-        missing = [index for index in range(len(draw.prompts)) if index not in draw.groups]
-        rooms = {url: 2 * room // world_size() for url, room in self._rooms.items()}  # none idles between two groups
-        schedule = Schedule(missing, size=draw.params.responses, rooms=rooms, first=rank())
-        tasks: dict[asyncio.Task[Any], tuple[str, int | None]] = {}
-        async with AsyncExitStack() as stack:
-            clients = {url: await stack.enter_async_context(connected(url, self._token)) for url in rooms}
-            try:
-                for url, client in clients.items():
-                    tasks[asyncio.create_task(self._watch(client))] = (url, None)
-                while schedule.left and schedule.at:
-                    while given := schedule.next():
-                        url, index = given
-                        tasks[asyncio.create_task(self._ask(clients[url], draw, index))] = given
-                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        self._settle(task, tasks, schedule, draw)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-        return schedule.left
+        # Twice what a server draws at once: none idles between two groups.
+        rooms = {url: 2 * room // world_size() for url, room in dict(self.fleet.rooms).items()}
+        drawing = Drawing(self.fleet, self._builder, rooms, requests, size=size)
+        return asyncio.run(drawing.run())
 
-    def _settle(
+    # -- batches of later steps ----------------------------------------------------------------------
+
+    def begin(
         self,
-        task: asyncio.Task[Any],
-        tasks: dict[asyncio.Task[Any], tuple[str, int | None]],
-        schedule: Schedule,
-        draw: _Draw,
+        step: int,
+        prompts: Sequence[Prompt],
+        begun: Sequence[Sequence[Rollout]],
+        params: SamplingParams,
+        *,
+        seed: int,
     ) -> None:
-        """Take a finished task's group, or take its server off."""
-        if task not in tasks:  # of a server that was lost a moment ago, for the same reason
-            return
-        url, index = tasks.pop(task)
-        try:
-            group = task.result()
-        except ServerError as error:
-            self._say(url, f"{error}: its requests go elsewhere, and it gets the weights again at the next sync")
-            self._rooms.pop(url)
-            schedule.lose(url)
-            for other in [other for other, (place, _) in tasks.items() if place == url]:
-                del tasks[other]
-                other.cancel()
-            return
-        assert index is not None, "a watch never ends"
-        schedule.done(url, index)
-        draw.groups[index] = group
-        if draw.on_group is not None:
-            draw.on_group(index, group)
+        """Begin to draw the batch of a later step, after those begun before; `take` waits for it.
 
-    async def _ask(self, client: httpx.AsyncClient, draw: _Draw, index: int) -> list[Rollout]:
-        """Return one group. Raises ServerError, also where a token was drawn by other weights than the current."""
-        prompt = draw.prompts[index]
-        seeds = [response_seed(draw.seed, draw.step, prompt.problem_id, g) for g in range(draw.params.responses)]
-        responses = await ask_group(client, prompt, draw.params, seeds, builder=self._builder)
-        labels = {label for response in responses for _, _, label in response.versions}
-        if labels != {self.label}:
-            raise ServerError(f"its tokens are of the weights {', '.join(map(str, labels))}, not {self.label}")
-        return [
-            make_rollout(
-                prompt,
-                g,
-                np.array(response.ids),
-                np.array(response.logprobs),
-                builder=self._builder,
-                version=self.policy_version,
-            )
-            for g, response in enumerate(responses)
-        ]
+        Syncs continue meanwhile: a response may hold tokens of several versions.
 
-    async def _watch(self, client: httpx.AsyncClient) -> None:
-        """Look after a server while it draws. Raises ServerError once it is silent, or holds other weights."""
+        Args:
+            step: that trains on the batch; its responses have the seeds that `generate` would give them.
+            prompts: of this rank.
+            begun: the responses to each so far; groups that are not done are drawn from their beginning.
+            params: how to draw, the same in all calls.
+            seed: of the run.
+        """
+        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        if self._background is None:
+            self._background = Background(self.fleet, self._builder, self._places(), size=params.responses)
+        done = {
+            index: list(group)
+            for index, group in enumerate(begun)
+            if all(rollout.stop_reason != "unfinished" for rollout in group)
+        }
+        seeds = [seeds_of(prompt, params, seed=seed, step=step) for prompt in prompts]
+        self._background.begin(step, prompts, done, params, seeds, version=self.fleet.version)
+
+    def take(self, step: int, on_group: OnGroup) -> list[list[Rollout]]:
+        """Wait for a batch that was begun, and return its groups in order; all ranks at once.
+
+        `on_group(index, rollouts)` is called once for each group. Where a rank has lost all its servers, those that
+        come back get the weights again. Raises ServersGoneError where none is there for rollout.server_timeout.
+        """
+        assert self._background is not None, "`begin` comes first"
         while True:
-            info = await ask(client, "/weight_info", seconds=self._settings.silence, post=False)
-            if info != {"weight_version": self.label}:
-                raise ServerError(f"it holds the weights {str(info)[:100]}, not {self.label}")
-            await asyncio.sleep(min(5.0, self._settings.silence / 4))
+            before = self.drawn(step).count(None)
+            left = self._background.wait(step, on_group)
+            states = all_gather((left, self.drawn(step).count(None) < before))
+            if any(progress for _, progress in states):
+                self.fleet.note_progress()
+            if not any(left for left, _ in states):
+                return [group for group in self.drawn(step) if group is not None]
+            self._restore()
+
+    def drawn(self, step: int) -> list[list[Rollout] | None]:
+        """Return this rank's groups of a batch that was begun; None for one that is not done."""
+        assert self._background is not None, "`begin` comes first"
+        return self._background.drawn(step)
+
+    def forget(self, step: int) -> None:
+        """Drop a batch that was taken."""
+        if self._background is not None:
+            self._background.forget(step)
 
     def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
         """See Sampler.stream; the whole response is drawn before its first token is given."""
@@ -417,27 +316,6 @@ class ServerSampler:
         yield from rollout.ids.tolist()
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """What one call of `generate` asks for, and what it has."""
-
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    seed: int
-    step: int
-    groups: dict[int, list[Rollout]]
-    on_group: OnGroup | None
-
-
-def _read_token(path: Path) -> str:
-    """Return the servers' token. Raises UserError where there is none."""
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"rollout.server_token: {path} cannot be read ({error}): `vlm-rl serve` writes it; copy it to machines "
-            "that share no home folder"
-        ) from None
-    if not token.isascii() or not token.isprintable() or not token:
-        raise UserError(f"rollout.server_token: {path} holds no token: remove it, and start the servers again")
-    return token
+def seeds_of(prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> list[int]:
+    """Return the seed of each response to a prompt."""
+    return [response_seed(seed, step, prompt.problem_id, g) for g in range(params.responses)]

@@ -1,8 +1,9 @@
 """Train several algorithms over the same seeds from the same start, and compare them seed by seed.
 
     run    `vlm-rl study`: train what is missing, then write the page
+    plan   the runs of a study
 
-Private to this room: plan, results (the numbers), findings (their words), tables and page.
+Private to this room: results (the numbers), findings (their words), tables and page.
 """
 
-__all__ = ["run"]
+__all__ = ["plan", "run"]

@@ -59,7 +59,7 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False
         raise UserError(f"--jobs is {jobs}: give 1 or more, the number of runs to train at a time")
     study = load_study(path)
     planned = study.runs(out)
-    for run in planned:
+    for run in planned if report_only else []:
         _refuse_a_different_run(run)
     failed = [] if report_only else run_all(study, planned, out, jobs=jobs)
     write_results(study, planned, out)
@@ -80,11 +80,29 @@ def run_all(study: Study, planned: Sequence[Planned], out: Path, *, jobs: int) -
             check_model_folder(folder)
         except UserError as error:
             raise UserError(f"starts.{name}: {error}") from None
+    return train_missing(planned, out, jobs=jobs)
+
+
+def train_missing(planned: Sequence[Planned], out: Path, *, jobs: int = 1, ranks: int = 1) -> list[Planned]:
+    """Train the runs that are not finished and return those that failed.
+
+    Args:
+        planned: the runs.
+        out: a folder that is locked meanwhile.
+        jobs: how many runs train at a time.
+        ranks: of each run, on this machine.
+
+    Raises:
+        UserError: before anything is started, for a folder that holds a different run.
+        StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
+    """
+    for run in planned:
+        _refuse_a_different_run(run)
     with _exclusive(out) as lock:
         waiting = [run for run in planned if not is_finished(run)]
         for run in waiting:
             _resumable(run)  # a mistake is reported before anything starts
-        runner = StudyRunner(waiting, num_done=len(planned) - len(waiting), jobs=jobs, lock=lock)
+        runner = StudyRunner(waiting, num_done=len(planned) - len(waiting), jobs=jobs, lock=lock, ranks=ranks)
         runner.note(f"{len(planned)} runs, {len(waiting)} to do, {jobs} at a time, in {out}")
         runner.work()
     return runner.failed
@@ -196,7 +214,7 @@ class RunProcess:
 class StudyRunner:
     """Trains a list of runs, `jobs` at a time, and stops them on a signal."""
 
-    def __init__(self, waiting: Sequence[Planned], *, num_done: int, jobs: int, lock: int) -> None:
+    def __init__(self, waiting: Sequence[Planned], *, num_done: int, jobs: int, lock: int, ranks: int = 1) -> None:
         self.waiting = list(waiting)
         self.working: list[RunProcess] = []
         self.failed: list[Planned] = []
@@ -204,6 +222,7 @@ class StudyRunner:
         self.num_all = num_done + len(waiting)
         self.jobs = jobs
         self.lock = lock
+        self.ranks = ranks
         self.signals: list[int] = []  # arrived so far
         self.num_handled = 0
         self.console = make_console()
@@ -239,7 +258,7 @@ class StudyRunner:
         write_atomically(planned.config_file, lambda place: save_config(planned_here.config, place))
         with planned.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "vlm_rl", "train", str(planned.config_file), *resume],
+                [*launcher(self.ranks), "-m", "vlm_rl", "train", str(planned.config_file), *resume],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -279,6 +298,14 @@ class StudyRunner:
                 run.process.terminate()
             elif run.process.poll() is None:
                 os.killpg(run.process.pid, signal.SIGKILL)
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return the words that start Python on this many ranks of this machine, with time to save on a stop."""
+    if ranks == 1:
+        return [sys.executable]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    return [*torchrun, "--shutdown-timeout", "1800"]
 
 
 def log_tail(path: Path) -> list[str]:

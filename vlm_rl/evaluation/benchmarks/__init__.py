@@ -5,6 +5,8 @@
     raw_rows         what the readers of rows share
     saved_files      files of annotations
     judging          the two modes: strict and official
+    judge_model      a model in the place of the authors' judge
+    protocols        how each benchmark is measured where nobody says otherwise
     score_command    `vlm-rl score`
 
 Private to this folder: the benchmarks (mathvista, mathvision, ..., wemath; each one's BENCHMARK is a row of the
@@ -14,4 +16,4 @@ scores (what several benchmarks report) and saved_responses (files of responses)
 To add a benchmark, write its file and name it in the registry; tests/evaluation/test_new_benchmark.py does.
 """
 
-__all__ = ["benchmark", "judging", "raw_rows", "registry", "saved_files", "score_command"]
+__all__ = ["benchmark", "judge_model", "judging", "protocols", "raw_rows", "registry", "saved_files", "score_command"]

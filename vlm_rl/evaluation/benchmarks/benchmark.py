@@ -7,12 +7,12 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vlm_rl.templates import Template
-from vlm_rl.types import Problem, Verdict
+from vlm_rl.types import IMAGE_MARKER, Problem, Verdict, name_videos
 
 Mode = Literal["strict", "official"]
 RawRow = Mapping[str, Any]  # a row under the authors' own column names
@@ -94,6 +94,31 @@ def _kind_of_answer(problem: Problem) -> str:
     return problem.answer_type if decimals is None else f"{problem.answer_type} {decimals}"
 
 
+def question_text(problem: Problem) -> str:
+    """Return the question as text alone, for a judge model that sees no image."""
+    return name_videos(problem.question, problem.videos).replace(IMAGE_MARKER, "").strip()
+
+
+class UnreadableReplyError(Exception):
+    """Raised by a dialogue for a reply of the judge that its rule does not read; the message says what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedJudge:
+    """The judge model of a published rule: what its authors ask it, and what they make of the replies.
+
+    `dialogue` yields each request as a text, is sent the reply, and returns the verdict in the end. It raises
+    UnreadableReplyError for a reply that it cannot use.
+    """
+
+    model: str  # that the authors asked
+    source: str  # of the words, with their licence
+    dialogue: Callable[[Problem, Response], Generator[str, str, Judgement]]
+    temperature: float = 0.0
+    max_tokens: int = 256  # of a reply
+    compares: bool = False  # it is also asked whether an extraction is right
+
+
 def one_image(*columns: str) -> Callable[[RawRow], Sequence[Any]]:
     """Return a reader of the one image of a row, which is under the first of `columns` that the row has."""
     return lambda row: [next((row[name] for name in columns if row.get(name) not in (None, "")), None)]
@@ -116,8 +141,9 @@ class Benchmark:
     problem without one, which can be scored but not asked. A row that cannot be judged raises UnusableRowError.
 
     `official_rule` returns the published verdict, or a text that the grader compares with the gold.
-    `needs_judge_model` says that the published rule asks a model, which our rules replace here: the result
-    is emulated.
+    `needs_judge_model` says that the published rule asks a model. `judge` is what it is asked, where the words are
+    known. Without a judge model our rules take its place, the result is emulated, and `emulation` says how far such
+    results have been from published ones.
 
     `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
     """
@@ -128,6 +154,8 @@ class Benchmark:
     read_row: Callable[[RawRow], Problem]
     official_rule: Callable[[Problem, Response], Judgement | str]
     needs_judge_model: bool
+    judge: PublishedJudge | None = None
+    emulation: str = ""
     response_ids: tuple[str, ...]  # columns, or templates of columns, that name a response's problem
     facets: Callable[[Problem], Mapping[str, Any]] = nothing
     prompt: PublishedPrompt | None = None

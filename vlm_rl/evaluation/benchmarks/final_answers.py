@@ -20,6 +20,8 @@ _LETTERS = re.compile(
 )
 _ONE_LETTER = re.compile(r"(?<![A-Za-z])([A-I])(?![A-Za-z'])")
 _MARKED = re.compile(r"\(([A-I])\)")
+_OPENING = re.compile(r"\W*([A-I])\s?[).:](?![\w.])")
+_OPTION_LINE = re.compile(r"(?m)^\W*([A-I])\s?[).:](?![\w.])")
 _LAST_WORD = re.compile(r"(?:\b(?i:is|be|option|choice|answer) )([A-I])\W*$")
 
 
@@ -37,7 +39,8 @@ def final_answer(response: str) -> str:
 def final_letters(response: str) -> tuple[str, ...]:
     """Return the option letters A to I that a response names in the end, sorted; () if it names none clearly.
 
-    The final answer begins with them. Else a letter is the last word ("would be B."), or the only one in brackets.
+    The final answer begins with them. Else a letter is the last word ("would be B."), or the only one in brackets, or
+    the response opens with it ("C) ... is correct.") and no other line begins with another option's letter.
     """
     if match := _LETTERS.match(final_answer(response)):
         return tuple(sorted(set(_ONE_LETTER.findall(match[0]))))
@@ -45,4 +48,6 @@ def final_letters(response: str) -> tuple[str, ...]:
     if match := _LAST_WORD.search(text):
         return (match[1],)
     marked = set(_MARKED.findall(text))
+    if len(marked) != 1 and _OPENING.match(text):
+        marked = set(_OPTION_LINE.findall(text))
     return tuple(marked) if len(marked) == 1 else ()

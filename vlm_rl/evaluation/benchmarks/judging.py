@@ -1,13 +1,14 @@
 """Judge responses to a benchmark's problems by one of two rules, and sum up.
 
 strict: the final box after the reasoning, compared by this project's grader; no box is wrong. official: the published
-rule of the benchmark; where that needs a judge model, rules replace it, and the result is called emulated.
+rule of the benchmark. Where that needs a judge model and none is given, rules replace it, and the result is called
+emulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import (
@@ -22,6 +23,9 @@ from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, facet_tables,
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
 from vlm_rl.templates import TEMPLATES, Template, boxes
 from vlm_rl.types import Problem
+
+if TYPE_CHECKING:  # it loads an HTTP client
+    from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel
 
 Answered = tuple[Problem, Response]
 
@@ -57,15 +61,24 @@ def matched(
 
 
 def judge(
-    benchmark: Benchmark, answered: Sequence[Answered], *, mode: Mode, grader: Grader, template: Template
+    benchmark: Benchmark,
+    answered: Sequence[Answered],
+    *,
+    mode: Mode,
+    grader: Grader,
+    template: Template,
+    judge_model: JudgeModel | None = None,
 ) -> list[JudgedResponse]:
     """Judge responses, in their order.
 
     Args:
         mode: strict or official, as in the module's docstring.
         template: where the strict rule looks for the answer.
+        judge_model: is asked what the published rule asks a model.
     """
-    if mode == "official":
+    if mode == "official" and judge_model is not None:
+        judgements = judge_model.judgements(benchmark, answered)
+    elif mode == "official":
         opinions = [benchmark.official_rule(problem, response) for problem, response in answered]
         texts = {place: opinion for place, opinion in enumerate(opinions) if isinstance(opinion, str)}
         boxed = [(answered[place][0], rf"\boxed{{{text}}}") for place, text in texts.items()]
@@ -86,9 +99,27 @@ def _graded(pairs: Sequence[tuple[Problem, str]], grader: Grader, template: Temp
     return [Judgement(grade.verdict, grade.extracted, grade.reason) for grade in grades]
 
 
-def rule_name(benchmark: Benchmark | None, mode: Mode) -> str:
-    """Return strict, official, or emulated: the published rule with our rules in the place of its judge model."""
+def rule_name(benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel | None = None) -> str:
+    """Return strict, official, or emulated: the published rule with our rules in the place of its judge model.
+
+    With a judge model it is official, and names that model.
+    """
+    if judge_model is not None:
+        return f"{mode}, judge {judge_model.name}"
     return "emulated" if mode == "official" and benchmark is not None and benchmark.needs_judge_model else mode
+
+
+def judge_facts(
+    benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel | None, cost: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return what a summary says of the judge model, with what it took (`cost`); or of its emulation."""
+    if benchmark is None or mode != "official" or not benchmark.needs_judge_model:
+        return {}
+    published = benchmark.judge
+    theirs = {"authors_model": published.model, "words": published.source} if published else {}
+    if judge_model is None:
+        return {"emulation": benchmark.emulation} if benchmark.emulation else {}
+    return {"judge": {"model": judge_model.name, **theirs, **cost}}
 
 
 def benchmark_scores(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> dict[str, Any]:
@@ -110,6 +141,7 @@ def summary_of(
     num_problems: int,
     template: str,
     left_out: Sequence[str] = (),
+    judge_model: JudgeModel | None = None,
 ) -> dict[str, Any]:
     """Return everything that is reported about judged responses, as plain JSON.
 
@@ -117,13 +149,21 @@ def summary_of(
         num_problems: the annotated ones, with a response or without.
         template: name of the template by which the strict rule looked for the answer.
         left_out: ids of responses that no problem has.
+        judge_model: was asked for the verdicts.
     """
     is_official = mode == "official"
     shipped = sum(item.response.extraction is not None for item in judged) if is_official else 0
-    rule = rule_name(benchmark, mode)
+    rule = rule_name(benchmark, mode, judge_model)
+    if rule == "emulated" and shipped == len(judged) and not (benchmark.judge and benchmark.judge.compares):
+        rule = "official"
     return {
         "mode": mode,
-        "rule": "official" if rule == "emulated" and shipped == len(judged) else rule,
+        "rule": rule,
+        **(
+            judge_facts(benchmark, mode, judge_model, judge_model.cost if judge_model else {})
+            if rule != "official"
+            else {}
+        ),
         "grader_version": GRADER_VERSION,
         "template": None if is_official else template,
         "num_questions": num_problems,

@@ -9,17 +9,20 @@ marked.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vlm_rl.data.golds import LETTERS, with_choices
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
     Judgement,
+    PublishedJudge,
     PublishedPrompt,
     RawRow,
     Response,
     authors_gold,
+    question_text,
 )
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
 from vlm_rl.evaluation.benchmarks.raw_rows import (
@@ -125,25 +128,45 @@ def official_rule(problem: Problem, response: Response) -> Judgement:
     extraction = extraction_by_rules(problem, response.text) if response.extraction is None else response.extraction
     normal = normalised(problem, extraction)
     right = normal == option_gold(problem)
-    how = "shipped extraction" if shipped else "extraction by rules"
+    how = "given extraction" if shipped else "extraction by rules"
     note = "free point" if right and problem.choices and not extraction.strip() else ""
     return Judgement(
         "correct" if right else "wrong", extraction, f"{how} {extraction!r:.60} is read as {normal!r:.60}", note
     )
 
 
+def judge_dialogue(problem: Problem, response: Response) -> Generator[str, str, Judgement]:
+    """Ask for the extraction, unless the file ships it or the authors' script needs no model for it."""
+    extraction = response.extraction
+    if extraction is None:
+        extraction = extraction_without_model(problem, response.text)
+    if extraction is None:
+        query = _PROMPT.applied(replace(problem, question=question_text(problem))).question
+        extraction = yield f"{_EXTRACT}\n\n{query}\n\n{response.text}\n\nExtracted answer: "
+    return official_rule(problem, replace(response, extraction=extraction.strip()))
+
+
+def extraction_without_model(problem: Problem, response: str) -> str | None:
+    """Return what the authors' script takes without a model: nothing, an option, or a number; else None."""
+    if not response or response in problem.choices:
+        return response
+    try:
+        if problem.answer_type == "integer":
+            return str(int(response))
+        if problem.answer_type == "float":
+            return str(float(response))
+    except ValueError:
+        pass
+    return None
+
+
 def extraction_by_rules(problem: Problem, response: str) -> str:
     """Return what the authors' script extracts without a model, else what our rules find where it would ask one."""
     answer_type = problem.answer_type
     response = response.strip()
-    if not response or response in problem.choices:
-        return response
-    if not problem.choices and answer_type in ("integer", "float"):
-        try:
-            number = float(response)
-            return response if answer_type == "integer" and response.isdigit() else str(number)
-        except ValueError:
-            pass
+    taken = extraction_without_model(problem, response)
+    if taken is not None:
+        return taken
     if quoted := _QUOTED.search(response):
         return quoted[1]
     if problem.choices:
@@ -194,6 +217,67 @@ def edit_distance(a: str, b: str) -> int:
 _HINT = "Hint: Please answer the question "
 _VALUE = "provide the final value, e.g., {}, at the end.\nQuestion: "
 
+_PROMPT = PublishedPrompt(
+    "mathvista",
+    "AI4Math/MathVista, column query, CC BY-SA 4.0",
+    before=f"{_HINT}and {_VALUE.format('1, 2, 3')}",
+    by_kind={
+        "choice": f"{_HINT}and provide the correct option letter, e.g., A, B, C, D, at the end.\nQuestion: ",
+        "integer": f"{_HINT}requiring an integer answer and {_VALUE.format('1, 2, 3')}",
+        "float 1": f"{_HINT}requiring a floating-point number with one decimal place and "
+        + _VALUE.format("1.2, 1.3, 1.4"),
+        "float 2": f"{_HINT}requiring a floating-point number with two decimal places and "
+        + _VALUE.format("1.23, 1.34, 1.45"),
+        "list": f"{_HINT}requiring a Python list as an answer and provide the final list, e.g., [1, 2, 3], "
+        "[1.2, 1.3, 1.4], at the end.\nQuestion: ",
+    },
+)
+
+# The authors' words; their script puts the query, the response and "Extracted answer: " after them.
+_EXTRACT = """
+Please read the following example. Then extract the answer from the model response and type it at the end of the prompt.
+
+Hint: Please answer the question requiring an integer answer and provide the final value, e.g., 1, 2, 3, at the end.
+Question: Which number is missing?
+
+Model response: The number missing in the sequence is 14.
+
+Extracted answer: 14
+
+Hint: Please answer the question requiring a floating-point number with one decimal place and provide the final value, e.g., 1.2, 1.3, 1.4, at the end.
+Question: What is the fraction of females facing the camera?
+
+Model response: The fraction of females facing the camera is 0.6, which means that six out of ten females in the group are facing the camera.
+
+Extracted answer: 0.6
+
+Hint: Please answer the question requiring a floating-point number with two decimal places and provide the final value, e.g., 1.23, 1.34, 1.45, at the end.
+Question: How much money does Luca need to buy a sour apple candy and a butterscotch candy? (Unit: $)
+
+Model response: Luca needs $1.45 to buy a sour apple candy and a butterscotch candy.
+
+Extracted answer: 1.45
+
+Hint: Please answer the question requiring a Python list as an answer and provide the final list, e.g., [1, 2, 3], [1.2, 1.3, 1.4], at the end.
+Question: Between which two years does the line  graph saw its maximum peak?
+
+Model response: The line graph saw its maximum peak between 2007 and 2008.
+
+Extracted answer: [2007, 2008]
+
+Hint: Please answer the question and provide the correct option letter, e.g., A, B, C, D, at the end.
+Question: What fraction of the shape is blue?
+Choices:
+(A) 3/11
+(B) 8/11
+(C) 6/11
+(D) 3/5
+
+Model response: The correct answer is (B) 8/11.
+
+Extracted answer: B
+""".strip()  # noqa: E501
+
 BENCHMARK = Benchmark(
     name="mathvista",
     license="CC BY-SA 4.0",
@@ -206,21 +290,14 @@ BENCHMARK = Benchmark(
     facets=facets,
     official_rule=official_rule,
     needs_judge_model=True,
+    judge=PublishedJudge(
+        "gpt-4-0613",
+        "lupantech/MathVista, prompts/ext_ans.py, CC BY-SA 4.0, as lmms-eval's mathvista_evals.py keeps it",
+        judge_dialogue,
+    ),
+    emulation="a plainer extractor by rules differed from the authors' judge model on 1.6 to 20.7 % of the rows of "
+    "their files of responses, and this one has not been compared",
     response_ids=("pid", "_key", "id"),
     carries_annotations=True,
-    prompt=PublishedPrompt(
-        "mathvista",
-        "AI4Math/MathVista, column query, CC BY-SA 4.0",
-        before=f"{_HINT}and {_VALUE.format('1, 2, 3')}",
-        by_kind={
-            "choice": f"{_HINT}and provide the correct option letter, e.g., A, B, C, D, at the end.\nQuestion: ",
-            "integer": f"{_HINT}requiring an integer answer and {_VALUE.format('1, 2, 3')}",
-            "float 1": f"{_HINT}requiring a floating-point number with one decimal place and "
-            + _VALUE.format("1.2, 1.3, 1.4"),
-            "float 2": f"{_HINT}requiring a floating-point number with two decimal places and "
-            + _VALUE.format("1.23, 1.34, 1.45"),
-            "list": f"{_HINT}requiring a Python list as an answer and provide the final list, e.g., [1, 2, 3], "
-            "[1.2, 1.3, 1.4], at the end.\nQuestion: ",
-        },
-    ),
+    prompt=_PROMPT,
 )

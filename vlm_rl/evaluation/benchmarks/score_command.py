@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Response
@@ -24,6 +24,9 @@ from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import write_atomically
 from vlm_rl.templates import Template
 from vlm_rl.types import Problem
+
+if TYPE_CHECKING:
+    from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel
 
 
 def score_files(options: argparse.Namespace) -> dict[str, Any]:
@@ -45,8 +48,11 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError(
             f"{options.responses[0]}: holds verdicts and no answers; use --mode official, which sums them up"
         )
+    judge_model = _judge_model(options, benchmark)
     with Grader() as grader:
-        judged = judge(benchmark, answered, mode=options.mode, grader=grader, template=template)
+        judged = judge(
+            benchmark, answered, mode=options.mode, grader=grader, template=template, judge_model=judge_model
+        )
     summary = summary_of(
         benchmark,
         judged,
@@ -54,6 +60,7 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
         num_problems=len(problems),
         template=template.name,
         left_out=left_out,
+        judge_model=judge_model,
     )
     summary |= {
         "annotations": [path.name for path in _files(annotations)],
@@ -66,6 +73,22 @@ def score_files(options: argparse.Namespace) -> dict[str, Any]:
         escape = "backslashreplace"
         write_atomically(options.json, lambda path: path.write_text(tree, encoding="utf-8", errors=escape))
     return summary
+
+
+def _judge_model(options: argparse.Namespace, benchmark: Benchmark) -> JudgeModel | None:
+    if options.judge is None:
+        return None
+    from vlm_rl.evaluation.benchmarks.judge_model import open_judge
+
+    beside = options.json or options.responses[0]
+    return open_judge(
+        options.judge,
+        name=options.judge_model,
+        key_env=options.judge_key_env,
+        cache=options.judge_cache or beside.with_name("judge_cache"),
+        mode=options.mode,
+        benchmarks=[benchmark],
+    )
 
 
 def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Problem]:
@@ -110,6 +133,7 @@ def describe(summary: dict[str, Any]) -> str:
             f"  free points {summary['free_points']}; {len(summary['may_differ'])} rows on which the authors' code "
             f"may differ{_few(summary['may_differ'])}"
         )
+    lines += judge_lines(summary)
     if "published_accuracy" in summary:
         lines.append(
             f"  by the file's own verdicts {summary['published_accuracy']:.2%}; judged otherwise here: "
@@ -119,6 +143,18 @@ def describe(summary: dict[str, Any]) -> str:
         if 1 < len(table) <= 40:
             lines += [f"  by {facet}", *(f"    {value or '-'}: {_cell(cell)}" for value, cell in table.items())]
     return "\n".join(lines)
+
+
+def judge_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line on the judge model of a result, or on how far emulations have been from published scores."""
+    if "emulation" in summary:
+        return [f"  emulated, without the authors' judge model: {summary['emulation']}"]
+    if judge := summary.get("judge"):
+        return [
+            f"  judge {judge['model']} (the authors asked {judge['authors_model']}): {judge['requests']} requests, "
+            f"{judge['cached']} kept replies, {judge['prompt_tokens']} + {judge['completion_tokens']} tokens"
+        ]
+    return []
 
 
 def _oddities(summary: dict[str, Any]) -> list[str]:

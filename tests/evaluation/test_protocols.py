@@ -1,0 +1,101 @@
+"""The settings of an evaluation: the command line, then the run, then the benchmark's protocol."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from vlm_rl.cli import main
+from vlm_rl.config import Config, parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, PROTOCOLS
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template
+from vlm_rl.evaluation.settings import SetSettings, choose_settings, split_note
+
+
+def chosen(name: str | None, run: Config | None = None, **given: Any) -> SetSettings:
+    silent = dict.fromkeys(("template", "mode", "temperature", "samples", "top_p", "max_tokens"))
+    options = argparse.Namespace(**(silent | given))
+    return choose_settings(options, BENCHMARKS[name] if name else None, run)
+
+
+def run_with(**sections: Any) -> Config:
+    tree = {"out": "runs/x", "model": {"path": "m"}, "data": {"train": ["d"], **sections.pop("data", {})}}
+    return parse_config(tree | sections)
+
+
+def test_every_benchmark_has_a_protocol_with_sources() -> None:
+    assert PROTOCOLS.keys() == BENCHMARKS.keys()
+    for name, protocol in PROTOCOLS.items():
+        stated = {field.name: getattr(protocol, field.name) for field in fields(protocol)}
+        assert all(setting.source for setting in stated.values()), name
+        assert protocol.split.value in ("", *BENCHMARKS[name].splits)
+        assert eval_template(protocol.template.value) is not None
+        assert protocol.samples.value == 1 or protocol.temperature.value > 0
+
+
+def test_a_foreign_model_is_measured_by_the_protocol() -> None:
+    aime = chosen("aime24")
+    assert (aime.params.temperature, aime.params.top_p, aime.params.responses) == (1.0, 0.7, 32)
+    assert (aime.params.max_tokens, aime.template.name, aime.mode) == (32_768, "think_answer", "strict")
+    assert chosen("mathvision").params.max_tokens == 4096 and chosen("mathvision").params.temperature == 0
+    unknown = chosen(None)
+    assert (
+        (unknown.params.max_tokens, unknown.params.responses)
+        == (2048, 1)
+        == (
+            OTHER_SETS.max_tokens.value,
+            OTHER_SETS.samples.value,
+        )
+    )
+
+
+def test_official_asks_in_the_authors_words_but_a_policy_in_its_own() -> None:
+    official = chosen("mathvision", mode="official")
+    assert official.template.name == "mathvision" and official.prompt is BENCHMARKS["mathvision"].prompt
+    assert chosen("logicvista", mode="official").template.name == "plain"
+    run = run_with(data={"template": "think_box"})
+    for mode in (None, "strict", "official"):
+        policy = chosen("mathvision", run, mode=mode)
+        assert policy.template.name == "think_box" and policy.sources["template"] == "the run's data.template"
+
+
+def test_a_policy_keeps_the_longest_response_of_its_run() -> None:
+    run = run_with(rollout={"max_tokens": 8192})
+    assert chosen("mathvision", run).params.max_tokens == 8192  # not cut at the protocol's 4,096
+    shorter = run_with(rollout={"max_tokens": 900}, eval={"max_tokens": 700})
+    assert chosen("aime24", shorter).params.max_tokens == 700
+    assert chosen("aime24", shorter).params.responses == 32
+    assert chosen("aime24", shorter, max_tokens=8).params.max_tokens == 8
+
+
+def test_what_is_given_decides() -> None:
+    given = chosen("aime24", samples=4, top_p=0.9, template="plain")
+    assert (given.params.responses, given.params.top_p, given.params.temperature) == (4, 0.9, 1.0)
+    assert given.template.name == "plain"
+    greedy = chosen("aime24", temperature=0.0)
+    assert greedy.params.responses == 1
+    with pytest.raises(UserError, match="--samples is 4 at temperature 0"):
+        chosen("mathvision", samples=4)
+
+
+def test_a_default_gives_way_to_the_models_context_and_a_given_length_does_not() -> None:
+    short = chosen("math500").fitted(1000)
+    assert short.params.max_tokens == 1000 and short.sources["max_tokens"].startswith("the model's context")
+    assert chosen("math500", max_tokens=5000).fitted(1000).params.max_tokens == 5000
+    assert chosen("math500").fitted(-5).params.max_tokens == 32_768  # refused later, with both numbers
+    assert "at most 1000 tokens" in short.line("math500")
+
+
+def test_a_part_of_the_reported_split_is_said() -> None:
+    assert split_note(PROTOCOLS["mathvision"], "test") == ""
+    assert "testmini" in (note := split_note(PROTOCOLS["mathvision"], "testmini")) and "reported is test" in note
+
+
+def test_the_protocols_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "protocols"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name}\n" in f"\n{printed}" for name in BENCHMARKS) and "arXiv 2602.05261" in printed

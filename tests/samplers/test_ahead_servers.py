@@ -1,0 +1,198 @@
+"""Batches that two real vLLM servers draw while the learner changes the weights, is stopped, or loses them.
+
+The tests run in their order: the last one kills the servers.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.helpers.rollout_servers import Fleet, same, served_fleet
+from tests.helpers.toy_runs import Toys, assert_sound, rollouts_of, toy_problem
+from vlm_rl.config import ModelConfig
+from vlm_rl.data.ahead import load_batches
+from vlm_rl.data.carry_over import begin
+from vlm_rl.data.prompts import rope_positions
+from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.learner.loading import policy_of
+from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.self_check import group_of
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.types import Prompt, Rollout
+
+pytestmark = pytest.mark.slow
+PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    pytest.importorskip("vllm")
+    with served_fleet(toys, tmp_path_factory.mktemp("servers"), ahead=1) as fleet:
+        yield fleet
+
+
+def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int) -> None:
+    begun = [begin(toy_problem(index, "train", 12), 1, responses=4).rollouts for index in range(8)]
+    sampler.begin(step, fleet.prompts, begun, PARAMS, seed=1)
+
+
+def wait_for(sampler: ServerSampler, step: int, groups: int) -> None:
+    """Wait until so many groups of a batch are done."""
+    end = time.monotonic() + 60
+    while 8 - sampler.drawn(step).count(None) < groups:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def learner_logps(fleet: Fleet, prompt: Prompt, rollouts: Sequence[Rollout]) -> np.ndarray:
+    """Return the log-probs of all tokens at the learner's weights, end to end. Each response has a row of its own."""
+    tokens = {"banned_ids": fleet.builder.banned_ids, "temperature": PARAMS.temperature}
+    policy = policy_of(fleet.model, ModelConfig(path="x"), **tokens)
+    rows = [
+        pack_row(
+            [Chunk(0, (g,))],
+            groups=[group_of(prompt, rollouts)],
+            prompts={0: prompt},
+            weights_PG=np.zeros((1, len(rollouts))),
+            positions=partial(rope_positions, fleet.model),
+        )
+        for g in range(len(rollouts))
+    ]
+    with torch.no_grad():
+        return np.concatenate([policy(row)[0].numpy() for row in rows])
+
+
+def test_each_token_is_of_the_weights_that_it_names(fleet: Fleet) -> None:
+    """Weights change three times while two batches are drawn. The learner at those weights gives every token the
+    log-prob that its server reported, and at the other weights another one: no key and value is left of those."""
+    sampler = fleet.sampler()
+    weights: dict[int, Any] = {}
+    for version in (1, 2, 3, 4):
+        fleet.sync(sampler, version)
+        weights[version] = {name: tensor.clone() for name, tensor in fleet.model.state_dict().items()}
+        if version == 1:
+            begin_batch(sampler, fleet, 7)
+            begin_batch(sampler, fleet, 8)
+        wait_for(sampler, 7, min(2 * version, 7))
+    seen: list[int] = []
+    batches = [sampler.take(7, lambda index, _: seen.append(index)), sampler.take(8, lambda index, _: None)]
+    assert sorted(seen) == list(range(8))
+    mixed, others = 0, []
+    for prompt, group in [pair for batch in batches for pair in zip(fleet.prompts, batch, strict=True)]:
+        at = {}
+        for version, state in weights.items():
+            fleet.model.load_state_dict(state)
+            at[version] = learner_logps(fleet, prompt, group)
+        versions_K = np.concatenate([rollout.versions_R for rollout in group])
+        sampled_K = np.concatenate([rollout.logprobs for rollout in group])
+        expected_K = np.array([at[version][k] for k, version in enumerate(versions_K)])
+        np.testing.assert_allclose(sampled_K, expected_K, atol=1e-4)
+        others += [abs(at[1][k] - at[version][k]) for k, version in enumerate(versions_K) if version > 1]
+        mixed += sum(bool(rollout.older) for rollout in group)
+    assert mixed > 0 and np.max(others) > 1e-2
+    sampler.close()
+
+
+def test_a_server_lost_in_flight_costs_time_only(fleet: Fleet) -> None:
+    """SIGSTOP while a batch is drawn: the other one draws what is missing, the same responses."""
+    sampler = fleet.sampler(silence=4.0)
+    fleet.sync(sampler, 1)
+    whole = sampler.generate(fleet.prompts, PARAMS, seed=1, step=3)
+    hung = fleet.servers[1]
+    try:
+        begin_batch(sampler, fleet, 3)
+        wait_for(sampler, 3, 1)
+        hung.send(signal.SIGSTOP)
+        assert same(sampler.take(3, lambda *_: None), whole)
+        assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
+    finally:
+        hung.send(signal.SIGCONT)
+    fleet.sync(sampler, 2)
+    begin_batch(sampler, fleet, 4)
+    assert len(sampler.take(4, lambda *_: None)) == 8 and len(sampler.fleet.rooms) == 2
+    sampler.close()
+
+
+def tokens_of(run: RunDirectory) -> list[list[Any]]:
+    return [[row["token_ids"] for row in rows] for rows in rollouts_of(run)]
+
+
+def test_a_stopped_run_continues_with_the_batch_that_it_had_begun(fleet: Fleet) -> None:
+    """SIGTERM in step 3, whose batch is drawn: it is stored, trained on bit for bit, and the run continues as if it
+    had not been stopped. Twelve prompts, four a step: after three steps each was trained on once."""
+    urls = [server.url for server in fleet.servers]
+    rollout = {"batch_size": 4, "server_token": str(fleet.token), "sampler": "server", "servers": urls, "ahead": 1}
+    changes: dict[str, Any] = {"rollout": rollout, "train": {"steps": STEPS}, "checkpoint": {"every": STEPS}}
+    in_order: dict[str, Any] = {"finish_batches_first": {}}
+    result = fleet.toys.runner("train", str(fleet.toys.config("ahead-whole", **changes)), faults=in_order)
+    assert result.code == 0, result.output[-3000:]
+    config = fleet.toys.config("ahead-stopped", **changes)
+    stop = {"terminate_in": {"phase": "reward", "step": 3}}
+    assert fleet.toys.runner("train", str(config), faults=in_order | stop).code == EXIT_STOPPED
+    whole, stopped = fleet.toys.run("ahead-whole"), fleet.toys.run("ahead-stopped")
+    problems = [toy_problem(index, "train", 12) for index in range(12)]
+    ((step, folder),) = stopped.checkpoints()
+    (batch,) = load_batches(folder / "learner", problems)
+    assert (step, batch.step) == (2, 2)
+    result = fleet.toys.runner("train", str(config), "--resume", faults=in_order)
+    assert result.code == 0, result.output[-3000:]
+    stored = [(r.ids.tolist(), r.logprobs.tolist()) for group in batch.groups for r in group.rollouts]
+    trained = pq.read_table(stopped.path / "rollouts" / "step-000003.parquet").to_pydict()
+    assert stored == list(zip(trained["token_ids"], trained["logprobs"], strict=True))
+    assert tokens_of(stopped) == tokens_of(whole) and len(tokens_of(whole)) == STEPS
+    assert_sound(stopped)
+    for run in (whole, stopped):
+        records = run.metrics()
+        assert [record["ahead/age_mean"] for record in records] == [0, 1, 1, 1, 1]
+        assert [record["data/drawn"] for record in records] == [8, 12, 16, 20, 20]
+        assert [record["data/trained"] for record in records] == [4, 8, 12, 16, 20]
+        assert "rollout/logprob_gap" in records[0] and "rollout/logprob_gap" not in records[1]
+        first = Counter(row["prompt_id"] for rows in rollouts_of(run)[:3] for row in rows)
+        assert len(first) == 12 and set(first.values()) == {4}
+
+
+def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None:
+    """SIGTERM in step 2, with the batches of steps 2 and 3 begun: one rank trains on these, and no prompt is lost."""
+    urls = [server.url for server in fleet.servers]
+    rollout = {"batch_size": 4, "server_token": str(fleet.token), "sampler": "server", "servers": urls, "ahead": 2}
+    config = fleet.toys.config("ahead-ranks", rollout=rollout, train={"steps": 6}, checkpoint={"every": 6})
+    stop = {"terminate_in": {"phase": "reward", "step": 2}}
+    result = fleet.toys.runner("train", str(config), faults=stop, ranks=2)
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    run = fleet.toys.run("ahead-ranks")
+    ((_, folder),) = run.checkpoints()
+    problems = [toy_problem(index, "train", 12) for index in range(12)]
+    assert [batch.step for batch in load_batches(folder / "learner", problems)] == [1, 2]
+    result = fleet.toys.runner("train", str(config), "--resume")
+    assert result.code == 0, result.output[-3000:]
+    counts = Counter(row["prompt_id"] for rows in rollouts_of(run) for row in rows)
+    assert len(counts) == 12 and set(counts.values()) == {2 * 4}  # two epochs
+    records = run.metrics()
+    assert [record["data/drawn"] for record in records] == [12, 16, 20, 24, 24, 24]
+    assert [record["ahead/age_max"] <= min(step, 2) for step, record in enumerate(records)] == [True] * 6
+
+
+def test_where_all_servers_are_gone_the_batch_waits_and_the_run_ends(fleet: Fleet) -> None:
+    sampler = fleet.sampler(timeout=1.0)
+    fleet.sync(sampler, 1)
+    begin_batch(sampler, fleet, 2)
+    wait_for(sampler, 2, 1)
+    for server in fleet.servers:
+        server.send(signal.SIGKILL)
+    with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
+        sampler.take(2, lambda *_: None)
+    assert 1 <= 8 - sampler.drawn(2).count(None) < 8  # what is done can be stored
+    sampler.close()

@@ -1,0 +1,145 @@
+"""The settings of one set's evaluation: from the command line, else from the model's run, else from the protocol.
+
+A checkpoint of a run keeps what belongs to the policy, the run's template and longest response. The benchmark's
+protocol (benchmarks/protocols.py) says how it is measured: temperature, top-p, samples, mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.config import Config
+from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Mode, PublishedPrompt
+from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, PROTOCOLS, EvalProtocol
+from vlm_rl.evaluation.benchmarks.registry import eval_template, template_names
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.templates import Template
+
+_FLAG = "the command line"
+
+
+@dataclass(frozen=True, slots=True)
+class SetSettings:
+    """How one set is asked and judged."""
+
+    template: Template
+    prompt: PublishedPrompt | None  # a benchmark's own words
+    mode: Mode
+    params: SamplingParams
+    sources: dict[str, str]  # of each of these, for the summary
+
+    @property
+    def may_shrink(self) -> bool:
+        """Tell whether nobody asked for this very number of tokens."""
+        return self.sources["max_tokens"] != _FLAG
+
+    def fitted(self, room: int) -> SetSettings:
+        """Return the settings with a longest response of at most `room` tokens, where that may be changed."""
+        if not self.may_shrink or not 0 < room < self.params.max_tokens:
+            return self
+        sources = self.sources | {"max_tokens": f"the model's context; {self.sources['max_tokens']}, has more"}
+        return replace(self, params=replace(self.params, max_tokens=room), sources=sources)
+
+    def line(self, name: str) -> str:
+        """Return the settings of the set of this name as one line of the terminal."""
+        params, source = self.params, self.sources
+        greedy = (
+            "greedy" if params.temperature == 0 else f"temperature {params.temperature:g}, top-p {params.top_p:g}"
+        )
+        return (
+            f"{name}: {self.mode}, template {self.template.name} ({source['template']}), {greedy}, "
+            f"k {params.responses} ({source['samples']}), at most {params.max_tokens} tokens ({source['max_tokens']})"
+        )
+
+
+def run_of(model: Path) -> RunDirectory | None:
+    """Return the training run whose checkpoint the model is, if it is one."""
+    folder = model.resolve().parent
+    is_checkpoint = folder.name == "checkpoints" and (folder.parent / "config.yaml").is_file()
+    return RunDirectory(folder.parent) if is_checkpoint else None
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise UserError for a number on the command line that is out of range, and for an unknown template."""
+    for name in ("samples", "max_tokens", "max_prompt_tokens", "batch_size"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {number}; it must be at least 1")
+    if options.temperature is not None and not 0 <= options.temperature < float("inf"):
+        raise UserError(f"--temperature is {options.temperature}; it must be 0 (greedy) or above")
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        raise UserError(f"--top-p is {options.top_p}; it must be above 0 and at most 1")
+    if options.template is not None and eval_template(options.template) is None:
+        raise UserError(f"--template is {options.template!r}; known: {template_names()}")
+
+
+def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, run: Config | None) -> SetSettings:
+    """Return the settings of a set.
+
+    Args:
+        options: those of `vlm-rl eval`; None where the command line is silent.
+        benchmark: that the set's problems come from, if it is a known one.
+        run: the configuration of the run whose checkpoint is measured, if it is one.
+
+    Raises UserError for several samples at temperature 0.
+    """
+    protocol = OTHER_SETS if benchmark is None else PROTOCOLS.get(benchmark.name, OTHER_SETS)
+    chosen: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+
+    def choose(name: str, *others: tuple[Any, str]) -> Any:
+        stated = getattr(protocol, name)
+        given = getattr(options, name)
+        candidates = [(given, _FLAG), *others, (stated.value, stated.source)]
+        chosen[name], sources[name] = next(pair for pair in candidates if pair[0] is not None)
+        return chosen[name]
+
+    mode = choose("mode")
+    temperature = choose("temperature")
+    is_greedy = options.temperature == 0
+    choose("samples", *([(1, "greedy decoding gives one response")] if is_greedy else []))
+    choose("top_p")
+    choose("max_tokens", *_tokens_of(run))
+    choose("template", *_template_of(run, mode))
+    if temperature == 0 and chosen["samples"] != 1:
+        raise UserError(
+            f"--samples is {chosen['samples']} at temperature 0: greedy decoding gives one response; "
+            "add --temperature 1.0"
+        )
+    named = eval_template(chosen["template"])
+    assert named is not None
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=chosen["max_tokens"],
+        responses=chosen["samples"],
+        top_p=chosen["top_p"],
+    )
+    return SetSettings(*named, mode=mode, params=params, sources=sources)
+
+
+def _tokens_of(run: Config | None) -> Sequence[tuple[int | None, str]]:
+    if run is None:
+        return []
+    return [
+        (run.eval.max_tokens, "the run's eval.max_tokens"),
+        (run.rollout.max_tokens, "the run's rollout.max_tokens"),
+    ]
+
+
+def _template_of(run: Config | None, mode: Mode) -> Sequence[tuple[str | None, str]]:
+    if run is not None:
+        return [(run.data.template, "the run's data.template")]
+    return [] if mode == "official" else [("think_answer", "ours: strict looks where it asks for the answer")]
+
+
+def split_note(protocol: EvalProtocol, split: str) -> str:
+    """Return a sentence where a set is not of the split that papers report; "" where it is."""
+    reported = protocol.split
+    if split == reported.value:
+        return ""
+    return f"this is the split {split or 'without a name'}; reported is {reported.value} ({reported.source})"

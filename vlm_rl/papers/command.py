@@ -1,0 +1,192 @@
+"""`vlm-rl paper NAME`: print the commands that make a paper's table, or run them in order and resume.
+
+    make_paper("luspo-vl", stages=["train", "eval", "table"], setup=Setup(...))
+
+What is done is left alone, and what was stopped continues: sets by their manifest, runs by their last checkpoint,
+evaluations by their results and their journal.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.text import Text
+
+from vlm_rl.config import Config
+from vlm_rl.errors import UserError
+from vlm_rl.papers.catalog import PAPERS, Paper
+from vlm_rl.papers.downloads import Download
+from vlm_rl.papers.steps import (
+    RANKS_OF_A_NODE,
+    PlannedRun,
+    Step,
+    downloads,
+    eval_step,
+    plan_runs,
+    prepare_steps,
+    table_rows,
+)
+from vlm_rl.papers.table import make_table, write_table
+from vlm_rl.run.terminal import make_console, visible
+from vlm_rl.study.run import is_finished, train_missing
+
+Stage = Literal["prepare", "train", "eval", "table"]
+STAGES: tuple[Stage, ...] = ("prepare", "train", "eval", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where a paper's table is made, and with what."""
+
+    out: Path  # of the table, and of the evaluations of models before training
+    configs: Path  # the shipped configurations
+    data: Path = Path("data")  # of prepared sets
+    ranks: int = RANKS_OF_A_NODE
+    jobs: int = 1  # runs that train at the same time
+    changes: Callable[[Config], Sequence[str]] = lambda _: ()  # to the configurations, as key=value
+    eval_words: Sequence[str] = ()  # more for vlm-rl eval
+    prepare: Callable[[Sequence[str]], None] | None = None  # makes sets with these names, and all else, for a toy
+    note: str = ""  # on what this table is not
+
+
+def paper_of(name: str) -> Paper:
+    """Return a paper by its name. Raises UserError for an unknown one."""
+    if name not in PAPERS:
+        raise UserError(f"paper {name!r} is unknown; known: {', '.join(PAPERS)}")
+    return PAPERS[name]
+
+
+def make_paper(name: str, *, stages: Sequence[Stage], setup: Setup) -> int:
+    """Run stages of a paper in their order, or print the plan where there are none. Return the exit code.
+
+    Args:
+        name: of the paper, a key of catalog.PAPERS.
+        stages: of STAGES.
+        setup: where and with what.
+
+    Raises:
+        UserError: for what is missing, with the command that makes it.
+        StoppedError, KeyboardInterrupt: after a signal; the same command continues.
+    """
+    paper = paper_of(name)
+    runs = plan_runs(paper, setup.configs, setup.changes)
+    if not stages:
+        print_plan(paper, runs, setup)
+        return 0
+    for stage in STAGES:
+        if stage in stages and (code := _DO[stage](paper, runs, setup)):
+            return code
+    return 0
+
+
+def print_plan(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> None:
+    """Print what is missing, then every command in order with whether it is done."""
+    _note(f"{paper.title} (arXiv {paper.arxiv}): {len(runs)} runs, {len(paper.columns)} benchmarks")
+    if setup.note:
+        _note(setup.note)
+    if setup.prepare is None and (missing := [one for one in downloads(paper) if not one.is_there()]):
+        _note("missing downloads:")
+        for line in download_lines(missing):
+            _note(line)
+    if setup.prepare is None:
+        for step in prepare_steps(paper, setup.data):
+            _note(f"{_mark(step.done)} {step.shown}")
+    for one in runs:
+        _note(f"{_mark(is_finished(one.planned))} {one.command(setup.ranks)}")
+    for step in _eval_steps(paper, runs, setup):
+        _note(f"{_mark(step.done)} {step.shown}")
+    _note(f"{_mark((setup.out / 'table.md').is_file())} vlm-rl paper {paper.key} --table")
+    _note(f"all of them in order, from where they are: vlm-rl paper {paper.key} --prepare --train --eval --table")
+
+
+def download_lines(missing: Sequence[Download]) -> list[str]:
+    """Return a line for each download: hub id, size, licence, revision, command."""
+    return [
+        f"  {one.hub}: size {one.size}, licence {one.license}, revision {one.revision}\n    {one.command}"
+        for one in dict.fromkeys(missing)
+    ]
+
+
+def _mark(done: bool) -> str:
+    return "[done] " if done else "[to do]"
+
+
+def _note(text: str) -> None:
+    make_console().print(Text("\n".join(map(visible, text.split("\n")))), soft_wrap=True)
+
+
+def _prepare(paper: Paper, _runs: Sequence[PlannedRun], setup: Setup) -> int:
+    if setup.prepare is not None:
+        setup.prepare([column.folder for column in paper.columns])
+        return 0
+    missing = [one for one in downloads(paper) if not one.is_there()]
+    if missing:
+        lines = "\n".join(download_lines(missing))
+        raise UserError(f"{len(missing)} downloads are missing; make them, then run the same command:\n{lines}")
+    return _run_steps(prepare_steps(paper, setup.data), ranks=1)
+
+
+def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
+    """Train what is missing on this machine; runs on several nodes are left to their own command."""
+    here = [one for one in runs if one.run.num_nodes == 1 or setup.prepare is not None]
+    for one in here:
+        needed = (one.planned.config.model.path, *one.planned.config.data.train)
+        if absent := [place for place in needed if not Path(place).is_dir()]:
+            raise UserError(
+                f"{absent[0]} is not there, which {one.file} needs: vlm-rl paper {paper.key} says how to get it"
+            )
+    failed = train_missing([one.planned for one in here], setup.out, jobs=setup.jobs, ranks=setup.ranks)
+    for one in runs:
+        if one not in here and not is_finished(one.planned):
+            _note(
+                f"{one.run.title} takes {one.run.num_nodes} nodes; start it on each: {one.command(RANKS_OF_A_NODE)}"
+            )
+    return 1 if failed else 0
+
+
+def _evaluate(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
+    unfinished = {one.planned.out: one.run.title for one in runs if not is_finished(one.planned)}
+    if unfinished:
+        _note(f"not trained yet, and not measured: {', '.join(unfinished.values())}")
+    return _run_steps(_eval_steps(paper, runs, setup, without=[*unfinished]), ranks=setup.ranks)
+
+
+def _eval_steps(
+    paper: Paper, runs: Sequence[PlannedRun], setup: Setup, *, without: Sequence[Path] = ()
+) -> list[Step]:
+    rows = table_rows(paper, runs, setup.out)
+    return [eval_step(paper, row, setup.data, setup.eval_words) for row in rows if row.folder not in without]
+
+
+def _run_steps(steps: Sequence[Step], *, ranks: int) -> int:
+    """Run the commands that are not done, each in a process of its own, up to the first that fails."""
+    for step in steps:
+        if step.done:
+            continue
+        _note(step.shown)
+        code = subprocess.run(step.argv(ranks), env=os.environ, check=False).returncode
+        if code:
+            _note(f"failed with exit code {code}: {step.shown}")
+            return code if code > 0 else 1
+    return 0
+
+
+def _table(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
+    table = make_table(paper, table_rows(paper, runs, setup.out), note=setup.note)
+    path = write_table(table, setup.out)
+    _note(path.read_text(encoding="utf-8"))
+    _note(f"table: {path}, {path.with_suffix('.json')}")
+    return 0
+
+
+_DO: dict[Stage, Callable[[Paper, Sequence[PlannedRun], Setup], int]] = {
+    "prepare": _prepare,
+    "train": _train,
+    "eval": _evaluate,
+    "table": _table,
+}

@@ -1,0 +1,139 @@
+"""The steps that make a paper's table, in order: each is a command, and says whether it is done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm_rl.config import Config, load_config
+from vlm_rl.errors import UserError
+from vlm_rl.papers.catalog import BASE, Paper, PaperRun
+from vlm_rl.papers.downloads import MODELS, TRAINING_SETS, Download, benchmark_download
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.study.plan import Planned
+from vlm_rl.study.run import launcher
+
+RANKS_OF_A_NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run of a paper with its configuration."""
+
+    run: PaperRun
+    file: Path  # its configuration
+    planned: Planned
+
+    def command(self, ranks: int) -> str:
+        """Return the command that trains it by hand."""
+        launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout 1800"
+        if self.run.num_nodes > 1:
+            launch += f" --nnodes {self.run.num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+        return f"{launch} -m vlm_rl train {shlex.quote(str(self.file))}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A row of the table: a model before training, or a run."""
+
+    model: str
+    rule: str
+    folder: Path  # the model's, or the run's
+    results: Path  # of its evaluation
+    config: Config  # whose template and limits are measured with
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of vlm-rl."""
+
+    words: list[str]  # after vlm-rl
+    done: bool
+
+    @property
+    def shown(self) -> str:
+        """Return the command as one types it."""
+        return f"vlm-rl {shlex.join(self.words)}"
+
+    def argv(self, ranks: int) -> list[str]:
+        """Return the command of a process on this many ranks."""
+        return [*launcher(ranks), "-m", "vlm_rl", *self.words]
+
+
+def plan_runs(
+    paper: Paper, configs: Path, changes: Callable[[Config], Sequence[str]] = lambda _: ()
+) -> list[PlannedRun]:
+    """Return the runs of a paper with their configurations.
+
+    Args:
+        paper: the paper.
+        configs: the folder of shipped configurations.
+        changes: returns key=value for what the configuration of a file is changed in.
+
+    Raises UserError where a configuration is not there, or is not valid.
+    """
+    runs = []
+    for run in paper.runs:
+        file = configs / run.config
+        if not file.is_file():
+            raise UserError(
+                f"{file} is not there: run the command in the folder that holds configs/, or give --configs FOLDER"
+            )
+        config = load_config(file)
+        if changed := changes(config):
+            config = load_config(file, changed)
+        runs.append(PlannedRun(run, file, Planned(run.title, config.seed, run.model, config)))
+    return runs
+
+
+def table_rows(paper: Paper, runs: Sequence[PlannedRun], out: Path) -> list[TableRow]:
+    """Return the table's rows: each model before training, then its runs."""
+    rows = []
+    for model in paper.models:
+        own = [one for one in runs if one.run.model == model]
+        config = own[0].planned.config
+        rows.append(TableRow(model, BASE, Path(config.model.path), out / f"{model}-eval", config))
+        for one in own:
+            folder = one.planned.out
+            results = folder.with_name(f"{folder.name}-eval")
+            rows.append(TableRow(model, one.run.rule, folder, results, one.planned.config))
+    return rows
+
+
+def downloads(paper: Paper) -> list[Download]:
+    """Return what the table needs from the hub: models, training sets, benchmarks."""
+    return [
+        *(MODELS[model] for model in paper.models),
+        *(TRAINING_SETS[name][1] for name in paper.training_sets),
+        *(benchmark_download(column.benchmark) for column in paper.columns),
+    ]
+
+
+def prepare_steps(paper: Paper, data: Path) -> list[Step]:
+    """Return the commands that prepare the training sets and the benchmarks."""
+    asked = [(TRAINING_SETS[name][0], TRAINING_SETS[name][1].folder, name, "") for name in paper.training_sets]
+    asked += [
+        (column.benchmark, benchmark_download(column.benchmark).folder, column.folder, column.split)
+        for column in paper.columns
+    ]
+    if "virl39k" in paper.training_sets:  # what these runs evaluate on meanwhile
+        asked.append(("mathvision", benchmark_download("mathvision").folder, "mathvision", "testmini"))
+    steps = []
+    for source, raw, name, split in asked:
+        out = data / name
+        words = ["prepare", source, "--source", raw, "--out", str(out), *(["--split", split] if split else [])]
+        steps.append(Step(words, (out / "manifest.json").is_file()))
+    return steps
+
+
+def eval_step(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = ()) -> Step:
+    """Return the command that measures a row, with the limits of its run also where it is a model before training."""
+    config = row.config
+    names = [column.folder for column in paper.columns]
+    words = ["eval", "--model", str(row.folder), "--data", *(str(data / name) for name in names)]
+    words += ["--out", str(row.results), "--max-prompt-tokens", str(config.data.max_prompt_tokens)]
+    if row.rule == BASE:
+        words += ["--template", config.data.template, "--max-tokens", str(config.rollout.max_tokens)]
+    return Step([*words, *extra], {*names} <= {result.benchmark for result in RunDirectory(row.results).evals()})

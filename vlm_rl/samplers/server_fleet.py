@@ -1,0 +1,207 @@
+"""The servers of a run: which of them answer, serve the right model, and hold the current weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_rl.config import is_server_address
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import from_main
+from vlm_rl.errors import UserError
+from vlm_rl.samplers.server_client import ServerError, ask_info, ask_proof, connected
+from vlm_rl.samplers.server_push import BACKENDS, Peer
+
+SILENCE = 60.0  # seconds after which a server that does not answer is taken for hung
+
+
+class ServersGoneError(UserError):
+    """No server has answered for rollout.server_timeout; what was trained can be saved."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How the servers are reached, and what they must serve."""
+
+    servers: Sequence[str] | str  # addresses, or a file with one a line
+    token_file: Path
+    timeout: float  # seconds without any server
+    model_sha256: str  # of the served model's config.json
+    tensor_parallel: int = 1  # cards of each server
+    silence: float = SILENCE
+
+
+class Fleet:
+    """The servers of rollout.servers, as one rank knows them."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        builder: PromptBuilder,
+        max_model_len: int,
+        dtype: torch.dtype,
+        is_stopped: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> None:
+        """Read the token and the addresses; no server is asked. Raises UserError for either, as in ServerSampler."""
+        self.settings = settings
+        self.token = _read_token(settings.token_file)
+        self.dtype = dtype
+        self.version = 0  # of the current weights
+        self.rooms: dict[str, int] = {}  # the servers that hold the current weights, and what each can draw at once
+        self.changes = 0  # pushes that were begun
+        self.is_pushing = False
+        self.buffers: Mapping[str, str] | None = None  # of the first server before its first push; all have the same
+        self._builder, self._max_model_len = builder, max_model_len
+        self._is_stopped, self._note = is_stopped, note
+        self._run = from_main(lambda: uuid.uuid4().hex)  # tells our weights from those of another run
+        self._said: dict[str, str] = {}  # of each server, so that it is said once
+        self._lost_since: float | None = None  # since when no server has completed a group
+        self.addresses()
+
+    @property
+    def label(self) -> str:
+        """The label of the current weights."""
+        return f"{self._run}-{self.version}"
+
+    def version_of(self, label: str) -> int | None:
+        """Return the policy version of the weights with this label; None where they are none of this run so far."""
+        run, _, version = label.rpartition("-")
+        return int(version) if run == self._run and version.isdecimal() and int(version) <= self.version else None
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Expect servers to hold any weights while this lasts. All ranks enter it before a push begins."""
+        self.changes, self.is_pushing = self.changes + 1, True
+        try:
+            yield
+        finally:
+            self.is_pushing = False
+
+    def lose(self, url: str) -> None:
+        """Give this server no more work until weights were pushed to it again."""
+        self.rooms.pop(url, None)
+
+    def note_progress(self) -> None:
+        """Take note that a server has completed a group."""
+        self._lost_since = None
+
+    def look_around(self, holding: str | None = None) -> dict[Peer, int]:
+        """Return the servers that answer now and serve the right model, with their rooms.
+
+        With `holding` only those that hold the weights with this label.
+        """
+
+        async def attempt(url: str) -> tuple[Peer, int] | None:
+            try:
+                async with connected(url, self.token) as client:
+                    info = await ask_info(client, seconds=min(10.0, self.settings.silence))
+                if problem := self._mismatch(info):
+                    raise ServerError(problem)
+                if holding not in (None, info["weight_version"]):
+                    raise ServerError("it was started again, and has not got the weights")
+                if self.buffers is None:
+                    async with connected(url, self.token) as client:
+                        proof = await ask_proof(client, layout="", dtype="", seconds=self.settings.silence)
+                    self.buffers = self.buffers or proof["buffers"]
+                return Peer(url, str(info["instance"]), info["backend"], info["world_size"]), int(
+                    info["max_num_seqs"]
+                )
+            except (ServerError, KeyError, ValueError, TypeError, OverflowError) as error:
+                self.say(url, str(error))
+                return None
+
+        async def all_of_them() -> list[tuple[Peer, int] | None]:
+            return await asyncio.gather(*map(attempt, self.addresses()))
+
+        return dict(peer for peer in asyncio.run(all_of_them()) if peer is not None)
+
+    def _mismatch(self, info: Mapping[str, Any]) -> str | None:
+        """Return how a server differs from what this run needs, or None."""
+        needed: dict[str, Any] = {
+            "model": self.settings.model_sha256,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "max_model_len": self._max_model_len,
+            "logprobs_mode": "processed_logprobs",
+            "world_size": self.settings.tensor_parallel,
+        }
+        if self._builder.is_vision:
+            needed["mm_processor_kwargs"] = self._builder.engine_options["mm_processor_kwargs"]
+        for key, value in needed.items():
+            if info.get(key) != value:
+                what = (
+                    "a different model"
+                    if key == "model"
+                    else f"{key} {info.get(key)!r}, and this run needs {value!r}"
+                )
+                return f"it serves {what}: start it with `vlm-rl serve` and this run's configuration"
+        if info.get("backend") not in BACKENDS:
+            return f"it takes weights by {info.get('backend')!r}: start it with `vlm-rl serve`"
+        return None
+
+    def wait(self, *, holding: str | None = None) -> dict[Peer, int]:
+        """Return the servers there are, once there is one; with `holding` only those that hold these weights.
+
+        Raises ServersGoneError where no group was completed for rollout.server_timeout, or the run is to end.
+        """
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+            self._note(f"no rollout server is left: waiting up to {self.settings.timeout:g} s for one")
+        while not self._is_stopped():
+            # Those that come back and never complete a group are as good as gone.
+            is_over = time.monotonic() - self._lost_since >= self.settings.timeout
+            if not is_over and (ready := self.look_around(holding)):
+                return ready
+            if is_over:
+                raise ServersGoneError(
+                    f"no rollout server has worked for {self.settings.timeout:g} s: {', '.join(self.addresses())}: "
+                    "start servers with `vlm-rl serve`, then resume"
+                )
+            time.sleep(min(1.0, self.settings.timeout / 10))
+        raise ServersGoneError("the run was stopped while no rollout server was there")
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of all servers. Raises UserError for a file that cannot be read or names none."""
+        where = self.settings.servers
+        if not isinstance(where, str):
+            return [url.rstrip("/") for url in where]
+        try:
+            lines = Path(where).read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"rollout.servers: {where} cannot be read: {error}") from None
+        wrong = [line for line in lines if not is_server_address(line)]
+        if wrong or not lines:
+            problem = (
+                f"{wrong[0]!r} is not an address such as http://127.0.0.1:8000" if wrong else "it names no server"
+            )
+            raise UserError(f"rollout.servers: {where}: {problem}")
+        return [line.rstrip("/") for line in lines]
+
+    def say(self, url: str, text: str) -> None:
+        """Note what is wrong with a server, once."""
+        if self._said.get(url) != text:
+            self._said[url] = text
+            self._note(f"rollout server {url}: {text}")
+
+
+def _read_token(path: Path) -> str:
+    """Return the servers' token. Raises UserError where there is none."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"rollout.server_token: {path} cannot be read ({error}): `vlm-rl serve` writes it; copy it to machines "
+            "that share no home folder"
+        ) from None
+    if not token.isascii() or not token.isprintable() or not token:
+        raise UserError(f"rollout.server_token: {path} holds no token: remove it, and start the servers again")
+    return token
