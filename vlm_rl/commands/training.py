@@ -51,10 +51,24 @@ def _sft(options: argparse.Namespace) -> None:
     sft(config, resume=options.resume)
 
 
+def _card(options: argparse.Namespace) -> float | None:
+    """Return the bytes of a card: those that the user named, of the smallest one here, or None without one."""
+    import torch
+
+    if options.gpu_memory is not None:
+        if options.gpu_memory <= 0:
+            raise UserError(f"--gpu-memory {options.gpu_memory:g}: give the GB of a card, for example 80")
+        return options.gpu_memory * 1e9
+    cards = range(torch.cuda.device_count())
+    return min((torch.cuda.get_device_properties(n).total_memory for n in cards), default=None)
+
+
 def add_train(commands: Commands) -> None:
     train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
     _add_run_options(train)
+    of_a_card = "with --dry-run: the memory of a card (default: this machine's)"
+    train.add_argument("--gpu-memory", type=float, metavar="GB", help=of_a_card)
     train.set_defaults(command=_train)
 
 
@@ -73,7 +87,7 @@ def _train(options: argparse.Namespace) -> None:
         from vlm_rl.learner.dry_run import dry_run
         from vlm_rl.learner.dry_run_page import print_dry_run
 
-        print_dry_run(dry_run(config, num_ranks=options.ranks))
+        print_dry_run(dry_run(config, num_ranks=options.ranks), card=_card(options))
         return
     config = preflight(config, resume=options.resume)
     from vlm_rl.train import train

@@ -27,6 +27,7 @@ from vlm_rl.config.reading import (
     parse_tree,
     read_tree,
     save_config,
+    with_overrides,
 )
 from vlm_rl.config.rewards import (
     FunctionConfig,
@@ -82,4 +83,5 @@ __all__ = [
     "parse_tree",
     "read_tree",
     "save_config",
+    "with_overrides",
 ]

@@ -52,6 +52,12 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
     return parse_tree(Config, _renamed(_tuples(raw), where) if isinstance(raw, dict) else raw, where, overrides)
 
 
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a configuration with keys changed as on the command line. Raises UserError as load_config does."""
+    tree = _plain(OmegaConf.create(config.model_dump(mode="json")), overrides)
+    return parse_config(tree, "the configuration", overrides)
+
+
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     """Read a YAML file as plain values and apply the overrides. Raises UserError where it cannot be read."""
     return _plain(_open(Path(path)), overrides)

@@ -13,10 +13,9 @@ from vlm_rl.config import Config, load_config
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.dry_run import DryRun, dry_run
+from vlm_rl.learner.fit import ENGINE_SHARE, ROLLOUT_SHARE, UPDATE_SHARE
 
 _GIB = 2**30
-FREE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
-ENGINE_SHARE = 0.45  # of a card, unless rollout.vllm.gpu_memory_utilization says otherwise
 ADAM_BYTES = 12  # a trained parameter in a checkpoint: float32 master and two moments
 
 
@@ -84,8 +83,9 @@ def rollout(subject: RecipeUnderTest) -> Check:
 
 def _fits(name: str, subject: RecipeUnderTest, needed: int, what: str, advice: str) -> Check:
     free, _, where = subject.free
-    detail = f"{needed / _GIB:.1f} GiB planned{what}, {free / _GIB:.1f} free {where} (limit {FREE_SHARE:.0%} of that)"
-    good = needed <= FREE_SHARE * free
+    limit = UPDATE_SHARE if name == "update" else ROLLOUT_SHARE
+    detail = f"{needed / _GIB:.1f} GiB planned{what}, {free / _GIB:.1f} free {where} (limit {limit:.0%} of that)"
+    good = needed <= limit * free
     return Check(name, "ok" if good else "off", detail, "" if good else advice)
 
 

@@ -18,6 +18,7 @@
     dry_run         what a run needs, before anything is loaded
     memory_plan     the bytes of a rank, by formula
     dry_run_page    the tables of a dry run
+    fit             whether that fits on a card, and which settings would make it
     out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
@@ -33,6 +34,7 @@ __all__ = [
     "architectures",
     "dry_run",
     "dry_run_page",
+    "fit",
     "layer_patches",
     "learner",
     "loading",

@@ -48,6 +48,7 @@ class DryRun:
     num_ranks: int
     model_source: str
     dtype: torch.dtype
+    is_on_gpu: bool
     is_patched: bool  # layers of ours in place of transformers' own
     num_parameters: int
     num_trainable: int
@@ -97,6 +98,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         num_ranks=ranks,
         model_source=source,
         dtype=dtype,
+        is_on_gpu=on_gpu,
         is_patched=patched,
         num_parameters=total,
         num_trainable=trainable,

@@ -10,14 +10,21 @@ from rich.table import Table
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.dry_run import DryRun
+from vlm_rl.learner.fit import verdict
 from vlm_rl.learner.memory_plan import most_resident, optimizer_is_offloaded, row_images, row_tokens
 from vlm_rl.run.terminal import make_console
 
 _GIB = 2**30
 
 
-def print_dry_run(plan: DryRun, *, samples: bool = True) -> None:
-    """Print the plan as tables, and the DeepSpeed block as JSON; without `samples` that of `vlm-rl sft`."""
+def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = True) -> None:
+    """Print the plan as tables, and the DeepSpeed block as JSON.
+
+    Args:
+        plan: what is printed.
+        card: the bytes of a GPU, to say whether the plan fits; None leaves that out.
+        samples: whether the run samples responses; `vlm-rl sft` does not.
+    """
     console = make_console()
     config, t, r = plan.config, plan.config.train, plan.config.rollout
     dtype = str(plan.dtype).removeprefix("torch.")
@@ -49,6 +56,10 @@ def print_dry_run(plan: DryRun, *, samples: bool = True) -> None:
     )
     console.print("DeepSpeed block:")
     console.print(json.dumps(plan.deepspeed, indent=2))
+    if card is not None:
+        console.print(verdict(plan, card), soft_wrap=True)
+    elif samples and plan.is_on_gpu:
+        console.print("does it fit? say --gpu-memory GB, the size of your cards")
 
 
 def _memory_table(plan: DryRun, *, samples: bool) -> Table:
