@@ -185,7 +185,14 @@ def test_a_mini_batch_written_down_several_times_has_the_same_loss(name: str, ba
 
 @pytest.mark.parametrize(
     ("aggregation", "grows"),
-    [("sequence", False), ("token", False), ("balanced", False), ("length_weighted", True), ("constant", True)],
+    [
+        ("sequence", False),
+        ("token", False),
+        ("group_token", False),
+        ("balanced", False),
+        ("length_weighted", True),
+        ("constant", True),
+    ],
 )
 @settings(max_examples=30)
 @given(batch=batches(), times=st.integers(2, 4))
@@ -331,6 +338,7 @@ def test_when_two_rules_are_the_same_rule(group: tuple[np.ndarray, np.ndarray]) 
     same_mean = len(filled) == 1 or filled[0].sum() * filled[1].size == filled[1].sum() * filled[0].size
     assert equal("balanced", "token") == same_mean
     assert equal("sequence", "token") == (np.ptp(lengths) == 0)
+    assert equal("group_token", "token"), "of one group"
 
 
 def test_across_groups_balanced_is_not_the_token_mean() -> None:

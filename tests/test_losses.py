@@ -197,6 +197,7 @@ def coefficient_mass(name: str, positive: list[int], negative: list[int], ddof: 
         ("sequence", 0, 0.484123, -0.484123),
         ("balanced", 0, 0.484123, -0.484123),
         ("token", 0, 0.212218, -0.647266),
+        ("group_token", 0, 0.212218, -0.647266),
         ("sequence", 1, 0.452855, -0.452855),
         ("balanced", 1, 0.452855, -0.452855),
         ("token", 1, 0.198512, -0.605460),
@@ -225,6 +226,20 @@ def test_where_aggregations_agree() -> None:
     # equal means of both subsets: balanced == token
     np.testing.assert_allclose(weights("balanced", [2, 4, 1, 5]), weights("token", [2, 4, 1, 5]))
     assert not np.allclose(weights("balanced", [2, 4, 1, 7]), weights("token", [2, 4, 1, 7]))
+
+
+def test_a_token_mean_of_each_group_and_one_of_all() -> None:
+    lengths, advantages = np.array([[1, 3], [6, 10]]), np.array([[1.0, -1.0], [1.0, -1.0]])
+    of_groups = token_weights("group_token", lengths, advantages, max_tokens=L_MAX)
+    np.testing.assert_allclose(of_groups, [[1 / 8, 1 / 8], [1 / 32, 1 / 32]])  # 2 groups of 4 and 16 tokens
+    of_all = token_weights("token", lengths, advantages, max_tokens=L_MAX)
+    np.testing.assert_allclose(of_all, np.full((2, 2), 1 / 20))
+    # equal means of both signs in every group: balanced == group_token, though the groups' lengths differ
+    even = np.array([[2, 2], [8, 8]])
+    np.testing.assert_allclose(
+        token_weights("balanced", even, advantages, max_tokens=L_MAX),
+        token_weights("group_token", even, advantages, max_tokens=L_MAX),
+    )
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))

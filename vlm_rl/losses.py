@@ -100,8 +100,18 @@ def sequence_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_toke
 
 
 def token_mean_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Return 1 / sum_j |y_j|: the mean over all tokens (DAPO, arXiv 2503.14476, equation 8)."""
+    """Return 1 / sum_j |y_j|: the mean over all tokens of the mini-batch, as trainers compute DAPO's equation 8."""
     return np.full(lengths_PG.shape, 1.0 / lengths_PG.sum())
+
+
+def group_token_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Return 1 / (P sum_{j in group} |y_j|): token means of the groups, averaged (DAPO, 2503.14476, eq. 8).
+
+    The equation is an expectation over prompts, with the mean inside. In `token` a group of long responses weighs
+    more than one of short responses; here all groups weigh the same.
+    """
+    tokens_P1 = lengths_PG.sum(axis=1, keepdims=True)
+    return np.broadcast_to(1.0 / (len(lengths_PG) * np.maximum(tokens_P1, 1)), lengths_PG.shape)
 
 
 def length_weighted_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_tokens: int) -> np.ndarray:
@@ -136,6 +146,7 @@ def balanced_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_toke
 AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
     "sequence": sequence_weights,
     "token": token_mean_weights,
+    "group_token": group_token_weights,
     "length_weighted": length_weighted_weights,
     "constant": constant_weights,
     "balanced": balanced_weights,

@@ -46,6 +46,7 @@ BREAKS = (
     Break("cispo: sign", "losses", "return -ratio_K.detach()", "return ratio_K.detach()", LOSSES),
     Break("sequence: not over N", "losses", "1.0 / (lengths_PG.size * np.maximum(lengths_PG, 1))", "1.0 / np.maximum(lengths_PG, 1)", LOSSES),
     Break("token: over the longest", "losses", "1.0 / lengths_PG.sum())", "1.0 / (lengths_PG.size * lengths_PG.max()))", LOSSES),
+    Break("group_token: not over P", "losses", "(len(lengths_PG) * np.maximum(tokens_P1, 1))", "np.maximum(tokens_P1, 1)", LOSSES),
     Break("length_weighted: over tokens", "losses", "np.full(lengths_PG.shape, 1.0 / lengths_PG.size)", "np.full(lengths_PG.shape, 1.0 / lengths_PG.sum())", LOSSES),
     Break("constant: longest for L_max", "losses", "(lengths_PG.size * max_tokens)", "(lengths_PG.size * lengths_PG.max())", LOSSES),
     Break("balanced: mean of the subset alone", "losses", "member_PG * size_P1 / (lengths_PG.size *", "member_PG / (", LOSSES),

@@ -20,8 +20,13 @@ def paper_sum(name: str, terms: list[list[list[Tensor]]], advantages: np.ndarray
         return sum((sum(r, zero) for r in flat), zero) / num
     if name == "constant":
         return sum((sum(r, zero) for r in flat), zero) / (num * max_tokens)
-    assert name == "balanced"
     total = zero
+    if name == "group_token":
+        for group in terms:
+            if tokens := sum(len(r) for r in group):
+                total = total + sum((sum(r, zero) for r in group), zero) / tokens
+        return total / len(terms)
+    assert name == "balanced"
     for group, row in zip(terms, advantages, strict=True):
         for sign in (1, -1):
             subset = [r for r, a in zip(group, row, strict=True) if np.sign(a) == sign]

@@ -55,8 +55,9 @@ class AlgorithmConfig(ConfigSection):
     """New over old probability, of each token or of the whole response; null: the algorithm's."""
     surrogate: Literal["clip", "cispo"] | None = None
     """How the ratio is limited: PPO's clipped minimum, or a clipped weight on the log-prob; null: the algorithm's."""
-    aggregation: Literal["sequence", "token", "length_weighted", "constant", "balanced"] | None = None
-    """How tokens are weighted in the batch's loss; null: the algorithm's."""
+    aggregation: Literal["sequence", "token", "group_token", "length_weighted", "constant", "balanced"] | None = None
+    """How tokens are weighted in the batch's loss: token is one mean over the mini-batch, group_token a mean over the
+    tokens of each group; null: the algorithm's."""
     clip_low: NonNegativeFloat | None = None
     """The ratio is clipped below 1 - clip_low; null: the algorithm's."""
     clip_high: NonNegativeFloat | None = None

@@ -28,6 +28,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
+from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -217,10 +218,10 @@ def _plan(options: argparse.Namespace, machine: Machine, facts: DataFacts, *, ou
 def _engine_share(plan: DryRun, card: float) -> float | None:
     """Return the share of a card (bytes) that the rollout engine may take; None where the run does not fit."""
     memory = plan.memory
-    share = math.floor(100 * min(0.85, 0.95 - (memory.weights + memory.optimizer) / card)) / 100
+    share = math.floor(100 * min(0.85, ROLLOUT_SHARE - memory.kept / card)) / 100
     longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
     engine = memory.engine_weights + 2**30 + RESPONSES * longest * plan.kv_bytes_per_token
-    return share if memory.update < 0.9 * card and engine < share * card else None
+    return share if memory.update < UPDATE_SHARE * card and engine < share * card else None
 
 
 def _candidates(options: argparse.Namespace, machine: Machine, facts: DataFacts) -> Iterator[Sizes]:
