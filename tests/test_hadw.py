@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlm_rl.advantages import compute_advantages
-from vlm_rl.hadw import Belief, difficulty_weights, update_belief
+from vlm_rl.hadw import Belief, difficulty_weights, first_belief, update_belief
 
 HALF = Belief(ability=0.5)
 
@@ -125,7 +125,16 @@ def test_hard_variant_is_a_moving_average() -> None:
     assert belief.ability == pytest.approx((0.2 + 0.3 + 0.7) / 3)
 
 
-@pytest.mark.parametrize("variant", ["adaptive", "hard"])
+def test_a_constant_belief_weighs_from_the_first_step_on() -> None:
+    belief = first_belief(variant="constant", threshold=0.4)
+    weights = difficulty_weights(np.array([[1.0, -1.0]]), [0.25], belief, scale=1.3)
+    np.testing.assert_allclose(weights, [[1.3 * np.exp(0.15), 1.3 * np.exp(-0.15)]])
+    for accuracy in (0.9, 0.1, 0.8):
+        belief = update_belief(belief, accuracy, eta=5.0, window=2, variant="constant")
+    assert (belief.ability, belief.num_steps) == (0.4, 3)
+
+
+@pytest.mark.parametrize("variant", ["adaptive", "hard", "constant"])
 def test_a_belief_restored_from_json_continues_alike(variant: str) -> None:
     accuracies = np.random.default_rng(0).random(24)
     whole, halves = Belief(), Belief()

@@ -37,6 +37,11 @@ class Belief:
         return cls(**{**state, "history": tuple(state["history"]), "accuracies": tuple(state["accuracies"])})
 
 
+def first_belief(*, variant: str, threshold: float) -> Belief:
+    """Return the belief before the first batch: none yet, or with variant `constant` the threshold, which stays."""
+    return Belief(ability=threshold) if variant == "constant" else Belief()
+
+
 def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, variant: str = "adaptive") -> Belief:
     """Return the belief after a rollout batch (arXiv 2601.08521).
 
@@ -46,10 +51,12 @@ def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, v
         eta: scale of the step size.
         window: m, how many past beliefs or accuracies count.
         variant: `adaptive`, C' = (1 - eta_t) C + eta_t y with eta_t = eta * std of the last m beliefs;
-            or `hard`, C' = mean of the last m accuracies.
+            `hard`, C' = mean of the last m accuracies; or `constant`, C' = C.
     """
     accuracies = (*belief.accuracies, accuracy)[-window:]
-    if variant == "hard" or belief.num_steps < window:
+    if variant == "constant":
+        ability = belief.ability
+    elif variant == "hard" or belief.num_steps < window:
         ability = float(np.mean(accuracies))
     else:
         assert belief.ability is not None
@@ -58,7 +65,7 @@ def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, v
     return replace(
         belief,
         ability=ability,
-        history=(*belief.history, ability)[-window:],
+        history=belief.history if ability is None else (*belief.history, ability)[-window:],
         accuracies=accuracies,
         num_steps=belief.num_steps + 1,
     )

@@ -28,7 +28,7 @@ from vlm_rl.data.sets import contaminated_sources
 from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
-from vlm_rl.hadw import Belief
+from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt_builder, prompts_to_check
@@ -143,7 +143,8 @@ class Session:
         self.step = 0  # rollout steps finished
         self.order = PromptOrder(len(self.problems), config.seed)
         self.ledger = Ledger()
-        self.belief = Belief()
+        hadw = config.algorithm.hadw
+        self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
         self.ahead: tuple[BatchAhead, ...] = ()  # the batches of later steps that are begun, the next one first
         self.prompts_ahead: dict[int, PromptCache] = {}  # of these batches, by step

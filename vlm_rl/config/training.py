@@ -40,8 +40,11 @@ class HadwConfig(ConfigSection):
     """eta of the paper: scale of the belief's step size."""
     window: PositiveInt = 10
     """m of the paper: how many past beliefs determine how fast the belief moves."""
-    variant: Literal["adaptive", "hard"] = "adaptive"
-    """adaptive: the belief moves by a step that follows the spread of past beliefs; hard: it is the mean accuracy."""
+    variant: Literal["adaptive", "hard", "constant"] = "adaptive"
+    """adaptive: the belief moves by a step that follows the spread of past beliefs; hard: it is the mean accuracy of
+    the last steps; constant: it stays at threshold, an ablation that knows no history."""
+    threshold: Fraction = 0.5
+    """The belief of variant constant: prompts that are solved less often count as hard."""
 
 
 class AlgorithmConfig(ConfigSection):
