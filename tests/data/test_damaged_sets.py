@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from vlm_rl.config import DataConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, contaminated_sources, load_eval_sets, load_training_sets
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.command import _open_set
+from vlm_rl.evaluation.command import Origin, _open_set
 from vlm_rl.grading.grader import Grader, task_of
 from vlm_rl.templates import TEMPLATES
 
+SILENT = dict.fromkeys(("mode", "temperature", "samples", "top_p", "max_tokens", "template"))
+OPTIONS, ORIGIN = Namespace(images="real", **SILENT), Origin(step=0, contaminated=(), run=None)
 TEMPLATE = TEMPLATES["think_answer"]
 # Damage that leaves a set of problems which can be trained on, though perhaps not the same ones.
 HARMLESS = {
@@ -60,7 +63,7 @@ def used_by_training(path: Path, builder: PromptBuilder, grader: Grader) -> None
 def test_the_whole_set_passes(whole: Path, builder: PromptBuilder, grader: Grader) -> None:
     used_by_training(whole, builder, grader)
     assert len(load_eval_sets(DataConfig(train=["x"], eval=[str(whole)]))["whole"]) == 18
-    assert len(_open_set(whole, "real").problems) == 18
+    assert len(_open_set(whole, OPTIONS, ORIGIN).problems) == 18
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -73,7 +76,7 @@ def test_a_damaged_set_is_refused_by_name_or_used(
     for use in (
         lambda: used_by_training(folder, builder, grader),
         lambda: load_eval_sets(DataConfig(train=["x"], eval=[str(folder)])),
-        lambda: _open_set(folder, "real"),
+        lambda: _open_set(folder, OPTIONS, ORIGIN),
     ):
         try:
             use()

@@ -20,10 +20,11 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionL
 from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
 from vlm_rl.config import Config, RolloutConfig, load_config, parse_config
+from vlm_rl.data.model_folder import SHIPPED
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.learner.dry_run import SHIPPED, DryRun, dry_run
+from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.learner.dry_run_page import print_dry_run
 from vlm_rl.learner.memory_plan import cache_bytes, stack_bytes_per_token
 from vlm_rl.learner.packing import Chunk

@@ -50,10 +50,9 @@ def locate_model(named: str | Path, *, weights: bool = True) -> Path:
         pinned = f" --revision {revision}" if revision else ""
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise UserError(
-            f"{named}: no such folder here, and it cannot be downloaded from the hub: {reason}. Where there is a "
-            f"network (after `hf auth login`, if the model's page asks for its licence):\n"
-            f"  hf download {name}{pinned} --local-dir {folder}\n"
-            f"and then give {folder} as the model"
+            f"model {named}: no such folder here, and it cannot be downloaded from the hub: {reason}; "
+            f"where there is a network, `hf download {name}{pinned} --local-dir {folder}` (after `hf auth login`, if "
+            f"the model's page asks for its licence), and then give {folder} as the model"
         ) from None
 
 

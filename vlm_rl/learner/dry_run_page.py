@@ -47,6 +47,10 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
     console.print(_memory_table(plan, samples=samples))
     totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
     console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
+    if card is not None:
+        console.print(verdict(plan, card), soft_wrap=True)
+    elif samples and plan.is_on_gpu:
+        console.print("does it fit? say --gpu-memory GB, the size of your cards")
     if samples:
         console.print(_tokens_table(plan))
     per_step = f"{plan.updates_per_step} steps per rollout step, " if samples else ""
@@ -56,10 +60,6 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
     )
     console.print("DeepSpeed block:")
     console.print(json.dumps(plan.deepspeed, indent=2))
-    if card is not None:
-        console.print(verdict(plan, card), soft_wrap=True)
-    elif samples and plan.is_on_gpu:
-        console.print("does it fit? say --gpu-memory GB, the size of your cards")
 
 
 def _memory_table(plan: DryRun, *, samples: bool) -> Table:
