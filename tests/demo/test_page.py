@@ -99,7 +99,7 @@ def test_a_click_on_a_bar_leads_to_its_problems_and_the_link_reproduces_the_view
         page = opened.page
         page.click("button[role=tab]:has-text('Lengths')")
         page.wait_for_selector("#lengths .chart svg")
-        assert page.locator("#lengths figure").count() == 7  # six charts and the map of the one run
+        assert page.locator("#lengths figure").count() == 8  # seven charts and the map of the one run
         page.locator("#lengths figure:has-text('How many tokens') .mark-rect path").first.click()
         page.wait_for_selector("#problem .ckpt >> nth=1")
         page.wait_for_function("location.search.includes('low=')")
