@@ -132,6 +132,12 @@ def test_a_group_is_cut_for_the_slowest_rank() -> None:
     assert sorted(sorted([30, 30, 20, 20][i] for i in row[0].responses) for (row,) in plan) == [[20, 30], [20, 30]]
 
 
+def test_responses_are_swapped_where_no_single_move_helps() -> None:
+    """A prompt of 1. The longest first to the emptier rank: 8 + 5 + 4 and 7 + 6, and no move helps. 8 for 6 does."""
+    groups = [(1, [8, 7, 6, 5, 4])]
+    assert waits(groups, plan_of(groups, 1000, 2)) == 1 + 15
+
+
 def test_a_group_stays_whole_where_its_prompt_costs_more() -> None:
     """Two groups of 100 + 10: cut, each of two ranks would compute both prompts."""
     plan = plan_of([(100, [5, 5]), (100, [5, 5])], 1000, 2)
@@ -147,7 +153,7 @@ def test_cutting_never_takes_longer_and_one_rank_never_cuts(groups, budget, num_
     assert num_ranks > 1 or plan == whole
 
 
-@pytest.mark.parametrize(("num_ranks", "aim"), [(8, 0.9), (16, 0.85)])
+@pytest.mark.parametrize(("num_ranks", "aim"), [(8, 0.9), (16, 0.85), (32, 0.8)])
 def test_ranks_hardly_wait_at_lengths_as_in_training(num_ranks: int, aim: float) -> None:
     """16 prompts with images, 8 responses of 1,000 tokens on average; perf/planner.py has more of them."""
     rng = np.random.default_rng(0)

@@ -1,9 +1,9 @@
 """Planning: which rank computes which responses of a mini-batch, in which row.
 
 Ranks wait for each other at every row, so the slowest row of each round decides. A few plans are made and the fastest
-is taken: one of whole groups, and some that start from groups in parts and then move single responses away from the
-slowest rank. A group in parts costs its prompt again. Token weights are fixed before, so every plan gives the same
-gradients.
+is taken: one of whole groups, and some that start from groups in parts and then take single responses away from the
+slowest rank, by moves and swaps. A group in parts costs its prompt again. Token weights are fixed before, so every
+plan gives the same gradients.
 
 A group above the token budget is split in any case; a response never is.
 """
@@ -11,13 +11,17 @@ A group above the token budget is split in any case; a response never is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+
+import numpy as np
 
 from vlm_rl.learner.packing import Chunk
 
 PARTS = (0.5, 1, 1.5, 2, 3)  # how finely groups are cut to begin with: so many parts make an even share of the cost
+SHAKES = 32  # of the best of these starts: about 1 ms each
+_SHAKEN = 4  # responses that a shake moves
 
 Row = list[Chunk]
 _EMPTY = (0, 0)  # the size of a row without chunks
@@ -53,6 +57,10 @@ class _MiniBatch:
 
     def total(self, chunks: Sequence[Chunk]) -> float:
         return sum(map(self.cost, chunks))
+
+    def time(self, plan: Sequence[Sequence[Row]]) -> float:
+        """Return the cost of the slowest rank's row, summed over the rows: ranks wait for each other at each."""
+        return sum(max(map(self.total, rows)) for rows in zip(*plan, strict=True))
 
     def prompt_cost(self, group: int) -> float:
         """Return what the prompt costs where there is a response to it."""
@@ -95,30 +103,39 @@ def plan_rows(
     batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost, padded)
     groups = [Chunk(group, tuple(range(len(responses)))) for group, responses in enumerate(response_lengths)]
     fitting = [part for group in groups for part in _split(batch, group, budget)]
-    plans = [_plan(batch, [_fill_rows(batch, chunks, budget) for chunks in _deal(batch, fitting, num_ranks)])]
+    dealt = [_fill_rows(batch, chunks, budget) for chunks in _deal(batch, fitting, num_ranks)]
+    fastest = _plan(batch, dealt)
     if num_ranks > 1:
         num_rows = -(-sum(sum(batch.lengths(group)) for group in groups) // (num_ranks * budget))
-        for rows_a_rank in (num_rows, num_rows + 1):
-            num_bins = min(num_ranks * rows_a_rank, sum(map(len, response_lengths)))
-            plans += [_cut_plan(batch, groups, budget, num_ranks, num_bins, parts) for parts in PARTS]
+        bin_counts = [min(num_ranks * rows, sum(map(len, response_lengths))) for rows in (num_rows, num_rows + 1)]
+        starts = [_cut_bins(batch, groups, num_bins, parts) for num_bins in bin_counts for parts in PARTS]
+        bins = [_evened_out(batch, start) for start in _distinct(starts)]
+        plans = [_plan(batch, _dealt_rows(batch, each, budget, num_ranks)) for each in bins]
+        if plans:
+            best = min(range(len(plans)), key=lambda i: batch.time(plans[i]))
+            shaken = _evened_out(batch, bins[best], shakes=SHAKES)
+            plans.append(_plan(batch, _dealt_rows(batch, shaken, budget, num_ranks)))
+        fastest = min([fastest, *plans], key=batch.time)
+    return fastest
 
-    def time(plan: list[list[Row]]) -> float:
-        return sum(max(map(batch.total, rows)) for rows in zip(*plan, strict=True))
 
-    return min(plans, key=time)
+def _distinct(starts: Sequence[list[list[Chunk]]]) -> list[list[list[Chunk]]]:
+    return [start for i, start in enumerate(starts) if start not in starts[:i]]
 
 
-def _cut_plan(
-    batch: _MiniBatch, groups: Sequence[Chunk], budget: int, num_ranks: int, num_bins: int, parts: float
-) -> list[list[Row]]:
-    """Return the plan that deals groups in parts out to bins of even cost, and the bins in falling order to ranks."""
+def _cut_bins(batch: _MiniBatch, groups: Sequence[Chunk], num_bins: int, parts: float) -> list[list[Chunk]]:
+    """Return groups dealt out to bins of about even cost, cut so finely that `parts` of them fill one."""
     share = batch.total(groups) / num_bins
     cut = [part for group in groups for part in _cut(batch, group, parts * batch.cost(group) / share)]
-    bins = _even_out(batch, _deal(batch, cut, num_bins))
-    bins.sort(key=lambda chunks: -batch.total(chunks))
-    fitting = [[part for chunk in chunks for part in _split(batch, chunk, budget)] for chunks in bins]
+    return _deal(batch, cut, num_bins)
+
+
+def _dealt_rows(batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], budget: int, num_ranks: int) -> list[list[Row]]:
+    """Return each rank's rows: the bins are dealt out in falling order, and make one row each, or more."""
+    falling = sorted(bins, key=lambda chunks: -batch.total(chunks))
+    fitting = [[part for chunk in chunks for part in _split(batch, chunk, budget)] for chunks in falling]
     rows = [_fill_rows(batch, chunks, budget) for chunks in fitting]
-    return _plan(batch, [list(chain(*rows[rank::num_ranks])) for rank in range(num_ranks)])
+    return [list(chain(*rows[rank::num_ranks])) for rank in range(num_ranks)]
 
 
 def _plan(batch: _MiniBatch, ranks: Sequence[Sequence[Row]]) -> list[list[Row]]:
@@ -142,51 +159,110 @@ def _deal(batch: _MiniBatch, chunks: Sequence[Chunk], num_ranks: int) -> list[li
     return ranks
 
 
-def _even_out(batch: _MiniBatch, ranks: Sequence[Sequence[Chunk]]) -> list[list[Chunk]]:
-    """Move single responses away from the slowest rank for as long as no other becomes as slow.
+def _evened_out(batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], *, shakes: int = 0) -> list[list[Chunk]]:
+    """Return the bins after moves and swaps of single responses that make the fullest less full, until none does.
 
-    A rank pays for a prompt once, however many of its responses it has.
+    Such a search ends where no single step helps. Each shake moves a few responses anywhere and searches again; the
+    result is kept if it is better. A bin pays for a prompt once, however many of its responses it has.
+
+    Costs are whole 1/256 tokens: their sums are exact, so every rank, on whatever processor, finds the same plan.
     """
-    held: list[dict[int, set[int]]] = [{} for _ in ranks]
-    for groups, chunks in zip(held, ranks, strict=True):
-        for chunk in chunks:
-            groups.setdefault(chunk.group, set()).update(chunk.responses)
-    loads = [_load(batch, groups) for groups in held]
-    while (move := _best_move(batch, held, loads)) is not None:
-        slowest, group, index, other = move
-        held[slowest][group].remove(index)
-        if not held[slowest][group]:
-            del held[slowest][group]
-        held[other].setdefault(group, set()).add(index)
-        loads[slowest], loads[other] = _load(batch, held[slowest]), _load(batch, held[other])
-    return [[Chunk(group, tuple(sorted(members))) for group, members in sorted(groups.items())] for groups in held]
-
-
-def _best_move(
-    batch: _MiniBatch, held: Sequence[Mapping[int, Set[int]]], loads: Sequence[float]
-) -> tuple[int, int, int, int] | None:
-    """Return (slowest rank, group, response, other rank) whose larger load is least, or None if nothing is gained."""
-    slowest = max(range(len(loads)), key=loads.__getitem__)
-    least, best = loads[slowest] * (1 - 1e-4), None
-    for group, members in held[slowest].items():
-        prompt = batch.prompt_cost(group)
-        for index in members:
-            response = batch.response_cost(group, index)
-            rest = loads[slowest] - response - (prompt if len(members) == 1 else 0.0)
-            for other, load in enumerate(loads):
-                if other == slowest or load + response >= least:
-                    continue
-                larger = max(rest, load + response + (0.0 if group in held[other] else prompt))
-                if larger < least:
-                    least, best = larger, (slowest, group, index, other)
-    return best
-
-
-def _load(batch: _MiniBatch, groups: Mapping[int, Set[int]]) -> float:
-    return sum(
-        batch.prompt_cost(group) + sum(batch.response_cost(group, index) for index in sorted(members))
-        for group, members in sorted(groups.items())
+    places = [
+        (k, chunk.group, index) for k, chunks in enumerate(bins) for chunk in chunks for index in chunk.responses
+    ]
+    groups = np.array([group for _, group, _ in places])
+    costs = _Costs(
+        groups=groups,
+        responses=_whole([batch.response_cost(group, index) for _, group, index in places]),
+        prompts=_whole([batch.prompt_cost(group) for group in range(len(batch.prompts))]),
+        num_bins=len(bins),
     )
+    best = costs.improved(np.array([k for k, *_ in places]))
+    rng = np.random.default_rng(0)
+    for _ in range(shakes):
+        if costs.of_bins(best)[0].max() <= 1.01 * costs.least:
+            break
+        shaken = best.copy()
+        shaken[rng.integers(len(places), size=_SHAKEN)] = rng.integers(len(bins), size=_SHAKEN)
+        shaken = costs.improved(shaken)
+        if costs.of_bins(shaken)[0].max() < costs.of_bins(best)[0].max():
+            best = shaken
+    members: list[dict[int, list[int]]] = [{} for _ in bins]
+    for k, (_, group, index) in zip(best.tolist(), places, strict=True):
+        members[k].setdefault(group, []).append(index)
+    return [[Chunk(group, tuple(sorted(parts[group]))) for group in sorted(parts)] for parts in members]
+
+
+def _whole(costs: Sequence[float]) -> np.ndarray:
+    return np.rint(256 * np.array(costs)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Costs:
+    """What bins of responses cost. In the names of arrays N is a response, B a bin, P a prompt, that is, a group."""
+
+    groups: np.ndarray  # [N]
+    responses: np.ndarray  # [N]
+    prompts: np.ndarray  # [P]
+    num_bins: int
+
+    @property
+    def least(self) -> float:
+        """Return what the fullest bin costs at least: an even share, and the longest response."""
+        even = (self.responses.sum() + self.prompts.sum()) / self.num_bins
+        return max(even, (self.responses + self.prompts[self.groups]).max())
+
+    def of_bins(self, bin_of_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cost of each bin, and how many responses of each group it holds."""
+        held_BP = np.zeros((self.num_bins, len(self.prompts)), dtype=np.int64)
+        np.add.at(held_BP, (bin_of_N, self.groups), 1)
+        cost_B = (held_BP > 0) @ self.prompts
+        np.add.at(cost_B, bin_of_N, self.responses)
+        return cost_B, held_BP
+
+    def improved(self, bin_of_N: np.ndarray) -> np.ndarray:
+        """Take responses out of the fullest bin, for none or for one of a different bin, while that helps."""
+        bin_of_N = bin_of_N.copy()
+        while True:
+            cost_B, held_BP = self.of_bins(bin_of_N)
+            fullest = int(cost_B.argmax())
+            enough = cost_B[fullest] - cost_B[fullest] // 10_000  # smaller steps are not worth their time
+            mine = np.flatnonzero(bin_of_N == fullest)
+            cost_M, group_M = self.responses[mine], self.groups[mine]
+            left_M = cost_B[fullest] - cost_M - self._last(held_BP[fullest, group_M], group_M)
+
+            into_MB = cost_B + cost_M[:, None] + self._new(held_BP[:, group_M].T, group_M[:, None])
+            moved_MB = np.maximum(left_M[:, None], into_MB)
+            m, b = np.unravel_index(moved_MB.argmin(), moved_MB.shape)
+            if moved_MB[m, b] < enough:
+                bin_of_N[mine[m]] = b
+                continue
+
+            others = np.flatnonzero(bin_of_N != fullest)
+            if len(others) == 0:
+                return bin_of_N
+            cost_O, group_O, bin_O = self.responses[others], self.groups[others], bin_of_N[others]
+            # One of the same group keeps the prompt where it is, in both bins.
+            same_MO = group_M[:, None] == group_O
+            alone_MO = same_MO & (held_BP[fullest, group_M] == 1)[:, None]
+            paid_MO = np.where(alone_MO, self.prompts[group_O], self._new(held_BP[fullest, group_O], group_O))
+            saved_MO = np.where(same_MO, 0, self._last(held_BP[bin_O, group_O], group_O))
+            new_MO = self._new(held_BP[bin_O[None, :], group_M[:, None]], group_M[:, None])
+            fullest_MO = left_M[:, None] + cost_O + paid_MO
+            other_MO = cost_B[bin_O] - cost_O - saved_MO + cost_M[:, None] + new_MO
+            swapped_MO = np.maximum(fullest_MO, other_MO)
+            m, o = np.unravel_index(swapped_MO.argmin(), swapped_MO.shape)
+            if swapped_MO[m, o] >= enough:
+                return bin_of_N
+            bin_of_N[mine[m]], bin_of_N[others[o]] = bin_O[o], fullest
+
+    def _new(self, held: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Return what a prompt costs a bin that holds no response of its group yet."""
+        return np.where(held == 0, self.prompts[groups], 0)
+
+    def _last(self, held: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Return what a bin saves with its only response of a group."""
+        return np.where(held == 1, self.prompts[groups], 0)
 
 
 def _cut(batch: _MiniBatch, group: Chunk, num_parts: float) -> list[Chunk]:
