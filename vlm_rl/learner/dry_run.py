@@ -9,10 +9,11 @@ or else from the copy of it that we ship for a few published models.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if num_ranks is None else num_ranks
     _check_ranks(ranks, config.rollout)
     source, raw = read_model_config(config.model.path)
-    model = _build(raw, source)
+    model = _build(json.dumps(raw), source)
     _check_model(model.config, config, source)
     on_gpu = torch.cuda.is_available() or not any(Path(source).parent.glob("*.safetensors"))
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
@@ -165,8 +166,10 @@ def without_sampling(config: SftConfig) -> Config:
     )
 
 
-def _build(raw: Mapping[str, Any], source: str) -> PreTrainedModel:
-    """Return the model on the meta device."""
+@lru_cache(maxsize=1)  # a search for settings that fit plans for one model dozens of times
+def _build(configuration: str, source: str) -> PreTrainedModel:
+    """Return the model of this configuration (JSON) on the meta device."""
+    raw = json.loads(configuration)
     if "auto_map" in raw:
         raise UserError(f"model.path: {source} has an auto_map, which asks to run code that comes with the model")
     try:
