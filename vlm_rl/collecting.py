@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -43,7 +44,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     wanted, responses = s.config.rollout.prompts_per_step, s.config.rollout.responses_per_prompt
     rounds = s.config.algorithm.max_sampling_rounds if s.algorithm.dynamic_sampling else 1
     ahead, max_age = s.config.rollout.ahead, s.config.rollout.oldest_age
-    prompts = PromptCache(s.builder)
+    prompts, s.next_prompts = s.next_prompts, PromptCache(s.builder)
     prompt_lengths: dict[str, int] = {}
     kept: list[Group] = []
     sampled: list[Reward] = []
@@ -56,7 +57,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
             drawn, prompts = s.ahead[0].groups, s.prompts_ahead.pop(s.step)
             s.ahead = s.ahead[1:]
         else:
-            count = missing + s.config.rollout.spare_groups - len(s.in_progress)
+            count = new_groups(s, missing)
             drawn = [begin(*new, responses=responses) for new in draw_problems(s, count, prompts, timings)]
         prompt_lengths |= {group.problem.id: group.prompt_tokens for group in (*drawn, *s.in_progress)}
         groups = (*drawn, *s.in_progress)
@@ -99,6 +100,22 @@ def begin_ahead(s: Session, timings: Timings) -> None:
         groups = tuple(begin(*each, responses=rollout.responses_per_prompt) for each in new)
         s.ahead = (*s.ahead, BatchAhead(step, groups))
         s.begin(s.ahead[-1], prompts)
+
+
+def building_next_prompts(s: Session) -> AbstractContextManager[None]:
+    """Build this rank's prompts of the next step in a thread, for the length of a `with` block.
+
+    With rollout.ahead they are built already. Of pictures most of the work runs outside Python's lock.
+    """
+    if s.config.rollout.ahead or s.step + 1 >= s.config.train.steps:
+        return nullcontext()
+    drawn = s.order.upcoming(new_groups(s, s.config.rollout.prompts_per_step))
+    return s.next_prompts.building([s.problems[index] for index in share(drawn)])
+
+
+def new_groups(s: Session, missing: int) -> int:
+    """Return how many groups to begin where a step needs `missing` more of them."""
+    return missing + s.config.rollout.spare_groups - len(s.in_progress)
 
 
 def judged(rewards: Sequence[Reward]) -> list[bool]:

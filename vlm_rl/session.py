@@ -147,6 +147,7 @@ class Session:
         self.belief = first_belief(variant=hadw.variant, threshold=hadw.threshold)
         self.in_progress: tuple[GroupInProgress, ...] = ()  # the newest first
         self.ahead: tuple[BatchAhead, ...] = ()  # the batches of later steps that are begun, the next one first
+        self.next_prompts = PromptCache(self.builder)  # of the step that is collected next
         self.prompts_ahead: dict[int, PromptCache] = {}  # of these batches, by step
         self.versions: tuple[int, ...] = (0,)  # with which the last steps began, the current one last
         if checkpoint:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlm_rl.collecting import RolloutBatch, begin_ahead, collect
+from vlm_rl.collecting import RolloutBatch, begin_ahead, building_next_prompts, collect
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import rank, world_size
@@ -73,7 +73,8 @@ def train_step(s: Session) -> None:
     weights = [weigh(s, part) for part in parts]
     mini_batches = [pack(s, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
     s.sampler.sleep()
-    results = optimize(s, mini_batches, timings)
+    with building_next_prompts(s):
+        results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):
         s.sync_weights()
     if batch.accuracy is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import threading
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,10 +18,10 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Qwen2Config
 
 from tests.helpers.images import noise_png
-from vlm_rl.data.prompts import PromptBuilder, rope_positions
+from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
-from vlm_rl.types import Problem
+from vlm_rl.types import Problem, Prompt
 
 MIN_PIXELS, MAX_PIXELS = 3136, 200_704
 
@@ -90,7 +92,7 @@ def test_ids_and_pixels_are_the_processors_own(builder: PromptBuilder, tiny_mode
         assert prompt.vision == {}
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(width=st.integers(28, 700), height=st.integers(28, 700))
 def test_image_tokens_equal_grid_tokens(builder: PromptBuilder, width: int, height: int) -> None:
     file = io.BytesIO()
@@ -252,6 +254,60 @@ def test_text_only_model_needs_no_processor(text_model: Path) -> None:
     assert builder.tokenizer.convert_tokens_to_ids("<|image_pad|>") in builder.banned_ids
     with pytest.raises(UserError, match=r"problem 'p' has images, but .* is a text-only model"):
         builder.build(problem("<image>?", noise_png(84, 84)))
+
+
+# --- built in a thread -----------------------------------------------------------------------
+
+
+class WatchedBuilder:
+    """A builder that remembers which thread built each problem, and tells when the last one is built."""
+
+    def __init__(self, builder: PromptBuilder, last: str) -> None:
+        self.builder, self.last, self.threads, self.done = builder, last, {}, threading.Event()
+
+    def build(self, problem: Problem) -> Prompt:
+        self.threads[problem.id] = threading.current_thread().name
+        try:
+            return self.builder.build(problem)
+        finally:
+            if problem.id == self.last:
+                self.done.set()
+
+
+def test_prompts_built_beside_other_work_are_those_built_when_asked(builder: PromptBuilder) -> None:
+    problems = [problem("<image>How many?", noise_png(84, 56 + 28 * i), name=str(i)) for i in range(3)]
+    problems.append(problem("<image>?", b"not an image", name="bad"))
+    watched = WatchedBuilder(builder, last="bad")
+    prompts = PromptCache(cast(PromptBuilder, watched))
+    with prompts.building(problems):
+        assert watched.done.wait(60)
+    own = threading.current_thread().name
+    assert own not in watched.threads.values()
+    for good in problems[:3]:
+        alone, beside = builder.build(good), prompts[good]
+        np.testing.assert_array_equal(beside.ids, alone.ids)
+        assert all(torch.equal(beside.vision[key], alone.vision[key]) for key in alone.vision)
+        assert watched.threads[good.id] != own  # not built again
+    with pytest.raises(UserError, match="problem 'bad' image 0"):
+        prompts[problems[3]]
+
+
+def test_prompts_that_are_not_begun_in_time_are_left_out(builder: PromptBuilder) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(WatchedBuilder):
+        def build(self, problem: Problem) -> Prompt:
+            begun.set()
+            assert may_go_on.wait(60)
+            return super().build(problem)
+
+    slow = Slow(builder, last="1")
+    prompts = PromptCache(cast(PromptBuilder, slow))
+    with pytest.raises(RuntimeError, match="the update"), prompts.building([problem("?", name=n) for n in "01"]):
+        assert begun.wait(60)
+        threading.Timer(0.2, may_go_on.set).start()  # once the block has ended
+        raise RuntimeError("the update")
+    assert list(slow.threads) == ["0"]
 
 
 # --- mistakes --------------------------------------------------------------------------------

@@ -77,7 +77,9 @@ def test_each_epoch_draws_each_problem_once(num_problems, seed, counts) -> None:
 def test_a_resumed_order_continues_where_it_stopped(num_problems, counts, stops) -> None:
     """Only the cursor survives a stop; stops fall inside an epoch, at its end, or several into one epoch."""
     whole = PromptOrder(num_problems, seed=5)
-    expected = [whole.draw(count) for count in counts]
+    foreseen = [(whole.upcoming(count), whole.draw(count)) for count in counts]
+    assert all(upcoming == drawn for upcoming, drawn in foreseen)
+    expected = [drawn for _, drawn in foreseen]
     order, drawn = PromptOrder(num_problems, seed=5), []
     for number, count in enumerate(counts):
         if number in stops:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,10 @@ class PromptOrder:
             indices += part.tolist()
             self.cursor += len(part)
         return indices
+
+    def upcoming(self, count: int) -> list[int]:
+        """Return what the next draw of `count` will return, and draw nothing."""
+        return replace(self).draw(count)
 
     def _permutation(self, epoch: int) -> np.ndarray:
         return np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.num_problems)

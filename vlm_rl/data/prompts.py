@@ -10,9 +10,12 @@ written in a question is encoded as the characters it is made of, never as the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -337,6 +340,29 @@ class PromptCache:
         if problem.id not in self._prompts:
             self._prompts[problem.id] = self._builder.build(problem)
         return self._prompts[problem.id]
+
+    @contextmanager
+    def building(self, problems: Iterable[Problem]) -> Iterator[None]:
+        """Build these prompts in a thread for the length of a `with` block; what is not begun by then is left out.
+
+        So is a prompt that cannot be built: whoever asks for it gets the UserError.
+        """
+        is_over = Event()
+
+        def build() -> None:
+            for problem in problems:
+                if is_over.is_set():
+                    return
+                with suppress(UserError):
+                    self[problem]
+
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts") as thread:
+            built = thread.submit(build)
+            try:
+                yield
+            finally:
+                is_over.set()
+        built.result()
 
 
 def rope_positions(model: nn.Module, prompt: Prompt) -> torch.Tensor:
