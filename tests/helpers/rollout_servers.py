@@ -32,10 +32,14 @@ class RolloutServer:
     def __init__(self, config: Path, log: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = log
-        with log.open("w") as file:
+        self._config, self._log = config, log
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again at the same address."""
+        with self._log.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vlm_rl", "serve", str(config), "--port", str(self.port)],
+                [sys.executable, "-m", "vlm_rl", "serve", str(self._config), "--port", str(self.port)],
                 env=clean_environment(),
                 stdout=file,
                 stderr=file,

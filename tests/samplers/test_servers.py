@@ -1,6 +1,6 @@
 """Rollouts on two real vLLM servers of the toy policy, which are stopped, killed and lied to.
 
-The tests run in their order: the last three kill one server after the other.
+The tests run in their order: the last four kill one server after the other.
 """
 
 from __future__ import annotations
@@ -196,6 +196,30 @@ def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pyte
 
     fingerprint = FingerprintBuilder(dtype=sampler.dtype)
     sampler.load_weights(fingerprint.watch(tensors()), version=8)
+    check_fresh(sampler, fingerprint.result())
+    assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
+    assert same(draw(sampler, fleet), whole)
+
+
+def test_a_server_that_was_started_again_gets_the_weights_first(fleet: Fleet) -> None:
+    """It was killed, and starts at the same address. Then SIGKILL once more: it has joined, and no part is sent."""
+    again = fleet.servers[1]
+    again.start()
+    again.wait()
+    sampler = fleet.sampler(silence=10.0)
+    fleet.sync(sampler, 11)
+    assert len(sampler.fleet.rooms) == 2
+    whole = draw(sampler, fleet)
+    only_again = fleet.sampler(servers=[again.url])
+    only_again.load_weights(fleet.model.named_parameters(), version=11)
+    assert same(draw(only_again, fleet), whole)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        again.send(signal.SIGKILL)
+        yield from fleet.model.named_parameters()
+
+    fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+    sampler.load_weights(fingerprint.watch(tensors()), version=12)
     check_fresh(sampler, fingerprint.result())
     assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
     assert same(draw(sampler, fleet), whole)
