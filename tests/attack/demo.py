@@ -197,7 +197,7 @@ ATTACKS = (
         slow=True,
     ),
     Attack("gradio's other routes", WEB, "16 x 404", ask_other_routes, slow=True),
-    Attack("foreign hosts and origins", WEB, "9 x 403", come_from_elsewhere),
+    Attack("foreign hosts and origins", WEB, "9 x 403", come_from_elsewhere, slow=True),
     Attack(
         "a demo for others without its token",
         WEB,

@@ -115,6 +115,7 @@ def test_markup_that_would_get_past_the_templates_runs_no_script(served, browser
         assert any("Content Security Policy" in failure for failure in visit.failures)
 
 
+@pytest.mark.slow
 def test_no_name_acts_in_the_tooltip_and_the_legend_of_a_chart(served, browser):
     with harmless(browser, f"{served.url}?{urlencode(COMPARED | {'tab': 'lengths'})}") as visit:
         figure = visit.page.locator("#lengths figure:has-text('How many tokens')")
@@ -123,6 +124,7 @@ def test_no_name_acts_in_the_tooltip_and_the_legend_of_a_chart(served, browser):
     assert missing(tip, ("alone",)) == [] and missing(legend, ("alone", "rule")) == []
 
 
+@pytest.mark.slow
 def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
     wanted = {
         **COMPARED, "benchmark": attack("other"), "text": attack("reasoning"), "at": f"2 {attack('problem')}",

@@ -44,7 +44,7 @@ PARTS = ("frozen_parts", "rates_by_part")
 ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
 LATER = ("offloaded", "started_recipes", "gradient_sums")  # what the fast start leaves to the slow ones
 MOST = tuple(name for name in ALL if name not in (*LATER, "adapters"))
-# What is left of ZeRO 1, which shares its code with 2, and of ZeRO 3 on one rank.
+# What is left of ZeRO 1, which shares its code with 2.
 FEW = ("three_steps", "text_here_images_there", "guarded", "saved", "offloaded", "some_algorithms")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
@@ -52,7 +52,6 @@ FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
 # Every rule where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the algorithm.
 # perf/gradients.py computes all 64 variants everywhere.
 SLOW: list[Start] = [
-    (1, 3, FEW),
     (2, 0, (*MOST, "some_algorithms")),
     (2, 1, (*FEW, "gradient_sums")),
     (2, 2, (*ALL, "every_rule")),
