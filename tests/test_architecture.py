@@ -20,6 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "data": set(),
     "reward_parts": {"data"},
     "run": {"data"},
+    "sandbox": set(),
     "samplers": {"data"},
     "learner": {"data", "run"},
     "evaluation": {"data", "grading", "reward_parts", "run", "samplers"},
