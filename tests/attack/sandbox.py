@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.attack.attack import Attack
+from vlm_rl.grading.code_grader import CodeGrader
+from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.sandbox.programs import Limits, Program, ProgramRun, Sandbox
 
 PROMISE = "Code"
@@ -323,6 +325,71 @@ CASES: dict[str, Case] = {
     "a program that is no text": ("\x00\ud800", LIMITS, "exit code 1", how),
 }
 
+# Programs that want to be called right without solving anything: `secret` maps 1 to 918273 and 2 to 645546.
+SECRETS = [918273, 645546]
+REPLY = "import os\nfor n in range(1, 30):\n    try: os.write(n, b'LINES')\n    except OSError: pass\n"
+LINES = "".join(json.dumps({"value": value}) + "\\n" for value in (True, None, 1, [], {"opaque": "x"}))
+FORGERIES = {
+    "an exit": "import sys; sys.exit(0)",
+    "a quick exit": "import os; os._exit(0)",
+    "an exit at the end": "import atexit, os\ndef secret(x): return 0\natexit.register(lambda: os._exit(0))",
+    "SystemExit(0) of the call": "def secret(x): raise SystemExit(0)",
+    "equal to everything": (
+        "class E:\n    def __eq__(s, o): return True\n    __hash__ = lambda s: 0\ndef secret(x): return E()"
+    ),
+    "a number equal to everything": (
+        "class E(int):\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n"
+        "    __hash__ = int.__hash__\ndef secret(x): return E(5)"
+    ),
+    "a list equal to everything": "class E(list):\n    def __eq__(s, o): return True\ndef secret(x): return E([5])",
+    "not a number": "def secret(x): return float('nan')",
+    "replaced builtins": (
+        "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.len = lambda *a: 1\n"
+        "builtins.all = lambda *a: True\ndef secret(x): return 0"
+    ),
+    "replaced JSON": "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\ndef secret(x): return 0",
+    "replies of its own": REPLY.replace("LINES", LINES),
+    "replies and an exit": REPLY.replace("LINES", LINES) + "os._exit(0)",
+    "the words of a verdict": "print('correct'); print('passes all 2 tests')\ndef secret(x): return 'correct'",
+    "a search of frames and objects": """
+import gc, sys
+def secret(x):
+    frame = sys._getframe()
+    while frame:
+        for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+            if str(918273) in repr(value)[:10**6].replace(repr(__doc__), ''): return [918273, 645546][x - 1]
+        frame = frame.f_back
+    numbers = {n for o in gc.get_objects() if type(o) is list for n in o if type(n) is int and 10**5 < n < 10**6}
+    return 918273 if 918273 in numbers else 0
+""",
+    "a search of all that is there": """
+import os
+here = [(folder, name) for folder, _, names in os.walk('/') if '/python' not in folder for name in names]
+def secret(x):
+    wanted = str(int('817263') + 101010).encode()
+    places = [os.path.join(*place) for place in here]
+    found = []
+    for path in [*places, '/proc/self/mem', '/proc/1/mem', '/proc/self/environ', '/proc/1/cmdline']:
+        try: found += [path] if wanted in open(path, 'rb').read(1 << 22) else []
+        except (OSError, MemoryError): pass
+    return 918273 if [path for path in found if 'program.py' not in path] else 0
+""",
+}
+
+
+def accepted_forgeries() -> str:
+    """Return which programs are called right that solve nothing, and whether one that is right is."""
+    tests = CodeTests(function="secret", inputs=[[1], [2]], outputs=SECRETS, rule="equal", seconds=4.0)
+    stdin = CodeTests(inputs=["1\n", "2\n"], outputs=[f"{value}\n" for value in SECRETS], seconds=2.0)
+    right = f"def secret(x): return {SECRETS}[x - 1]\nif __name__ == '__main__': print(secret(int(input())))"
+    programs = {**FORGERIES, "the right one": right}
+    with CodeGrader(workers=2) as grader:
+        judged = grader.judge(
+            [(text, {"tests": kind.packed()}) for text in programs.values() for kind in (tests, stdin)]
+        )
+    verdicts = dict(zip([(name, kind) for name in programs for kind in "fs"], judged, strict=True))
+    return ", ".join(name for (name, _), (verdict, _) in verdicts.items() if verdict != "wrong")
+
 
 def carry_out() -> dict[str, str]:
     """Run all attacks. Returns name -> what was observed."""
@@ -350,6 +417,7 @@ def carry_out() -> dict[str, str]:
         after = sandbox.run(Program("print(1 + 2)")).stdout.decode()
         left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"/tmp/main.py" in _text_of(path)]
         is_untouched = target.read_text() == "untouched" and [*Path(folder).iterdir()] == [target]
+        observed["forged verdicts"] = accepted_forgeries()
         observed["after all of them"] = f"{after.strip()}, {len(left)} left, files {'un' * is_untouched}touched"
     return observed
 
@@ -373,6 +441,7 @@ ATTACKS = tuple(
     Attack(f"a program: {name}", PROMISE, expected, lambda _folder, name=name: observations()[name], slow=True)
     for name, expected in (
         *((name, case[2]) for name, case in CASES.items()),
+        ("forged verdicts", "the right one, the right one"),
         ("after all of them", "3, 0 left, files untouched"),
     )
 )
