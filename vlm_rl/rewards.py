@@ -134,7 +134,8 @@ class RewardFunction:
         ]
 
     def abort(self) -> None:
-        """Stop the user's functions, which may never return, and the judge; a `score` that waits for them ends."""
+        """Stop functions, which may never return, judge and programs; a `score` that waits for them ends."""
+        self.grader.stop_programs()
         for part in (*self._functions.values(), *([self._judge] if self._judge else [])):
             part.abort()
 

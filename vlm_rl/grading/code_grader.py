@@ -46,7 +46,7 @@ class CodeGrader:
         self._opened().check()
 
     def close(self) -> None:
-        """Stop the sandbox; a later call starts it again."""
+        """Stop the sandbox, and what is being judged, as errors; a later call starts it again."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.close()
@@ -56,10 +56,13 @@ class CodeGrader:
 
         Raises UserError where there is no sandbox.
         """
-        self.check()
+        sandbox = self._opened()
+        sandbox.check()
         distinct = {(program, str(meta.get("tests"))): (program, meta) for program, meta in programs}
         with ThreadPoolExecutor(self._workers) as pool:
-            verdicts = dict(zip(distinct, pool.map(lambda pair: self._judge(*pair), distinct.values()), strict=True))
+            verdicts = dict(
+                zip(distinct, pool.map(lambda pair: self._judge(sandbox, *pair), distinct.values()), strict=True)
+            )
         return [verdicts[program, str(meta.get("tests"))] for program, meta in programs]
 
     def _opened(self) -> Sandbox:
@@ -68,18 +71,18 @@ class CodeGrader:
                 self._sandbox = Sandbox(workers=self._workers)
             return self._sandbox
 
-    def _judge(self, program: str, meta: Mapping[str, Any]) -> Judged:
+    def _judge(self, sandbox: Sandbox, program: str, meta: Mapping[str, Any]) -> Judged:
         try:
             tests = CodeTests.of(meta)
         except UserError as error:
             return "error", str(error)
         source = with_header(program, tests.header)
         try:
-            return self._by_values(source, tests) if tests.function else self._by_lines(source, tests)
+            return (self._by_values if tests.function else self._by_lines)(sandbox, source, tests)
         except SandboxError as error:
             return "error", str(error)
 
-    def _by_lines(self, source: str, tests: CodeTests) -> Judged:
+    def _by_lines(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
         """Run the program once for each test, up to the first that fails."""
         limits = Limits(
             seconds=2 * tests.seconds + _SLACK,
@@ -89,7 +92,7 @@ class CodeGrader:
         for number, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs or (), strict=True), start=1):
             # What is much longer than it should be is wrong; no need to read it.
             room = (1 << 20) + 2 * len(expected.encode())
-            run = self._opened().run(Program(source, stdin.encode(), replace(limits, output=room)))
+            run = sandbox.run(Program(source, stdin.encode(), replace(limits, output=room)))
             where = f"test {number} of {len(tests.inputs)}"
             if not run.succeeded:
                 return "wrong", f"{where}: {run.reason}"
@@ -98,13 +101,13 @@ class CodeGrader:
                 return "wrong", f"{where}: printed {shown(printed)} in place of {shown(expected)}"
         return "correct", f"passes all {len(tests.inputs)} tests"
 
-    def _by_values(self, source: str, tests: CodeTests) -> Judged:
+    def _by_values(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
         """Call the function once for each test, in one run."""
-        expected = self._expected(tests)
+        expected = self._expected(sandbox, tests)
         if isinstance(expected, str):
             return "error", expected
         # Much longer values are wrong, and building sets of them could be made slow.
-        answers = self._call(source, tests, output=(64 << 10) + 4 * len(json.dumps(encode(expected))))
+        answers = self._call(sandbox, source, tests, output=(64 << 10) + 4 * len(json.dumps(encode(expected))))
         is_right, total = RULES[tests.rule], len(tests.inputs)
         for number, value in enumerate(answers.values):
             try:
@@ -118,21 +121,21 @@ class CodeGrader:
             return "wrong", f"test {len(answers.values) + 1} of {total}: {shorten(answers.fault)}"
         return "correct", f"passes all {total} tests"
 
-    def _expected(self, tests: CodeTests) -> list[Any] | str:
+    def _expected(self, sandbox: Sandbox, tests: CodeTests) -> list[Any] | str:
         """Return the expected outputs, by the problem's own program where it states none; or why there are none."""
         if tests.outputs is not None:
             return tests.outputs
         key = (tests.reference, repr(tests.inputs))
         if key not in self._outputs:
-            answers = self._call(tests.reference, tests)
+            answers = self._call(sandbox, tests.reference, tests)
             self._outputs[key] = (
                 f"the problem's own program fails: {answers.fault}" if answers.fault else answers.values
             )
         return self._outputs[key]
 
-    def _call(self, source: str, tests: CodeTests, *, output: int = 16 << 20) -> Answers:
+    def _call(self, sandbox: Sandbox, source: str, tests: CodeTests, *, output: int = 16 << 20) -> Answers:
         return call_function(
-            self._opened(),
+            sandbox,
             source,
             tests.function,
             tests.inputs,

@@ -84,6 +84,10 @@ class Grader:
         self._symbolic.close()
         self._programs.close()
 
+    def stop_programs(self) -> None:
+        """End the programs that are being judged, as errors; a `grade_many` that waits for them ends."""
+        self._programs.close()
+
     def check_programs(self, problems: Iterable[Problem]) -> None:
         """Prove the sandbox if the answer of one of the problems is a program. Raises UserError where it fails."""
         if any(problem.answer_type == "code" for problem in problems):
