@@ -313,7 +313,8 @@ def become_program(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str
         ("FSIZE", limits["files"]),
         ("NOFILE", limits["open_files"]),
         ("STACK", limits["stack"]),
-        *(("CORE", 0), ("MEMLOCK", 0), ("MSGQUEUE", 0), ("RTPRIO", 0)),
+        ("CORE", 1),  # 0 still starts a program of the machine that collects core dumps, 1 does not
+        *(("MEMLOCK", 0), ("MSGQUEUE", 0), ("RTPRIO", 0), ("SIGPENDING", 256)),
     ):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     install_filter(bytes.fromhex(plan["filter"]))
