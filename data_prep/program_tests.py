@@ -23,7 +23,7 @@ def tests_in(value: Any) -> CodeTests:
         tree = json.loads(value) if isinstance(value, str) else value
         if isinstance(tree, list):
             tree = {"inputs": [test["input"] for test in tree], "outputs": [test["output"] for test in tree]}
-        inputs, outputs, function = list(tree["inputs"]), list(tree["outputs"]), tree.get("fn_name") or ""
+        inputs, outputs, function = list(tree["inputs"]), list(tree["outputs"]), str(tree.get("fn_name") or "")
         return CodeTests(inputs=inputs, outputs=outputs, function=function, rule="equal" if function else "lines")
     except UserError as error:
         raise RowError("bad_tests", str(error)) from None

@@ -22,12 +22,12 @@ from typing import Any
 from tests.attack.attack import Attack
 from vlm_rl.grading.code_grader import CodeGrader
 from vlm_rl.grading.code_tests import CodeTests
-from vlm_rl.sandbox.programs import Limits, Program, ProgramRun, Sandbox
+from vlm_rl.sandbox.programs import Program, ProgramLimits, ProgramRun, Sandbox
 
 PROMISE = "Code"
 MEMORY = 256 << 20
-LIMITS = Limits(seconds=5.0, cpu_seconds=3, memory=MEMORY, threads=8, stack=1 << 20, num_files=500)
-SHORT = Limits(seconds=0.7, cpu_seconds=1, memory=MEMORY)
+LIMITS = ProgramLimits(seconds=5.0, cpu_seconds=3, memory=MEMORY, threads=8, stack=1 << 20, num_files=500)
+SHORT = ProgramLimits(seconds=0.7, cpu_seconds=1, memory=MEMORY)
 
 # `attempt` returns what became of an action: "done", or the error's class.
 HEAD = """
@@ -65,7 +65,7 @@ def bounded_memory(run: ProgramRun) -> str:
 
 
 # name -> (program, limits, what is expected, how it is read)
-Case = tuple[str, Limits, str, Callable[[ProgramRun], str]]
+Case = tuple[str, ProgramLimits, str, Callable[[ProgramRun], str]]
 CASES: dict[str, Case] = {
     "fork bomb": (
         "while True:\n    outcome = attempt(os.fork)\n    if outcome != 'done': report(outcome); break",
@@ -172,7 +172,7 @@ CASES: dict[str, Case] = {
     ),
     "computing forever": (
         "[attempt(lambda n=n: signal.signal(n, signal.SIG_IGN)) for n in range(1, 65)]\nwhile True: pass",
-        Limits(seconds=30.0, cpu_seconds=1, memory=MEMORY),
+        ProgramLimits(seconds=30.0, cpu_seconds=1, memory=MEMORY),
         "signal 9",
         how,
     ),
@@ -303,7 +303,7 @@ CASES: dict[str, Case] = {
     ),
     "10 to the 10 to the 9": (
         "x = 10 ** 10 ** 9",
-        Limits(seconds=30.0, cpu_seconds=1, memory=MEMORY),
+        ProgramLimits(seconds=30.0, cpu_seconds=1, memory=MEMORY),
         "signal 9",
         how,
     ),

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_rl.errors import UserError
@@ -130,10 +130,16 @@ def test_evalplus(
 # -- data in and out of the sandbox --------------------------------------------------------------------
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-HASHABLE = st.recursive(SCALARS | st.complex_numbers(allow_nan=False), lambda s: st.tuples(s, s) | st.frozensets(s))
-DATA = st.recursive(HASHABLE, lambda s: st.lists(s) | st.tuples(s) | st.sets(HASHABLE) | st.dictionaries(HASHABLE, s))
+HASHABLE = st.recursive(
+    SCALARS | st.complex_numbers(allow_nan=False),
+    lambda s: st.tuples(s, s) | st.frozensets(s, max_size=3),
+    max_leaves=4,
+)
+SETS = st.sets(HASHABLE, max_size=3)
+DATA = st.recursive(HASHABLE, lambda s: st.lists(s, max_size=3) | SETS | st.dictionaries(SCALARS, s, max_size=3))
 
 
+@settings(max_examples=50, deadline=None)
 @given(DATA)
 def test_data_comes_out_as_it_went_in(value: Any) -> None:
     again = decode(encode(value))
@@ -184,6 +190,14 @@ def test_packed_tests_that_are_broken_are_an_error_of_their_own(text: Any) -> No
     with CodeGrader(workers=1) as grader:
         ((verdict, reason),) = grader.judge([("print(1)", {"tests": text})])
     assert verdict == "error" and ("tests" in reason)
+
+
+def test_a_number_that_python_does_not_write_is_compared() -> None:
+    tests = CodeTests(function="f", inputs=[[20_000]], outputs=[10**20_000], rule="equal")
+    with CodeGrader(workers=1) as grader:
+        programs = [(f"def f(n): return 10 ** n + {more}", {"tests": tests.packed()}) for more in (0, 1)]
+        (right, _), (wrong, reason) = grader.judge(programs)
+    assert (right, wrong) == ("correct", "wrong") and "too large to show" in reason
 
 
 def test_closing_ends_what_is_judged() -> None:

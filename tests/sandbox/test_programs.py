@@ -15,7 +15,7 @@ import pytest
 
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox import probe
-from vlm_rl.sandbox.programs import Limits, Program, Sandbox, SandboxError
+from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_runs_come_back_in_the_order_of_their_programs(sandbox: Sandbox) -> None
     ],
 )
 def test_how_a_program_ended_is_said(sandbox: Sandbox, source: str, reason: str) -> None:
-    assert sandbox.run(Program(source, limits=Limits(seconds=0.5))).reason.startswith(reason)
+    assert sandbox.run(Program(source, limits=ProgramLimits(seconds=0.5))).reason.startswith(reason)
 
 
 def test_each_program_starts_with_an_empty_folder(sandbox: Sandbox) -> None:
@@ -70,7 +70,7 @@ def test_closing_ends_a_program_that_runs() -> None:
 
     def run() -> None:
         with pytest.raises(SandboxError):
-            sandbox.run(Program("import time; time.sleep(60)", limits=Limits(seconds=60)))
+            sandbox.run(Program("import time; time.sleep(60)", limits=ProgramLimits(seconds=60)))
         ends.append("ended")
 
     thread = threading.Thread(target=run)

@@ -19,7 +19,7 @@ from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.reasons import shorten
 from vlm_rl.sandbox.functions import Answers, call_function, encode
-from vlm_rl.sandbox.programs import Limits, Program, Sandbox, SandboxError
+from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
 from vlm_rl.types import Verdict
 
 Judged = tuple[Verdict, str]  # with the reason, one sentence
@@ -84,15 +84,15 @@ class CodeGrader:
 
     def _by_lines(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
         """Run the program once for each test, up to the first that fails."""
-        limits = Limits(
+        limits = ProgramLimits(
             seconds=2 * tests.seconds + _SLACK,
             cpu_seconds=math.ceil(tests.seconds) + _SLACK,
             memory=tests.memory_mib << 20,
         )
         for number, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs or (), strict=True), start=1):
             # What is much longer than it should be is wrong; no need to read it.
-            room = (1 << 20) + 2 * len(expected.encode())
-            run = sandbox.run(Program(source, stdin.encode(), replace(limits, output=room)))
+            room = (1 << 20) + 2 * len(expected.encode(errors="surrogatepass"))
+            run = sandbox.run(Program(source, stdin.encode(errors="surrogatepass"), replace(limits, output=room)))
             where = f"test {number} of {len(tests.inputs)}"
             if not run.succeeded:
                 return "wrong", f"{where}: {run.reason}"
@@ -125,7 +125,7 @@ class CodeGrader:
         """Return the expected outputs, by the problem's own program where it states none; or why there are none."""
         if tests.outputs is not None:
             return tests.outputs
-        key = (tests.reference, repr(tests.inputs))
+        key = (tests.reference, json.dumps(encode(tests.inputs)))
         if key not in self._outputs:
             answers = self._call(sandbox, tests.reference, tests)
             self._outputs[key] = (
@@ -152,7 +152,10 @@ def with_header(program: str, header: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a value for a reader, short."""
-    text = value.strip() if isinstance(value, str) else repr(value)
+    try:
+        text = value.strip() if isinstance(value, str) else repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        text = f"a {type(value).__name__} that is too large to show"
     return shorten(text) or "nothing"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.sandbox.calls import decode, encode
-from vlm_rl.sandbox.programs import Limits, Program, Sandbox
+from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox
 
 __all__ = ["Answers", "call_function", "decode", "encode"]
 
@@ -58,7 +58,7 @@ def call_function(
     """
     request = {"function": function, "calls": [encode(list(call)) for call in calls], "seconds": seconds}
     total = min(_LONGEST_RUN, seconds * len(calls) + 2)
-    limits = Limits(seconds=2 * total, cpu_seconds=math.ceil(total), memory=memory, output=output)
+    limits = ProgramLimits(seconds=2 * total, cpu_seconds=math.ceil(total), memory=memory, output=output)
     run = sandbox.run(Program(_caller(), json.dumps(request).encode(), limits, {"program.py": source}))
     values: list[Any] = []
     for line in run.stdout.split(b"\n")[:-1]:

@@ -38,4 +38,9 @@ def interpreter_files() -> tuple[tuple[str, str], ...]:
         # A line without a name is the loader, which is started by its own path.
         target = path if match["name"] is None else f"{LIBRARIES}/{Path(match['name']).name}"
         files.setdefault(target, os.path.realpath(path))
+    # The C library opens this one only where a thread ends early, and aborts the program without it.
+    folders = {Path(match["path"]).parent: None for match in _NEEDED.finditer(listed.stdout)}
+    for folder in folders:
+        if (unwinder := folder / "libgcc_s.so.1").is_file():
+            files.setdefault(f"{LIBRARIES}/{unwinder.name}", os.path.realpath(unwinder))
     return tuple((source, target) for target, source in files.items())

@@ -34,7 +34,7 @@ _START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProgramLimits:
     """What one program may take."""
 
     seconds: float = 20.0  # by the wall clock
@@ -54,7 +54,7 @@ class Program:
 
     source: str
     stdin: bytes = b""
-    limits: Limits = field(default_factory=Limits)
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
     files: Mapping[str, str] = field(default_factory=dict)  # plain name -> text, further files in its folder
 
 
@@ -124,7 +124,7 @@ class Sandbox:
             if not self._is_proved:
                 probe.check_machine()
                 for program, is_held in probe.PROBES:
-                    run = self._run(Program(program.source, program.stdin, Limits(**program.limits)))
+                    run = self._run(Program(program.source, program.stdin, ProgramLimits(**program.limits)))
                     if fault := is_held(run):
                         raise UserError(
                             f"programs are not run here, because a wall of the sandbox does not hold: {fault}. "
@@ -239,7 +239,7 @@ class _Launcher:
             stdin.write(request)
             stdin.flush()
             line = stdout.readline()
-            reply = json.loads(line) if line else {"failed": "its launcher ended"}
+            reply: dict[str, Any] = json.loads(line) if line else {"failed": "its launcher ended"}
             parts = [stdout.read(size) for size in reply.get("sizes", [])]
         finally:
             alarm.cancel()
