@@ -346,4 +346,4 @@ def test_programs_come_with_their_tests(tmp_path: Path, said: Callable[..., tupl
     assert [problem.answer_type for problem in problems] == ["code"] * 3
     mapping.write_text(yaml.safe_dump({**tree, "columns": {**tree["columns"], "answer": "prompt"}}))
     code, text = said(mapping, "--out", tmp_path / "other")
-    assert code == 1 and "leave out answer, box and choices" in text
+    assert code == 2 and "leave out answer, box and choices" in text

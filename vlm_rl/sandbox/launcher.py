@@ -202,7 +202,8 @@ def keep(plan: dict[str, Any], request: dict[str, Any], files: dict[str, bytes],
     ending, written, status = watch(init, pipes, stdin, limits)
     seconds = time.monotonic() - start
     os.waitpid(init, 0)
-    report = json.loads(status) if status else {}
+    # Where the program could not start, that comes first, and how its process ended second.
+    report = json.JSONDecoder().raw_decode(status.decode())[0] if status else {}
     if "refused" in report:
         raise RefusedError(report["refused"])
     reply({**report, "ending": ending, "seconds": seconds}, written["stdout"], written["stderr"])
@@ -316,7 +317,10 @@ def become_program(plan: dict[str, Any], limits: dict[str, Any], pipes: dict[str
         ("CORE", 1),  # 0 still starts a program of the machine that collects core dumps, 1 does not
         *(("MEMLOCK", 0), ("MSGQUEUE", 0), ("RTPRIO", 0), ("SIGPENDING", 256)),
     ):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (allowed, allowed))
     install_filter(bytes.fromhex(plan["filter"]))
     environment = {"PATH": "/python/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": plan["libraries"]}
     os.execve(plan["python"], [plan["python"], "-I", "-B", "-X", "utf8", "/tmp/main.py"], environment)
