@@ -2,7 +2,8 @@
 
     python perf/sandbox.py [--programs 200] [--workers 2]
 
-In turns: programs one after another in the sandbox, the same by `python -I -c` without one, and many at a time in the
+In turns: programs one after another in the sandbox, the same by `python -I -S -c` without one (the
+sandbox has no installed packages to look through), and many at a time in the
 sandbox. The program prints a line; so all of its time is overhead. Each figure is the median of the rounds. The last
 lines are verdicts a second, on LiveCodeBench's form: a program with its header, on ten tests of stdin, and a function
 called ten times.
@@ -34,7 +35,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def bare() -> None:
-    command = [os.path.realpath(sys.executable), "-I", "-B", "-c", SOURCE]
+    command = [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", SOURCE]
     subprocess.run(command, check=True, capture_output=True, env={})
 
 

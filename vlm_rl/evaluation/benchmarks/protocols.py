@@ -129,5 +129,5 @@ def describe_protocols() -> str:
         for field in fields(protocol):
             stated = getattr(protocol, field.name)
             shown = "" if stated.value == "" else str(stated.value)
-            lines.append(f"  {field.name:<12}{shown:<12}{stated.source}")
+            lines.append(f"  {field.name:<12}{shown:<16}{stated.source}")
     return "\n".join(lines)
