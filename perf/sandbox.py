@@ -2,11 +2,10 @@
 
     python perf/sandbox.py [--programs 200] [--workers 2]
 
-In turns: programs one after another in the sandbox, the same by `python -I -S -c` without one (the
-sandbox has no installed packages to look through), and many at a time in the
-sandbox. The program prints a line; so all of its time is overhead. Each figure is the median of the rounds. The last
-lines are verdicts a second, on LiveCodeBench's form: a program with its header, on ten tests of stdin, and a function
-called ten times.
+In turns: programs one after another in the sandbox, the same by `python -I -S -c` without one (a
+sandbox has no installed packages to look through either), and many at a time in the sandbox. The program prints a
+line, so all of its time is overhead. Each figure is the median of the rounds. The last lines are verdicts a second on
+LiveCodeBench's form: a program with its header, on ten tests of stdin, and a function called ten times.
 """
 
 from __future__ import annotations
