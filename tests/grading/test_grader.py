@@ -242,7 +242,8 @@ def real_golds() -> dict[str, Problem]:
         add(f"logicvista {name}", row["answer"], C)
     for trial in sorted((data / "dynamath").glob("trial*/dataset.json")):
         for name, row in json.loads(trial.read_text()).items():
-            kind = {"float": F, "multiple choice": C, "text": T}[row["answer_type"]]
+            kinds: dict[str, AnswerType] = {"float": F, "multiple choice": C, "text": T}
+            kind = kinds[row["answer_type"]]
             tolerance = 0.001 if kind == F else None
             add(f"dynamath {trial.parent.name} {name}", row["answer"], kind, tolerance=tolerance)
     for number, row in enumerate(json.loads((data / "wemath" / "testmini.json").read_text())):
