@@ -28,7 +28,7 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
     """Yield the rows of a benchmark's file or folder. Raises UserError where it has no table."""
     patterns = [pattern.format(split=split) for pattern in benchmark.tables]
     if not benchmark.has_trials:
-        tables = find_tables(path, patterns)
+        tables = _split_tables(benchmark, path, split) or find_tables(path, patterns)
         yield from convert_rows(
             _numbered(read_tables(tables)), partial(_convert, benchmark, _Images(tables[0], benchmark))
         )
@@ -36,6 +36,18 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
     for place, table in enumerate(_trial_tables(path, patterns), start=1):
         rows = ((where, _with_trial(row, table, place)) for where, row in _numbered(read_tables([table])))
         yield from convert_rows(rows, partial(_convert, benchmark, _Images(table, benchmark)))
+
+
+def _split_tables(benchmark: Benchmark, path: Path, split: str) -> list[Path]:
+    """Return the files of a split that consists of several. Raises UserError where one is missing."""
+    names = benchmark.split_files.get(split, ()) if path.is_dir() else ()
+    tables = [path / name for name in names]
+    if missing := [table.name for table in tables if not table.is_file()]:
+        raise UserError(
+            f"{path}: {', '.join(missing)} missing; the split {split} of {benchmark.name} consists of "
+            f"{', '.join(names)}: download what is missing, or give --split a smaller one"
+        )
+    return tables
 
 
 def _trial_tables(path: Path, patterns: list[str]) -> list[Path]:

@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters.add_argument("--min-pass-rate", type=float, default=0.0, help="rows without a rate are kept")
     filters.add_argument("--max-pass-rate", type=float, default=1.0, help="rows without a rate are kept")
     filters.add_argument("--exclude-types", nargs="*", default=[], metavar="TYPE", help="answer types")
+    filters.add_argument("--since", default="", metavar="DAY", help="leave out problems that are older")
+    filters.add_argument("--until", default="", metavar="DAY", help="and those of this day or later")
     filters.add_argument("--keep-duplicates", action="store_true", help="copies of a problem are not dropped")
     filters.add_argument(
         "--against", type=Path, nargs="*", default=[], metavar="SET", help="prepared benchmarks to share nothing with"

@@ -23,6 +23,10 @@ def screen_row(row: UsableRow, options: Options, gold_check: GoldCheck | None) -
     for token in CONTROL_TOKENS:
         if token in problem.question:
             raise RowError("control_token", f"the question holds the model's control token {token}")
+    day = problem.meta.get("date", "")
+    if day and not (options.since <= day and (not options.until or day < options.until)):
+        window = f"{options.since or 'the first'} to {options.until or 'the last'}"
+        raise RowError("date", f"the date {day} is outside {window}", known=True)
     if not problem.test_only:
         if problem.answer_type in options.exclude_types:
             raise RowError("answer_type", f"answers of type {problem.answer_type} are excluded", known=True)

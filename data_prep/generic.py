@@ -15,6 +15,7 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   frames: clip                # optional: the frames of the row's only video: a list of images, or a folder of images
   times: seconds              # with frames, unless fps says it: a list with the time of each frame in seconds
   box: bbox                   # optional: the gold box of the row's only image, four numbers
+  tests: tests                # optional: the answer is a program, and these are its tests (docs/code.md)
   response: trace             # optional: a whole response to learn from (`vlm-rl sft`), a text or a conversation
   id: uid                     # optional: without it, a hash of question, answer, response and the named images
 image_folder: images          # optional: where paths of images begin, relative to path (default: beside the table)
@@ -43,6 +44,7 @@ from vlm_rl.data_prep.cells import answer_of, cell, choices_of, gold_in, images_
 from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore
+from vlm_rl.data_prep.program_tests import tests_in
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -72,13 +74,16 @@ class Columns(ConfigSection):
     category: str = ""
     box: str = ""
     response: str = ""
+    tests: str = ""
     frames: str = ""
     times: str = ""
     id: str = ""
 
     def conflicts(self) -> Iterator[str]:
-        if not self.answer and not self.box:
+        if not self.answer and not self.box and not self.tests:
             yield "answer is missing: name the column of the gold, or that of the gold box as box"
+        if self.tests and (self.answer or self.box or self.choices):
+            yield "tests say what a right program is: leave out answer, box and choices"
 
 
 class GenericSet(ConfigSection):
@@ -187,10 +192,14 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         meta |= {"raw_box": raw_box, "box_unit": mapping.box_unit}
     if columns.response:
         meta["response"] = text_of({columns.response: answer_of(row, columns.response)}, columns.response)
-    answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
+    if columns.tests:
+        tests = tests_in(cell(row, columns.tests))
+        answer, meta["tests"] = f"a program that passes {len(tests.inputs)} tests", tests.packed()
+    else:
+        answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
     choices = choices_of(row, _listed(columns.choices))
     gold = gold_in(answer, mapping.answer_form, choices)
-    kind: AnswerType = mapping.answer_type or infer_answer_type(gold)
+    kind: AnswerType = "code" if columns.tests else mapping.answer_type or infer_answer_type(gold)
     if choices:
         question = question if all(choice in question for choice in choices) else with_choices(question, choices)
     elif kind == "choice":
@@ -206,7 +215,9 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     identity = (
         id_of({columns.id: cell(row, columns.id)}, columns.id)
         if columns.id
-        else _digest(images, question, gold, *(str(meta[key]) for key in ("response", "videos") if key in meta))
+        else _digest(
+            images, question, gold, *(str(meta[key]) for key in ("response", "videos", "tests") if key in meta)
+        )
     )
     problem = Problem(
         id=f"{mapping.source}-{identity}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,6 +34,8 @@ class Options:
     max_pass_rate: float = 1.0
     exclude_types: tuple[str, ...] = ()  # answer types
     max_prompt_tokens: int | None = None  # images expanded
+    since: str = ""  # rows of problems published before this day are left out; rows without a date are kept
+    until: str = ""  # and on this day or later
     keep_duplicates: bool = False
     against: tuple[Path, ...] = ()  # prepared benchmarks that no training row may share text or images with
     keep_overlap: bool = False  # count the rows that do, but keep them
@@ -55,6 +58,8 @@ class Options:
                 f"--min-pass-rate {self.min_pass_rate} and --max-pass-rate {self.max_pass_rate}: "
                 "need 0 <= min <= max <= 1"
             )
+        for name in ("since", "until"):
+            _check_day(name, getattr(self, name))
         known = get_args(AnswerType)
         if unknown := [kind for kind in self.exclude_types if kind not in known]:
             raise UserError(f"--exclude-types {unknown[0]!r}: the types are {', '.join(known)}")
@@ -62,3 +67,12 @@ class Options:
     def record(self) -> dict[str, Any]:
         """Return the options as the manifest records them."""
         return {**asdict(self), "against": [path.name for path in self.against]}
+
+
+def _check_day(name: str, day: str) -> None:
+    try:
+        is_day = not day or date.fromisoformat(day).isoformat() == day
+    except ValueError:
+        is_day = False
+    if not is_day:
+        raise UserError(f"--{name} {day!r}: give a day such as 2025-01-31")

@@ -20,6 +20,7 @@ from tests.helpers.toy_runs import toy_problem
 from vlm_rl.config import RewardConfig, parse_config
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
+from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.grader import Grader
 from vlm_rl.reward_parts.functions import UserFunction
 from vlm_rl.rewards import Item, RewardFunction, Scoring, overlong_penalty, repeated_share
@@ -89,7 +90,7 @@ def test_parts(grader: Grader, text: str, prefill: str, length: int, parts: dict
     assert reward.total == pytest.approx(sum(parts.values()))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", [name for name, template in TEMPLATES.items() if not template.has_program])
 def test_a_perfect_response_scores_full_marks(grader: Grader, name: str) -> None:
     template = TEMPLATES[name]
     function = RewardFunction(RewardConfig(), template=template, max_tokens=64, grader=grader)
@@ -98,6 +99,23 @@ def test_a_perfect_response_scores_full_marks(grader: Grader, name: str) -> None
     # buffer 512 above max_tokens 64 would punish everything: only the first two parts are looked at
     assert reward.parts["accuracy"] == 1.0
     assert reward.parts["format"] == (0.0 if name == "plain" else 0.5)
+
+
+def test_a_program_is_rewarded_for_its_tests_and_its_form(grader: Grader) -> None:
+    tests = CodeTests(inputs=["1 2", "3 4"], outputs=["3", "7"])
+    problem = replace(PROBLEM, answer_type="code", meta={"tests": tests.packed()})
+    template = TEMPLATES["think_code"]
+    function = RewardFunction(RewardConfig(overlong_buffer=0), template=template, max_tokens=64, grader=grader)
+    function.check_golds([problem])
+    right = template.wrap("a", "print(sum(map(int, input().split())))")
+    texts = [right, right.replace("sum", "max"), right.removeprefix("<think>a</think>"), "<think>a</think> no", right]
+    rewards = function.score([(problem, prompt(), rollout(text)) for text in texts])
+    assert [(reward.parts["accuracy"], reward.parts["format"]) for reward in rewards] == [
+        *((1.0, 0.5), (0.0, 0.5), (1.0, 0.0), (0.0, 0.0), (1.0, 0.5))
+    ]
+    reasons = ["passes all 2 tests", "test 1 of 2: printed 2 in place of 3"]
+    assert [reward.grade.reason for reward in rewards[:2]] == reasons
+    assert rewards[3].grade.verdict == "no_answer"
 
 
 def test_weights_of_the_config_scale_the_parts_and_order_is_kept(grader: Grader) -> None:

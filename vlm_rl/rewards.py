@@ -102,7 +102,11 @@ class RewardFunction:
         self._may_fail = {*config.functions, *(["judge"] if config.judge else [])}
 
     def check_golds(self, problems: Sequence[Problem]) -> None:
-        """Raise UserError where a reward for boxes or points is on, and no problem has a gold box."""
+        """Raise UserError where a reward for boxes or points is on, and no problem has a gold box.
+
+        And where answers are programs, and this machine cannot run them in a sandbox.
+        """
+        self.grader.check_programs(problems)
         if self._grounding and not any("box" in problem.meta for problem in problems):
             raise UserError(
                 f"reward.{next(iter(self._grounding))} is on, but no problem of data.train has a gold box: prepare "
@@ -130,7 +134,8 @@ class RewardFunction:
         ]
 
     def abort(self) -> None:
-        """Stop the user's functions, which may never return, and the judge; a `score` that waits for them ends."""
+        """Stop functions, which may never return, judge and programs; a `score` that waits for them ends."""
+        self.grader.stop_programs()
         for part in (*self._functions.values(), *([self._judge] if self._judge else [])):
             part.abort()
 

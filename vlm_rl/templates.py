@@ -30,6 +30,7 @@ class Template:
     prefill: str = ""  # written into the prompt after the chat template's generation prompt
     has_reasoning: bool = True  # a <think> block comes first
     has_answer: bool | None = False  # the box is inside <answer> </answer>; None: either way
+    has_program: bool = False  # the answer is a program in a fenced block, and not in a box
 
     def wrap(self, reasoning: str, answer: str) -> str:
         r"""Return a perfect response, prefill included; `answer` is the text inside \boxed{}.
@@ -39,13 +40,15 @@ class Template:
         for tag in _TAGS:
             if tag in reasoning or tag in answer:
                 raise ValueError(f"the text to wrap already contains {tag}: remove it first")
-        box = rf"\boxed{{{answer}}}"
+        box = fenced(answer) if self.has_program else rf"\boxed{{{answer}}}"
         if self.has_answer:
             box = f"{ANSWER}{box}{END_ANSWER}"
         return f"{THINK}{reasoning}{END_THINK}{box}" if self.has_reasoning else f"{reasoning}\n{box}"
 
     def is_well_formed(self, response: str) -> bool:
         """Check the format: one reasoning block, then one box, inside the answer block where the template has one.
+
+        Where the answer is a program, it is one fenced block in place of the box.
 
         Only white space may be outside the blocks. A template without a reasoning block gives False.
         """
@@ -60,7 +63,7 @@ class Template:
             if not (rest.startswith(ANSWER) and rest.endswith(END_ANSWER)):
                 return False
             rest = rest.removeprefix(ANSWER).removesuffix(END_ANSWER)
-        contents = boxes(rest)
+        contents = programs(rest) if self.has_program else boxes(rest)
         return bool(reasoning.strip()) and contents is not None and len(contents) == 1 and bool(contents[0].strip())
 
     def answer_region(self, response: str) -> str | None:
@@ -110,6 +113,31 @@ def boxes(text: str) -> list[str] | None:
     return contents
 
 
+def fenced(program: str) -> str:
+    """Return a program in a fenced block."""
+    return f"```python\n{program}\n```"
+
+
+def programs(text: str) -> list[str]:
+    """Return what is between each two lines that hold ```, in order; a last block that is not closed is left out."""
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if "```" in line]
+    pairs = zip(fences[::2], fences[1::2], strict=False)
+    return ["\n".join(lines[start + 1 : end]) for start, end in pairs]
+
+
+def last_program(text: str) -> str | None:
+    """Return what is between the last two lines that hold ```, as LiveCodeBench does; None without two."""
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if "```" in line][-2:]
+    return "\n".join(lines[fences[0] + 1 : fences[1]]) if len(fences) == 2 else None
+
+
+def states_answer(response: str, *, is_program: bool) -> bool:
+    r"""Tell whether a response has a \boxed{}, or a fenced block where the answer is a program."""
+    return bool(last_program(response)) if is_program else bool(boxes(response))
+
+
 TEMPLATES: dict[str, Template] = {
     template.name: template
     for template in (
@@ -128,6 +156,14 @@ TEMPLATES: dict[str, Template] = {
                 "Think about the problem first, step by step, inside <think> </think>. Then give the "
                 "final answer in \\boxed{}, like this: <think>your reasoning</think>\\boxed{your answer}"
             ),
+        ),
+        Template(
+            name="think_code",
+            system=(
+                "Think about the problem first, step by step, inside <think> </think>. Then give the whole program "
+                "in one fenced block, like this: <think>your reasoning</think>\n```python\nyour program\n```"
+            ),
+            has_program=True,
         ),
         Template(
             name="plain",

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 IMAGE_MARKER, VIDEO_MARKER = "<image>", "<video>"
 
-AnswerType = Literal["choice", "integer", "float", "expression", "text", "list"]
+AnswerType = Literal["choice", "integer", "float", "expression", "text", "list", "code"]
 StopReason = Literal["stop", "length", "unfinished"]  # unfinished: continues in a later step (rollout.carry_over)
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 
@@ -66,7 +66,7 @@ class Problem:
     category: str = ""
     difficulty: float = -1.0  # pass rate of a reference model in [0, 1]; -1 is unknown
     # JSON; known keys: test_only, precision, tolerance, unit, alternatives, box (the gold box, in fractions),
-    # response (a whole one to learn from), videos (the seconds of each video's frames)
+    # response (a whole one to learn from), videos (the seconds of each video's frames), tests (of a program, packed)
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property

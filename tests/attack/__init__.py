@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.attack import demo, grader, inputs, runs
+from tests.attack import demo, grader, inputs, runs, sandbox
 from tests.attack.attack import Attack
 
 # One module per area; each exports its ATTACKS.
-ATTACKS: tuple[Attack, ...] = (*demo.ATTACKS, *grader.ATTACKS, *inputs.ATTACKS, *runs.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (*demo.ATTACKS, *grader.ATTACKS, *inputs.ATTACKS, *runs.ATTACKS, *sandbox.ATTACKS)

@@ -15,11 +15,13 @@ import yaml
 from tests.helpers.own_data import ANSWERS, FORMS, IMAGES, QUESTIONS
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl import cli
+from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.find_data import find_data
 from vlm_rl.data_prep.generic import load_mapping
 from vlm_rl.data_prep.guess import guess
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.errors import UserError
+from vlm_rl.grading.code_tests import CodeTests
 
 
 @pytest.fixture
@@ -318,3 +320,30 @@ def test_a_column_of_responses_is_kept(tmp_path: Path, said: Callable[..., tuple
     assert {row["answer"] for row in rows} == {"4"} and len({row["id"] for row in rows}) == 2
     code, output = said(file, "--answer", "trace", "--response", "traces", "--dry-run")
     assert code == 2 and "--response traces: no row has such a column" in output
+
+
+def test_programs_come_with_their_tests(tmp_path: Path, said: Callable[..., tuple[int, str]]) -> None:
+    pairs = [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]
+    rows = [
+        {"prompt": "Double a number.", "tests": json.dumps(pairs)},
+        {"prompt": "Double it.", "tests": {"inputs": ["1"], "outputs": ["2"]}},
+        {"prompt": "Write double.", "tests": json.dumps({"inputs": [[1]], "outputs": [2], "fn_name": "double"})},
+        {"prompt": "No tests.", "tests": "[]"},
+        {"prompt": "Odd tests.", "tests": "five"},
+        {"prompt": "Too few.", "tests": {"inputs": ["1", "2"], "outputs": ["2"]}},
+    ]
+    json_lines(tmp_path, *rows)
+    mapping = tmp_path / "code.yaml"
+    tree = {"path": "rows.jsonl", "source": "mine", "columns": {"question": "prompt", "tests": "tests"}}
+    mapping.write_text(yaml.safe_dump(tree))
+    code, _ = said(mapping, "--out", tmp_path / "set")
+    assert code == 0 and manifest_of(tmp_path / "set")["dropped"] == {"bad_tests": 3}
+    problems = load_set(tmp_path / "set")
+    kept = [CodeTests.of(problem.meta) for problem in problems]
+    assert [(tests.function, tests.inputs, tests.outputs) for tests in kept] == [
+        *(("", ["1", "2"], ["2", "4"]), ("", ["1"], ["2"]), ("double", [[1]], [2]))
+    ]
+    assert [problem.answer_type for problem in problems] == ["code"] * 3
+    mapping.write_text(yaml.safe_dump({**tree, "columns": {**tree["columns"], "answer": "prompt"}}))
+    code, text = said(mapping, "--out", tmp_path / "other")
+    assert code == 2 and "leave out answer, box and choices" in text

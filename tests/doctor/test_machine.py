@@ -78,6 +78,13 @@ def test_a_grader_that_accepts_anything(tmp_path: Path, monkeypatch: pytest.Monk
     assert answer.outcome == "off" and r"\boxed{1/3} against 1/2 is correct, not wrong" in answer.detail
 
 
+def test_the_sandbox_is_proved_and_its_absence_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.sandbox(tmp_path).detail.startswith("its walls hold, proved in")
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    answer = machine.sandbox(tmp_path)
+    assert answer.outcome == "ok" and answer.detail.startswith("none, which only code needs: programs are not run")
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.05])
 def test_attention_whose_gradients_are_wrong(factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = attention._CPU

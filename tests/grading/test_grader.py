@@ -109,7 +109,7 @@ def test_the_format_rule(template: str, response: str, well_formed: bool) -> Non
     assert TEMPLATES[template].is_well_formed(response) == well_formed
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", [name for name, template in TEMPLATES.items() if not template.has_program])
 def test_a_wrapped_answer_is_perfect(grader: Grader, name: str) -> None:
     template = TEMPLATES[name]
     response = template.wrap("Two and three.", r"\frac{1}{2}")
@@ -242,7 +242,8 @@ def real_golds() -> dict[str, Problem]:
         add(f"logicvista {name}", row["answer"], C)
     for trial in sorted((data / "dynamath").glob("trial*/dataset.json")):
         for name, row in json.loads(trial.read_text()).items():
-            kind = {"float": F, "multiple choice": C, "text": T}[row["answer_type"]]
+            kinds: dict[str, AnswerType] = {"float": F, "multiple choice": C, "text": T}
+            kind = kinds[row["answer_type"]]
             tolerance = 0.001 if kind == F else None
             add(f"dynamath {trial.parent.name} {name}", row["answer"], kind, tolerance=tolerance)
     for number, row in enumerate(json.loads((data / "wemath" / "testmini.json").read_text())):

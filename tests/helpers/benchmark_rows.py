@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +213,97 @@ ROWS: dict[str, dict[str, list[Any] | dict[str, Any]]] = {
             },
         ]
     },
+}
+
+
+ROWS["humaneval_plus"] = {
+    "HumanEvalPlus.jsonl": [
+        {
+            "task_id": "HumanEval/7",
+            "prompt": 'def double(x: float) -> float:\n    """ Return twice x. """\n',
+            "entry_point": "double",
+            "canonical_solution": "    return 2 * x\n",
+            "base_input": [[1], [0.1]],
+            "plus_input": [[-3], [10**30]],
+            "atol": 0,
+            "contract": "",
+        },
+        {
+            "task_id": "HumanEval/32",
+            "prompt": "def find_zero(xs: list):\n    # a root of the polynomial\n",
+            "entry_point": "find_zero",
+            "canonical_solution": "    return -xs[0] / xs[1]\n",
+            "base_input": [[[1, 2]]],
+            "plus_input": [[[-6, 3]]],
+            "atol": 0.0001,
+            "contract": "",
+        },
+    ]
+}
+ROWS["mbpp_plus"] = {
+    "MbppPlus.jsonl": [
+        {
+            "task_id": "Mbpp/2",
+            "prompt": '"""\nWrite a function to find the shared elements of two lists.\n"""\n',
+            "entry_point": "similar_elements",
+            "canonical_solution": "def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n",
+            "base_input": [[[3, 4, 5, 6], [5, 7, 4, 10]]],
+            "plus_input": [[[1, 2], [3]]],
+            "atol": 0,
+            "contract": "",
+            "assertion": "assert ...",
+        },
+        {
+            "task_id": "Mbpp/252",
+            "prompt": '"""\nWrite a function to convert complex numbers to polar coordinates.\n"""\n',
+            "entry_point": "convert",
+            "canonical_solution": "import cmath\ndef convert(z):\n    return cmath.polar(z)\n",
+            "base_input": [["(1+0j)"], ["(4+3j)"]],
+            "plus_input": [],
+            "atol": 0,
+            "contract": "",
+            "assertion": "assert ...",
+        },
+    ]
+}
+
+
+def hidden(tests: list[dict[str, str]]) -> str:
+    """Return tests as LiveCodeBench publishes its hidden ones."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(tests)))).decode()
+
+
+def contest(number: str, date: str, public: list[Any], private: list[Any], **more: Any) -> dict[str, Any]:
+    kind = "functional" if "starter_code" in more else "stdin"
+    shown, kept = ([{"input": i, "output": o, "testtype": kind} for i, o in part] for part in (public, private))
+    return {
+        "question_title": f"Problem {number}",
+        "question_content": f"Solve {number}.",
+        "platform": "leetcode" if kind == "functional" else "atcoder",
+        "question_id": number,
+        "contest_id": "c1",
+        "contest_date": f"{date}T00:00:00",
+        "starter_code": "",
+        "difficulty": "easy",
+        "public_test_cases": json.dumps(shown),
+        "private_test_cases": hidden(kept),
+        "metadata": "{}",
+        **more,
+    }
+
+
+ROWS["livecodebench"] = {
+    "test.jsonl": [contest("abc1", "2023-05-01", [("1 2\n", "3\n")], [("5 5\n", "10\n"), ("0 -1\n", "-1\n")])],
+    "test2.jsonl": [
+        contest(
+            "2808",
+            "2023-09-01",
+            [("[3, 1]\n2", "[1, 3, 2]")],
+            [("[]\n7", "[7]")],
+            starter_code="class Solution:\n    def f(self, nums: List[int], k: int) -> List[int]:\n        ",
+            metadata='{"func_name": "f"}',
+        )
+    ],
 }
 
 

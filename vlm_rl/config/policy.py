@@ -102,7 +102,8 @@ class DataConfig(ConfigSection):
     """Fewest pixels of an image; those of the sets' preparation."""
     max_pixels: PositiveInt = 1_003_520
     """Images are resized once to between min_pixels and max_pixels, on the pixel grid of the model's processor."""
-    template: Literal["think_answer", "think_box", "plain"] = "think_answer"
-    """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, or neither."""
+    template: Literal["think_answer", "think_box", "think_code", "plain"] = "think_answer"
+    """How the prompt asks for the answer, and what format is rewarded: tags, a box after tags, a program in a fenced
+    block after tags, or neither."""
     allow_test_rows: bool = False
     """Allow training on rows of a benchmark. It stamps the run and its checkpoints CONTAMINATED."""

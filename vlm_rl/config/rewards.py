@@ -139,7 +139,7 @@ class RewardConfig(ConfigSection):
     """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
     the answer wrong (zero), or the response is left out (drop)."""
     grader_workers: PositiveInt = 2
-    """Processes on each rank that compare answers symbolically."""
+    """Processes on each rank that compare answers symbolically, and programs of a model that run at a time."""
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
 

@@ -128,6 +128,7 @@ _META: dict[str, tuple[Callable[[Any], bool], str]] = {  # known key -> what it 
     "box": (_is_box, "four fractions of the image's sides, x1 < x2 and y1 < y2"),
     "response": (lambda value: isinstance(value, str) and bool(value.strip()), "text"),
     "videos": (_are_times, "lists of at least two times in seconds, each above the last"),
+    "tests": (lambda value: isinstance(value, str), "the text of CodeTests.packed"),
     "alternatives": (lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value), "texts"),
 }
 
@@ -151,6 +152,8 @@ def _fault_of(row: Mapping[str, Any]) -> str:
     for key, (is_right, words) in _META.items():
         if key in meta and not is_right(meta[key]):
             return f"has the {key} {meta[key]!r:.60} in its meta, which must be {words}"
+    if row["answer_type"] == "code" and "tests" not in meta:
+        return "has the answer type code and no tests in its meta, so no program could be graded"
     return marker_fault(row["question"], len(row["images"] or ()), meta.get("videos", ()))
 
 

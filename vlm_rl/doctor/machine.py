@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 
 from vlm_rl.doctor.check import Check
+from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
+from vlm_rl.sandbox.programs import Sandbox
 from vlm_rl.templates import TEMPLATES
 
 _LIBRARIES = ("torch", "transformers", "deepspeed")
@@ -184,4 +186,15 @@ def grader(_: Path) -> Check:
     return Check("grader", "ok", f"{len(grades)} verdicts as by hand, one from a worker process, in {seconds:.1f} s")
 
 
-MACHINE_CHECKS = (versions, GPUs, memory, shared_memory, disk, ports, grader, run_folder)
+def sandbox(_: Path) -> Check:
+    """Build the sandbox of programs and prove its walls; only rewards and benchmarks of code need it."""
+    begun = time.perf_counter()
+    try:
+        with Sandbox(workers=1) as walls:
+            walls.check()
+    except UserError as error:
+        return Check("sandbox", "ok", f"none, which only code needs: {error}")
+    return Check("sandbox", "ok", f"its walls hold, proved in {time.perf_counter() - begun:.1f} s")
+
+
+MACHINE_CHECKS = (versions, GPUs, memory, shared_memory, disk, ports, grader, sandbox, run_folder)

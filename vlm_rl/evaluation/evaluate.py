@@ -41,7 +41,7 @@ from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import Sampler, SamplingParams
 from vlm_rl.stats import score_interval
-from vlm_rl.templates import Template, boxes
+from vlm_rl.templates import Template, states_answer
 from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos
 
 _KEPT_IMAGE_BYTES = 32 * 2**20
@@ -102,6 +102,7 @@ def evaluate(
         raise UserError(
             f"mode official needs problems of one known benchmark; these are of {sources}; use mode strict"
         )
+    grader.check_programs(shown)
     mine = share(shown)
     answered = dict(journal.done) if journal is not None else {}
     left = [problem for problem in mine if problem.id not in answered]
@@ -256,7 +257,7 @@ def _record(problem: Problem, prompt: Prompt, rollout: Rollout, grade: Grade) ->
         verdict=grade.verdict,
         path=grade.path,
         reason=grade.reason,
-        has_box=bool(boxes(response)),
+        has_box=states_answer(response, is_program=problem.answer_type == "code"),
         category=problem.category,
         image_sha256=image_digests(problem),
         image=None,

@@ -19,7 +19,7 @@ from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, PROTOCOLS, EvalPr
 from vlm_rl.evaluation.benchmarks.registry import eval_template, template_names
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.templates import Template
+from vlm_rl.templates import TEMPLATES, Template
 
 _FLAG = "the command line"
 
@@ -105,7 +105,7 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
     choose("samples", *([(1, "greedy decoding gives one response")] if is_greedy else []))
     choose("top_p")
     choose("max_tokens", *_tokens_of(run))
-    choose("template", *_template_of(run, mode))
+    choose("template", *_template_of(run, mode, has_programs=benchmark is not None and benchmark.has_programs))
     if temperature == 0 and chosen["samples"] != 1:
         raise UserError(
             f"--samples is {chosen['samples']} at temperature 0: greedy decoding gives one response; "
@@ -131,7 +131,10 @@ def _tokens_of(run: Config | None) -> Sequence[tuple[int | None, str]]:
     ]
 
 
-def _template_of(run: Config | None, mode: Mode) -> Sequence[tuple[str | None, str]]:
+def _template_of(run: Config | None, mode: Mode, *, has_programs: bool) -> Sequence[tuple[str | None, str]]:
+    if has_programs:  # a template that asks for a box gets no program
+        is_fit = run is not None and TEMPLATES[run.data.template].has_program
+        return [(run.data.template, "the run's data.template")] if run is not None and is_fit else []
     if run is not None:
         return [(run.data.template, "the run's data.template")]
     return [] if mode == "official" else [("think_answer", "ours: strict looks where it asks for the answer")]

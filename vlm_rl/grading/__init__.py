@@ -21,13 +21,15 @@ The path of a response:
     limits                refuses texts that are too expensive to compare
     symbolic_client       asks math-verify about what is left (math_verify_gaps: what it does not see),
     symbolic_server       in processes with limits of time and memory that can be killed
+    code_grader           programs, run in the sandbox on the tests of a problem (code_tests), and their outputs by
+                          published rules (code_rules)
     reasons               the sentence that goes with a verdict
     spellings             other spellings of a gold, by which data preparation checks that it is read as it is meant
 
 grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
-first_answer finds where reasoning first states the answer; command is `vlm-rl grade`. All but these three is private
-to this room. The room imports nothing else of the
-project than errors, templates and types (tests/test_architecture.py), and no torch.
+first_answer finds where reasoning first states the answer; command is `vlm-rl grade`. All but these three and
+code_tests is private to this room. The room imports nothing else of the project than the sandbox, errors, templates
+and types (tests/test_architecture.py), and no torch.
 
 To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of
 equality.AnswerComparison (a method that returns a Decision, or None where it does not apply). Name the rule in
@@ -35,4 +37,4 @@ reasons, increase GRADER_VERSION, add cases of both verdicts to tests/grading/gr
 table of docs/grading.md; the tests run both.
 """
 
-__all__ = ["command", "first_answer", "grader"]
+__all__ = ["code_tests", "command", "first_answer", "grader"]

@@ -9,12 +9,13 @@ never a silent "wrong".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from vlm_rl.grading.choices import compare_choice
+from vlm_rl.grading.code_grader import CodeGrader
 from vlm_rl.grading.decision import (
     AskSymbolic,
     Decision,
@@ -32,7 +33,7 @@ from vlm_rl.grading.quantities import margin_of
 from vlm_rl.grading.reasons import explain, shorten
 from vlm_rl.grading.spellings import other_spellings
 from vlm_rl.grading.symbolic_client import SymbolicClient, SymbolicReply
-from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.templates import TEMPLATES, Template, last_program
 from vlm_rl.types import AnswerType, Grade, Problem, Verdict
 
 GRADER_VERSION = "7"  # of the rules: a different version may give different verdicts
@@ -59,8 +60,12 @@ class Grader:
     """Grade responses, with worker processes for symbolic comparisons; a context manager that stops them."""
 
     def __init__(self, *, workers: int = 2, timeout: float = 5.0) -> None:
-        """Set the number of workers and the CPU seconds of one symbolic comparison; no worker is started yet."""
+        """Set the number of workers and the CPU seconds of one symbolic comparison; no worker is started yet.
+
+        As many programs are run at a time, where answers are programs.
+        """
         self._symbolic = SymbolicClient(workers=workers, timeout=timeout)
+        self._programs = CodeGrader(workers=workers)
 
     def __enter__(self) -> Grader:
         return self
@@ -77,6 +82,16 @@ class Grader:
     def close(self) -> None:
         """Stop the workers; a later call starts them again."""
         self._symbolic.close()
+        self._programs.close()
+
+    def stop_programs(self) -> None:
+        """End the programs that are being judged, as errors; a `grade_many` that waits for them ends."""
+        self._programs.close()
+
+    def check_programs(self, problems: Iterable[Problem]) -> None:
+        """Prove the sandbox if the answer of one of the problems is a program. Raises UserError where it fails."""
+        if any(problem.answer_type == "code" for problem in problems):
+            self._programs.check()
 
     def grade(
         self,
@@ -106,7 +121,12 @@ class Grader:
         return self.grade_many([task_of(problem, response, template)])[0]
 
     def verifies_itself(self, problem: Problem) -> bool:
-        """Return whether the gold, given as an answer, is graded correct, and so is a number in other spellings."""
+        """Return whether the gold, given as an answer, is graded correct, and so is a number in other spellings.
+
+        A program has no gold, and its tests are believed.
+        """
+        if problem.answer_type == "code":
+            return True
         template = TEMPLATES["think_answer"]
         answers = [problem.answer, *other_spellings(problem.answer, problem.answer_type)]
         try:
@@ -120,6 +140,8 @@ class Grader:
     def grade_many(self, tasks: Sequence[GradeTask]) -> list[Grade]:
         """Return the grades in the order of the tasks. Equal symbolic queries are answered once, and in batches."""
         grades: list[Grade | None] = [None] * len(tasks)
+        for index, grade in self._grade_programs(tasks).items():
+            grades[index] = grade
         replies: dict[SymbolicQuery, SymbolicReply] = {}
         for _ in range(_MAX_ROUNDS):
             wanted: dict[SymbolicQuery, None] = {}
@@ -130,6 +152,24 @@ class Grader:
                 break
             replies.update(zip(wanted, self._symbolic.answer(list(wanted)), strict=True))
         return [grade or Grade("error", None, "rounds", f"no result after {_MAX_ROUNDS} rounds") for grade in grades]
+
+    def _grade_programs(self, tasks: Sequence[GradeTask]) -> dict[int, Grade]:
+        """Return the grades of the tasks whose answers are programs, by their place among all."""
+        grades, programs = {}, {}
+        for index, task in enumerate(tasks):
+            if task.answer_type != "code":
+                continue
+            region = task.template.answer_region(task.response)
+            program = None if region is None else last_program(region)
+            if program is None:
+                grades[index] = Grade("no_answer", None, "code", "no fenced block (```) where the answer belongs")
+            else:
+                programs[index] = program
+        if programs:
+            judged = self._programs.judge([(program, tasks[index].meta) for index, program in programs.items()])
+            for (index, program), (verdict, reason) in zip(programs.items(), judged, strict=True):
+                grades[index] = Grade(verdict, program, "code", reason)
+        return grades
 
 
 def task_of(problem: Problem, response: str, template: Template) -> GradeTask:

@@ -10,8 +10,8 @@
     score_command    `vlm-rl score`
 
 Private to this folder: the benchmarks (mathvista, mathvision, ..., wemath; each one's BENCHMARK is a row of the
-registry), text_sets and final_answers (shared by readers and by rules), mathvision_values (MathVision's arithmetic),
-scores (what several benchmarks report) and saved_responses (files of responses).
+registry), text_sets, code_sets and final_answers (shared by readers and by rules), mathvision_values (MathVision's
+arithmetic), scores (what several benchmarks report) and saved_responses (files of responses).
 
 To add a benchmark, write its file and name it in the registry; tests/evaluation/test_new_benchmark.py does.
 """

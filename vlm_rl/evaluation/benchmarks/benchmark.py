@@ -59,7 +59,7 @@ class JudgedResponse:
 
 @dataclass(frozen=True, slots=True)
 class PublishedPrompt:
-    """The authors' words before and after a question, sent without a system prompt of ours.
+    """The authors' words before and after a question, sent with their system prompt, if they have one, or none.
 
     `by_kind` replaces `before`, and `after_by_kind` precedes `after`, for the kinds of answer that they name:
     "choice" (any problem with options), "list", or the type of the answer ("integer", "float"; "float 2" with
@@ -70,13 +70,14 @@ class PublishedPrompt:
     source: str  # where it is published, and under which licence
     before: str
     after: str = ""
+    system: str = ""
     by_kind: Mapping[str, str] = field(default_factory=dict)
     after_by_kind: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def template(self) -> Template:
         """Return the template by which the strict rule finds the answer: in the last box, wherever it is."""
-        return Template(name=self.name, system="", has_reasoning=False, has_answer=None)
+        return Template(name=self.name, system=self.system, has_reasoning=False, has_answer=None)
 
     def applied(self, problem: Problem) -> Problem:
         """Return the problem with the authors' words around its question."""
@@ -165,6 +166,8 @@ class Benchmark:
     headline: str = "accuracy"  # the score that papers print
     headline_parts: Callable[[Sequence[JudgedResponse]], dict[str, float]] = nothing  # what it is the mean of
 
+    has_programs: bool = False  # an answer is a program, which no template that asks for a box can get
+
     # Files of responses.
     has_short_answers: bool = False  # the rule starts from a short answer, which a file may hold alone
     carries_annotations: bool = False  # files of responses hold the annotated rows' columns as well
@@ -172,6 +175,8 @@ class Benchmark:
     # Preparation.
     hub_files: tuple[str, ...] = ("*.parquet", "**/*.parquet")  # what it needs of the hub's repository
     tables: tuple[str, ...]  # where the annotated rows are: glob patterns, tried in order, which may hold {split}
+    # split -> the files that make it, all of them; such a benchmark has no use for `tables` but a single file
+    split_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: tuple[str, ...] = ("",)  # the first is the default; "" where there is only one
     num_rows: tuple[int, ...] = ()  # published numbers of rows, of each split or edition
     images: Callable[[RawRow], Sequence[Any]] = IMAGE_OF_ROW  # a None in them: missing in the row

@@ -21,7 +21,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
 )
 from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, facet_tables, health
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
-from vlm_rl.templates import TEMPLATES, Template, boxes
+from vlm_rl.templates import TEMPLATES, Template, fenced, states_answer
 from vlm_rl.types import Problem
 
 if TYPE_CHECKING:  # it loads an HTTP client
@@ -81,7 +81,11 @@ def judge(
     elif mode == "official":
         opinions = [benchmark.official_rule(problem, response) for problem, response in answered]
         texts = {place: opinion for place, opinion in enumerate(opinions) if isinstance(opinion, str)}
-        boxed = [(answered[place][0], rf"\boxed{{{text}}}") for place, text in texts.items()]
+        boxed = [
+            (problem, _as_response(problem, text))
+            for place, text in texts.items()
+            for problem, _ in [answered[place]]
+        ]
         graded = dict(zip(texts, _graded(boxed, grader, TEMPLATES["plain"]), strict=True))
         judgements = [
             opinion if isinstance(opinion, Judgement) else graded[place] for place, opinion in enumerate(opinions)
@@ -89,9 +93,16 @@ def judge(
     else:
         judgements = _graded([(problem, response.text) for problem, response in answered], grader, template)
     return [
-        JudgedResponse(problem, response, judgement, bool(boxes(response.text)))
+        JudgedResponse(
+            problem, response, judgement, states_answer(response.text, is_program=problem.answer_type == "code")
+        )
         for (problem, response), judgement in zip(answered, judgements, strict=True)
     ]
+
+
+def _as_response(problem: Problem, answer: str) -> str:
+    """Return a response that says nothing but this answer."""
+    return fenced(answer) if problem.answer_type == "code" else rf"\boxed{{{answer}}}"
 
 
 def _graded(pairs: Sequence[tuple[Problem, str]], grader: Grader, template: Template) -> list[Judgement]:

@@ -50,6 +50,9 @@ _SAMPLED = {
     "temperature": Stated(1.0, f"{_LUSPO}, prints temperature 1.0"),
     "top_p": Stated(0.7, f"{_LUSPO}, prints top-p 0.7"),
 }
+_MODE_OF_CODE = Stated("official", "its authors' tests, in our sandbox: docs/code.md says where the two differ")
+_GREEDY_CODE = Stated(0.0, "EvalPlus, arXiv 2305.01210: its leaderboard's pass@1 is greedy")
+_LCB = "LiveCodeBench, lcb_runner/runner/parser.py"
 _ONLY_SPLIT = Stated("", "there is one")
 
 
@@ -71,6 +74,12 @@ def _text(name: str, **sampled: Stated) -> EvalProtocol:
     return EvalProtocol(_ONLY_SPLIT, _MODE, template, max_tokens=_TEXT_TOKENS, **settings)
 
 
+def _code(name: str, split: Stated, **sampled: Stated) -> EvalProtocol:
+    settings = {"temperature": _GREEDY_CODE, "top_p": _ALL_TOKENS, "samples": _ONE} | sampled
+    template = _template(BENCHMARKS[name])
+    return EvalProtocol(split, _MODE_OF_CODE, template, max_tokens=_TEXT_TOKENS, **settings)
+
+
 def _template(benchmark: Benchmark) -> Stated:
     if benchmark.prompt is None:
         return Stated("plain", "ours: its authors publish no prompt")
@@ -90,6 +99,15 @@ PROTOCOLS: dict[str, EvalProtocol] = {
     "amc23": _text("amc23", **_SAMPLED, samples=Stated(32, "ours: forty problems, as AIME's thirty")),
     "minerva": _text("minerva"),
     "olympiadbench": _text("olympiadbench"),
+    "humaneval_plus": _code("humaneval_plus", _ONLY_SPLIT),
+    "mbpp_plus": _code("mbpp_plus", _ONLY_SPLIT),
+    "livecodebench": _code(
+        "livecodebench",
+        Stated("release_v6", "ours: the newest release that we know; name a paper's own with --split"),
+        temperature=Stated(0.2, _LCB),
+        top_p=Stated(0.95, _LCB),
+        samples=Stated(10, _LCB),
+    ),
 }
 
 OTHER_SETS = EvalProtocol(
@@ -111,5 +129,5 @@ def describe_protocols() -> str:
         for field in fields(protocol):
             stated = getattr(protocol, field.name)
             shown = "" if stated.value == "" else str(stated.value)
-            lines.append(f"  {field.name:<12}{shown:<12}{stated.source}")
+            lines.append(f"  {field.name:<12}{shown:<16}{stated.source}")
     return "\n".join(lines)

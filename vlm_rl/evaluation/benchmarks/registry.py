@@ -13,11 +13,14 @@ from vlm_rl.evaluation.benchmarks import (
     aime25,
     amc23,
     dynamath,
+    humaneval_plus,
+    livecodebench,
     logicvista,
     math500,
     mathverse,
     mathvision,
     mathvista,
+    mbpp_plus,
     minerva,
     olympiadbench,
     wemath,
@@ -39,6 +42,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "amc23": amc23.BENCHMARK,
     "minerva": minerva.BENCHMARK,
     "olympiadbench": olympiadbench.BENCHMARK,
+    "humaneval_plus": humaneval_plus.BENCHMARK,
+    "mbpp_plus": mbpp_plus.BENCHMARK,
+    "livecodebench": livecodebench.BENCHMARK,
 }
 
 

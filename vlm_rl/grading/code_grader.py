@@ -1,0 +1,163 @@
+"""Judge programs: run each in the sandbox on the tests of its problem, and compare what comes out, outside.
+
+What is expected never goes into the sandbox, so nothing that a program prints, raises or replaces there can make it
+right. A program that is stopped by a limit is wrong; one that the sandbox fails to run is not judged (`error`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from vlm_rl.errors import UserError
+from vlm_rl.grading.code_rules import RULES
+from vlm_rl.grading.code_tests import CodeTests
+from vlm_rl.grading.reasons import shorten
+from vlm_rl.sandbox.functions import Answers, call_function, encode
+from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
+from vlm_rl.types import Verdict
+
+Judged = tuple[Verdict, str]  # with the reason, one sentence
+_SLACK = 1  # CPU seconds for the start of Python
+
+
+class CodeGrader:
+    """Judge programs with a pool of sandboxes, which starts with the first program."""
+
+    def __init__(self, *, workers: int) -> None:
+        self._workers = workers
+        self._sandbox: Sandbox | None = None
+        self._outputs: dict[tuple[str, str], list[Any] | str] = {}  # of references; a text: why there are none
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CodeGrader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Build the sandbox and prove its walls. Raises UserError where that fails."""
+        self._opened().check()
+
+    def close(self) -> None:
+        """Stop the sandbox, and what is being judged, as errors; a later call starts it again."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+    def judge(self, programs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Judged]:
+        """Return the verdicts on (program, meta of its problem); equal pairs are run once.
+
+        Raises UserError where there is no sandbox.
+        """
+        sandbox = self._opened()
+        sandbox.check()
+        distinct = {(program, str(meta.get("tests"))): (program, meta) for program, meta in programs}
+        with ThreadPoolExecutor(self._workers) as pool:
+            verdicts = dict(
+                zip(distinct, pool.map(lambda pair: self._judge(sandbox, *pair), distinct.values()), strict=True)
+            )
+        return [verdicts[program, str(meta.get("tests"))] for program, meta in programs]
+
+    def _opened(self) -> Sandbox:
+        with self._lock:
+            if self._sandbox is None:
+                self._sandbox = Sandbox(workers=self._workers)
+            return self._sandbox
+
+    def _judge(self, sandbox: Sandbox, program: str, meta: Mapping[str, Any]) -> Judged:
+        try:
+            tests = CodeTests.of(meta)
+        except UserError as error:
+            return "error", str(error)
+        source = with_header(program, tests.header)
+        try:
+            return (self._by_values if tests.function else self._by_lines)(sandbox, source, tests)
+        except SandboxError as error:
+            return "error", str(error)
+
+    def _by_lines(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
+        """Run the program once for each test, up to the first that fails."""
+        limits = ProgramLimits(
+            seconds=2 * tests.seconds + _SLACK,
+            cpu_seconds=math.ceil(tests.seconds) + _SLACK,
+            memory=tests.memory_mib << 20,
+        )
+        for number, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs or (), strict=True), start=1):
+            # What is much longer than it should be is wrong; no need to read it.
+            room = (1 << 20) + 2 * len(expected.encode(errors="surrogatepass"))
+            run = sandbox.run(Program(source, stdin.encode(errors="surrogatepass"), replace(limits, output=room)))
+            where = f"test {number} of {len(tests.inputs)}"
+            if not run.succeeded:
+                return "wrong", f"{where}: {run.reason}"
+            printed = run.stdout.decode(errors="replace")
+            if not RULES[tests.rule](printed, expected):
+                return "wrong", f"{where}: printed {shown(printed)} in place of {shown(expected)}"
+        return "correct", f"passes all {len(tests.inputs)} tests"
+
+    def _by_values(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
+        """Call the function once for each test, in one run."""
+        expected = self._expected(sandbox, tests)
+        if isinstance(expected, str):
+            return "error", expected
+        # Much longer values are wrong, and building sets of them could be made slow.
+        answers = self._call(sandbox, source, tests, output=(64 << 10) + 4 * len(json.dumps(encode(expected))))
+        is_right, total = RULES[tests.rule], len(tests.inputs)
+        for number, value in enumerate(answers.values):
+            try:
+                passes = is_right(tests.inputs[number], value, expected[number], **_options(tests))
+            except Exception:  # values of other types than the rule compares, as in the published rules
+                passes = False
+            if not passes:
+                reason = f"returned {shown(value)} in place of {shown(expected[number])}"
+                return "wrong", f"test {number + 1} of {total}: {reason}"
+        if answers.fault:
+            return "wrong", f"test {len(answers.values) + 1} of {total}: {shorten(answers.fault)}"
+        return "correct", f"passes all {total} tests"
+
+    def _expected(self, sandbox: Sandbox, tests: CodeTests) -> list[Any] | str:
+        """Return the expected outputs, by the problem's own program where it states none; or why there are none."""
+        if tests.outputs is not None:
+            return tests.outputs
+        key = (tests.reference, json.dumps(encode(tests.inputs)))
+        if key not in self._outputs:
+            answers = self._call(sandbox, tests.reference, tests)
+            self._outputs[key] = (
+                f"the problem's own program fails: {answers.fault}" if answers.fault else answers.values
+            )
+        return self._outputs[key]
+
+    def _call(self, sandbox: Sandbox, source: str, tests: CodeTests, *, output: int = 16 << 20) -> Answers:
+        return call_function(
+            sandbox,
+            source,
+            tests.function,
+            tests.inputs,
+            seconds=tests.seconds,
+            memory=tests.memory_mib << 20,
+            output=output,
+        )
+
+
+def with_header(program: str, header: str) -> str:
+    """Return a program after its benchmark's imports; one that begins with __future__ must keep its first line."""
+    return program if "from __future__" in program or not header else f"{header}\n{program}"
+
+
+def shown(value: Any) -> str:
+    """Return a value for a reader, short."""
+    try:
+        text = value.strip() if isinstance(value, str) else repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        text = f"a {type(value).__name__} that is too large to show"
+    return shorten(text) or "nothing"
+
+
+def _options(tests: CodeTests) -> dict[str, Any]:
+    return {"function": tests.function, "atol": tests.atol}

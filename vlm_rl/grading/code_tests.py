@@ -1,0 +1,86 @@
+"""The tests of a problem whose answer is a program: what goes into the program, and what has to come out.
+
+    tests = CodeTests(inputs=["1 2\\n"], outputs=["3"])                                  # stdin, stdout
+    tests = CodeTests(function="add", inputs=[[1, 2]], outputs=[3], rule="equal")        # arguments, value
+    problem.meta["tests"] = tests.packed()
+
+A prepared set keeps them as text (zlib, base64), because the tests of a contest's problem can have many megabytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vlm_rl.errors import UserError
+from vlm_rl.grading.code_rules import RULES
+from vlm_rl.sandbox.functions import decode, encode
+
+_LARGEST = 1 << 29  # bytes of a problem's tests, unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTests:
+    """The tests of one problem. Raises UserError where they make no sense."""
+
+    inputs: list[Any]  # texts for stdin; or, with a function, the lists of its arguments
+    outputs: list[Any] | None = None  # texts or values; None: those of `reference`
+    function: str = ""  # the function, or method of the class Solution, that is called; "": the program reads stdin
+    reference: str = ""  # a program that is right
+    header: str = ""  # comes before each program, as the benchmark's own imports do
+    rule: str = "lines"  # a key of code_rules.RULES
+    atol: float = 0.0  # of floats, for the rules of EvalPlus
+    seconds: float = 6.0  # CPU time of one test
+    memory_mib: int = 1024
+
+    def __post_init__(self) -> None:
+        is_stdin = not self.function
+        outputs = self.outputs
+        faults = {
+            "there is no test": not self.inputs,
+            f"there are {len(self.inputs)} inputs and {len(outputs or ())} outputs": outputs is not None
+            and len(outputs) != len(self.inputs),
+            "there are neither outputs nor a reference": outputs is None and not self.reference,
+            "a reference for outputs needs a function": is_stdin and outputs is None,
+            f"the rule is {self.rule!r}; known: {', '.join(RULES)}": self.rule not in RULES,
+            "the rule `lines` is of programs that read stdin, the others of functions": is_stdin
+            != (self.rule == "lines"),
+            "inputs and outputs of a program that reads stdin are texts": is_stdin
+            and not all(isinstance(text, str) for text in [*self.inputs, *(outputs or ())]),
+            "the inputs of a function are lists of arguments": not is_stdin
+            and not all(isinstance(call, list | tuple) for call in self.inputs),
+            f"seconds is {self.seconds}, memory_mib {self.memory_mib}": not 0 < self.seconds <= 600
+            or not 16 <= self.memory_mib <= 1 << 16,
+        }
+        for fault, is_there in faults.items():
+            if is_there:
+                raise UserError(f"bad tests of a program: {fault}")
+
+    def packed(self) -> str:
+        """Return the tests as one text."""
+        tree = {field.name: getattr(self, field.name) for field in fields(self)}
+        tree |= {"inputs": encode(self.inputs), "outputs": encode(self.outputs)}
+        return base64.b64encode(zlib.compress(json.dumps(tree).encode(), 6)).decode()
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> CodeTests:
+        """Return the tests of a problem's meta. Raises UserError where there are none, or not in this form."""
+        text = meta.get("tests")
+        if not isinstance(text, str):
+            raise UserError("the problem has no tests in its meta: a program is judged by tests")
+        try:
+            unpacking = zlib.decompressobj()
+            data = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)
+            if unpacking.unconsumed_tail:
+                raise UserError(f"bad tests of a program: more than {_LARGEST >> 20} MiB")
+            tree = json.loads(data)
+            known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
+            known |= {name: decode(known[name]) for name in ("inputs", "outputs")}
+            return cls(**known)
+        except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, zlib.error, RecursionError) as error:
+            raise UserError(f"bad tests of a program: they cannot be unpacked ({error})") from None

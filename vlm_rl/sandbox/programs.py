@@ -1,0 +1,250 @@
+"""Run programs that nobody has read, each inside its own walls; where the walls cannot be built, run nothing.
+
+    with Sandbox(workers=2) as sandbox:
+        run = sandbox.run(Program("print(input()[::-1])", stdin=b"abc"))
+        run.stdout  # b"cba\\n"
+
+A program runs in fresh user, process, mount, network, IPC and UTS namespaces, with Python's own files read-only, an
+empty folder of its own, no capabilities, limits, and a filter of system calls under which it stays one process. What
+it is compared with never goes inside. docs/code.md lists the walls; tests/attack/sandbox.py attacks them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from vlm_rl.errors import UserError
+from vlm_rl.sandbox import probe, system_calls
+from vlm_rl.sandbox.interpreter import LIBRARIES, PYTHON, interpreter_files
+
+_GRACE = 60.0  # seconds beyond a program's own, after which its launcher is taken for hung
+_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """What one program may take."""
+
+    seconds: float = 20.0  # by the wall clock
+    cpu_seconds: int = 10
+    memory: int = 1 << 30  # bytes of address space, of the whole program: it cannot start a second process
+    threads: int = 16
+    output: int = 1 << 20  # bytes, of stdout and of stderr
+    files: int = 16 << 20  # bytes in its folder, which is memory too
+    num_files: int = 1000
+    open_files: int = 64
+    stack: int = 64 << 20  # bytes of the main thread, and the default of others
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program with its input."""
+
+    source: str
+    stdin: bytes = b""
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
+    files: Mapping[str, str] = field(default_factory=dict)  # plain name -> text, further files in its folder
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """How a program ended and what it wrote."""
+
+    ending: Literal["ended", "time", "output"]  # by itself or by a limit of the kernel, or killed for one of the two
+    code: int | None  # the exit code, or minus the signal; None where it was killed for time or output
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def succeeded(self) -> bool:
+        """Tell whether it ended by itself with exit code 0."""
+        return self.ending == "ended" and self.code == 0
+
+    @property
+    def reason(self) -> str:
+        """Return in a few words how it ended, with the last line of stderr after an error."""
+        if self.ending != "ended":
+            return {"time": f"no end after {self.seconds:.1f} seconds", "output": "too much output"}[self.ending]
+        if self.code is None:
+            return "it broke the process that waits for it"
+        if self.code < 0:
+            return f"killed by {signal.Signals(-self.code).name} after {self.cpu_seconds:.1f} CPU seconds"
+        last = self.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"exit code {self.code}" + (f": {last[:200]}" if self.code and last else "")
+
+
+class SandboxError(RuntimeError):
+    """Raised where a program could not be run for a fault of the sandbox; it says nothing about the program."""
+
+
+class Sandbox:
+    """A pool of launchers, each of which runs one program at a time. A context manager.
+
+    Nothing starts before the first program. Then the walls are built and proved: a program of ours tries the network,
+    the files, a second process, threads, memory, output and time.
+    """
+
+    def __init__(self, *, workers: int = 2) -> None:
+        self.workers = workers
+        self._idle: queue.SimpleQueue[_Launcher | None] = queue.SimpleQueue()
+        for _ in range(workers):
+            self._idle.put(None)
+        self._launchers: set[_Launcher] = set()
+        self._lock = threading.Lock()
+        self._is_proved = False
+        self._is_closed = False
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Build the walls and prove each, if that is not done yet.
+
+        Raises UserError where this machine cannot build them or one does not hold; it says which, and what to do.
+        """
+        with self._lock:
+            if not self._is_proved:
+                probe.check_machine()
+                for program, is_held in probe.PROBES:
+                    run = self._run(Program(program.source, program.stdin, ProgramLimits(**program.limits)))
+                    if fault := is_held(run):
+                        raise UserError(
+                            f"programs are not run here, because a wall of the sandbox does not hold: {fault}. "
+                            "docs/code.md says what each wall needs"
+                        )
+                self._is_proved = True
+
+    def run(self, program: Program) -> ProgramRun:
+        """Run one program.
+
+        Raises UserError where there are no walls, and SandboxError where the sandbox fails twice.
+        """
+        self.check()
+        return self._run(program)
+
+    def run_many(self, programs: Sequence[Program]) -> list[ProgramRun]:
+        """Run programs, as many at a time as there are workers, and return their runs in order."""
+        self.check()
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self._run, programs))
+
+    def close(self) -> None:
+        """Kill the launchers and whatever runs in them; a program that is waited for raises SandboxError."""
+        self._is_closed = True
+        for launcher in [*self._launchers]:
+            launcher.close()
+
+    def _run(self, program: Program) -> ProgramRun:
+        launcher = self._idle.get()
+        try:
+            fault = ""
+            for _ in range(2):
+                if self._is_closed:
+                    raise SandboxError("the sandbox is closed")
+                if launcher is None:
+                    launcher = _Launcher()
+                    self._launchers.add(launcher)
+                try:
+                    return launcher.run(program)
+                except (OSError, ValueError, SandboxError) as error:
+                    fault = str(error)
+                    self._launchers.discard(launcher)
+                    launcher.close()
+                    launcher = None
+            raise SandboxError(f"the sandbox failed twice on a program: {fault}")
+        finally:
+            self._idle.put(launcher)
+
+
+class _Launcher:
+    """The process that builds the walls (launcher.py) and runs one program at a time."""
+
+    def __init__(self) -> None:
+        """Start it. Raises UserError where the kernel refuses a wall."""
+        program = Path(__file__).with_name("launcher.py")
+        filter_of_calls = system_calls.filter_program().hex()
+        plan = {"files": interpreter_files(), "python": PYTHON, "libraries": LIBRARIES, "filter": filter_of_calls}
+        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        self._process = subprocess.Popen(
+            [os.path.realpath(sys.executable), "-I", "-S", "-B", str(program), json.dumps(plan)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=kept,
+            cwd="/",
+            start_new_session=True,
+        )
+        try:
+            self._receive(_START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, program: Program) -> ProgramRun:
+        """Run a program. Raises UserError, SandboxError, or OSError where the launcher is gone."""
+        texts = {"main.py": program.source, **program.files}
+        files = {name: text.encode(errors="surrogatepass") for name, text in texts.items()}
+        sizes = {name: len(data) for name, data in files.items()}
+        header = {"files": sizes, "stdin": len(program.stdin), "limits": asdict(program.limits)}
+        request = b"".join([json.dumps(header).encode(), b"\n", *files.values(), program.stdin])
+        reply, (stdout, stderr) = self._receive(program.limits.seconds + _GRACE, request)
+        return ProgramRun(
+            ending=reply["ending"],
+            code=reply.get("code") if reply["ending"] == "ended" else None,
+            stdout=stdout,
+            stderr=stderr,
+            seconds=reply["seconds"],
+            cpu_seconds=reply.get("cpu_seconds", 0.0),
+            peak_bytes=reply.get("peak_kib", 0) * 1024,
+        )
+
+    def close(self) -> None:
+        """Kill it; the programs of a launcher die with it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in self._pipes():
+            with contextlib.suppress(OSError, ValueError):
+                pipe.close()
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin, self._process.stdout
+
+    def _receive(self, seconds: float, request: bytes = b"") -> tuple[dict[str, Any], list[bytes]]:
+        stdin, stdout = self._pipes()
+        alarm = threading.Timer(seconds, self._process.kill)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            stdin.write(request)
+            stdin.flush()
+            line = stdout.readline()
+            reply: dict[str, Any] = json.loads(line) if line else {"failed": "its launcher ended"}
+            parts = [stdout.read(size) for size in reply.get("sizes", [])]
+        finally:
+            alarm.cancel()
+        if "refused" in reply:
+            raise UserError(probe.refusal(reply["refused"]))
+        if "failed" in reply:
+            raise SandboxError(reply["failed"])
+        return reply, parts
