@@ -6,6 +6,7 @@ const kept = { // what a visitor chose, for the next visit; a browser may refuse
   get(name) { try { return localStorage.getItem('vlm-rl-' + name); } catch { return null; } },
   set(name, value) { try { localStorage.setItem('vlm-rl-' + name, value); } catch { /* then it lasts as long as the page */ } },
 };
+const isTyping = (place) => place.closest('input, textarea, select, [contenteditable], [role=listbox], [role=tab]');
 const opened = new Set(); // the details that were unfolded, which stay so when the page is drawn again
 
 function readAlong({ go, search, searched, afterTheme }) {
@@ -58,8 +59,7 @@ function readAlong({ go, search, searched, afterTheme }) {
     if (select) go(select.dataset.name + '=' + encodeURIComponent(select.value));
   });
   document.addEventListener('keydown', (event) => {
-    const typing = event.target.closest('input, textarea, select, [contenteditable], [role=listbox], [role=tab]');
-    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
     const mark = event.target.closest('span[data-go]');
     const step = { ArrowLeft: 'previous', ArrowRight: 'next' }[event.key];
     const button = step && document.querySelector('[data-step=' + step + ']');
@@ -149,7 +149,7 @@ function rangeOf(node, start, end) {
 function markHits(text) {
   const ranges = [];
   const wanted = text && new RegExp(text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'), 'gi');
-  const places = '.question, .id, .at, .rendered, .source, .gold, .grading, .problems tbody';
+  const places = '.question, .id, .at, .pins, .rendered, .source, .gold, .grading, .problems tbody';
   for (const box of wanted ? document.querySelectorAll(places) : [])
     for (const node of box.offsetParent ? textsOf(box) : [])
       for (const hit of node.data.matchAll(wanted)) ranges.push(rangeOf(node, hit.index, hit.index + hit[0].length));
