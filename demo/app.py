@@ -107,6 +107,7 @@ def _body(
         options = {"value": _value(url, key), "choices": choices[key], "label": label, "min_width": 150} | options
         controls[key] = gr.Dropdown(interactive=True, elem_id=f"control-{key}", **options)
 
+    _html("unfold", render("unfold"))
     with gr.Row(elem_classes="choose"):
         dropdown("benchmark", "Benchmark", scale=2)
         dropdown("base", "Baseline", scale=2)

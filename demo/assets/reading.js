@@ -34,13 +34,14 @@ function readAlong({ go, search, searched, afterTheme }) {
   for (const name of Object.keys(SWITCHES)) document.body.classList.toggle('read-' + name, kept.get(name) === 'on');
 
   document.addEventListener('click', (event) => {
-    const target = event.target.closest('[data-go], [data-theme], [data-switch], [data-jump], [data-zoom], [data-copy-text]');
+    const target = event.target.closest('[data-go], [data-theme], [data-switch], [data-jump], [data-zoom], [data-copy-text], [data-unfold]');
     if (!target || target.disabled) return;
     const { go: patch, switch: name, jump } = target.dataset;
     event.preventDefault();
     if (patch !== undefined) go(patch);
     else if (name) flip(name);
     else if (jump) document.querySelectorAll('.ckpt')[jump].scrollIntoView({ block: 'start' });
+    else if ('unfold' in target.dataset) unfold(document.body.classList.toggle('unfolded'));
     else if ('zoom' in target.dataset) target.closest('.problem').classList.toggle('large');
     else if ('copyText' in target.dataset) copyText(target, target.parentElement.querySelector('.source').textContent);
     else {
@@ -82,6 +83,11 @@ function readAlong({ go, search, searched, afterTheme }) {
     requestAnimationFrame(() => { waits = false; arrange(); });
   }).observe(document.body, { childList: true, subtree: true });
   arrange();
+}
+
+function unfold(on) { // the controls, on a phone
+  document.querySelectorAll('[data-unfold]').forEach((button) => button.setAttribute('aria-expanded', on));
+  if (on) document.querySelector('.choose, .find').scrollIntoView({ block: 'center' });
 }
 
 function copyText(button, text) {
