@@ -12,7 +12,8 @@ from vlm_rl.demo.library import find_runs
 
 _QUICKSTART = Path("runs/quickstart")
 RECORDED = Path(__file__).parent / "assets" / "recorded"
-FIRST_VIEW = "sort=difference"  # what these open with: the problem whose lengths differ most
+# what these open with: one of the problems whose lengths differ most, in which rules and verdicts differ too
+FIRST_VIEW = "sort=difference&at=Shades-heldout-62&sample=1"
 
 
 def default_folders() -> list[Path]:
