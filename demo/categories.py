@@ -14,6 +14,7 @@ from vlm_rl.demo.url_state import MAX_TEXT
 from vlm_rl.stats import Estimate, estimate
 
 MAX_CATEGORIES = 40  # rows, those with the most problems
+MIN_PROBLEMS = 5  # of a category; with fewer, its cells are grey: one problem more or less would turn them round
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class CategoryCell:
 
     score: Estimate
     tokens: Estimate
-    score_shade: float  # in [-1, 1], of the largest difference of the map
+    score_shade: float  # in [-1, 1], of the largest difference of the map; of no meaning where there are few problems
     tokens_shade: float
 
 
@@ -33,6 +34,11 @@ class CategoryRow:
     name: str
     num_problems: int
     cells: tuple[CategoryCell, ...]  # one for each checkpoint beside the baseline
+
+    @property
+    def has_few(self) -> bool:
+        """Say whether there are too few problems to compare."""
+        return self.num_problems < MIN_PROBLEMS
 
     @property
     def patch(self) -> dict[str, str] | None:
@@ -58,7 +64,8 @@ def category_rows(table: ProblemTable, keep_P: np.ndarray) -> list[CategoryRow]:
                 for index in others
             ]
         )
-    largest = [max((abs(pair[side].mean) for row in found for pair in row), default=0.0) or 1.0 for side in (0, 1)]
+    shaded = [row for row, count in zip(found, counts[order], strict=True) if count >= MIN_PROBLEMS]
+    largest = [max((abs(pair[side].mean) for row in shaded for pair in row), default=0.0) or 1.0 for side in (0, 1)]
     return [
         CategoryRow(
             str(name),
@@ -82,7 +89,8 @@ def category_map(state: PageState, *, interactive: bool = True) -> Markup:
         "category_map",
         rows=rows,
         num_left_out=num_all - len(rows),
-        num_cells=2 * len(rows) * (len(state.table.checkpoints) - 1),
+        num_cells=2 * sum(not row.has_few for row in rows) * (len(state.table.checkpoints) - 1),
+        min_problems=MIN_PROBLEMS,
         labels=list(zip(state.labels, state.colors, strict=True))[1:],
         interactive=interactive,
     )

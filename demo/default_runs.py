@@ -1,12 +1,19 @@
-"""Choose what the demo opens when no run is named: the quickstart's run, else recorded toy runs that ship with it."""
+"""Choose what the demo opens when no run is named, and where it keeps notes when no file is.
+
+The runs are the quickstart's, else recorded toy runs that ship with the demo.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from vlm_rl.demo.library import find_runs
 
 _QUICKSTART = Path("runs/quickstart")
 RECORDED = Path(__file__).parent / "assets" / "recorded"
-FIRST_VIEW = "sort=difference"  # what these open with: the problem whose lengths differ most
+# what these open with: one of the problems whose lengths differ most, in which rules and verdicts differ too
+FIRST_VIEW = "sort=difference&at=Shades-heldout-62&sample=1"
 
 
 def default_folders() -> list[Path]:
@@ -15,3 +22,9 @@ def default_folders() -> list[Path]:
         return [_QUICKSTART]
     print(f"no {_QUICKSTART} here: showing recorded toy runs; vlm-rl demo RUN... shows yours", flush=True)
     return [RECORDED]
+
+
+def notes_file(folders: Sequence[Path]) -> Path:
+    """Return the file of notes beside the first run; beside the quickstart's for the recorded runs."""
+    first = _QUICKSTART if folders[0] == RECORDED else find_runs(folders[0])[0].resolve()
+    return first.parent / "demo_notes.jsonl"

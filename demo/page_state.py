@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from vlm_rl.demo.lengths import Summary, checkpoint_summaries
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
+from vlm_rl.demo.pins import Pin, PinFile
 from vlm_rl.demo.problem_table import ProblemTable, build_table, keep, ordered, settle
 from vlm_rl.demo.url_state import SORT_COLUMNS, SORTS, SortColumn, UrlState
 from vlm_rl.errors import UserError
@@ -33,6 +34,8 @@ class PageState:
     position: int  # in order
     slots: dict[str, int]  # key of a checkpoint -> its colour
     notes: tuple[str, ...]
+    pins: Mapping[str, Sequence[Pin]]  # of this benchmark, by problem, the oldest first
+    can_pin: bool
 
     @cached_property
     def summaries(self) -> list[Summary]:
@@ -101,8 +104,11 @@ def _runs_title(runs: Sequence[str]) -> str:
 class PageStates:
     """Builds page states and keeps the last tables."""
 
-    def __init__(self, library: Library, *, first_view: str = "", size: int = 16) -> None:
+    def __init__(
+        self, library: Library, *, first_view: str = "", pins: PinFile | None = None, size: int = 16
+    ) -> None:
         self.library = library
+        self.pins = pins
         self.first_view = first_view  # the query of an address without one
         self._tables: dict[tuple[str, tuple[str, ...]], ProblemTable] = {}
         self._size = size
@@ -111,11 +117,34 @@ class PageStates:
         """Return the page at an address. Raises UserError where an evaluation cannot be read."""
         settled, notes = settle(url, self.library)
         table = self._table(settled.benchmark, settled.keys)
-        keep_P = keep(table, settled)
+        pins, faults = self._pins_of(settled.benchmark)
+        keep_P = keep(table, settled, pinned=pins)
         order = ordered(table, keep_P, settled.sort, settled.focus)
         position = next((i for i, p in enumerate(order.tolist()) if table.ids[p] == settled.at), 0)
         slots = choose_slots(settled.keys, self.library.color_order(settled.benchmark))
-        return PageState(self.library, settled, table, keep_P, order, position, slots, tuple(notes))
+        return PageState(
+            self.library,
+            settled,
+            table,
+            keep_P,
+            order,
+            position,
+            slots,
+            notes=(*notes, *faults),
+            pins=pins,
+            can_pin=self.pins is not None and self.pins.is_writable and not faults,
+        )
+
+    def _pins_of(self, benchmark: str) -> tuple[dict[str, list[Pin]], list[str]]:
+        """Return a benchmark's pins by problem, and why there are none where their file is damaged."""
+        found: dict[str, list[Pin]] = {}
+        try:
+            for pin in self.pins.read() if self.pins else ():
+                if pin.benchmark == benchmark:
+                    found.setdefault(pin.problem, []).append(pin)
+        except UserError as error:
+            return {}, [str(error)]
+        return found, []
 
     def _table(self, benchmark: str, keys: tuple[str, ...]) -> ProblemTable:
         if (benchmark, keys) not in self._tables:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from vlm_rl.demo.library import EvaluatedCheckpoint
 from vlm_rl.demo.moves import MOVES
 from vlm_rl.demo.page_state import PageState, order_names
+from vlm_rl.demo.pins import MAX_NOTE, Pin
 from vlm_rl.demo.problem_images import images_of
 from vlm_rl.demo.problem_table import DIFFICULTIES, ProblemTable
 from vlm_rl.demo.reasoning import Reasoning, reasoning_at
@@ -36,6 +37,18 @@ KEYS = {
 }
 
 
+PIN_KEY = {"n": "pin, with a note"}
+
+
+@dataclass(frozen=True, slots=True)
+class PinLine:
+    """A pin of the problem."""
+
+    pin: Pin
+    label: str  # of the checkpoint whose response it marks; empty for the problem as a whole
+    slot: int | None  # its colour, where it is shown
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemCard:
     """What was asked, once for all checkpoints."""
@@ -44,6 +57,8 @@ class ProblemCard:
     question: str
     gold: str
     facts: tuple[str, ...]  # id, category, difficulty
+    pins: tuple[PinLine, ...]
+    can_pin: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +234,9 @@ def problem_panel(state: PageState) -> Markup:
         strip=strip_of(state.table, state.order, state.position),
         problem=problem_card(state, index),
         columns=columns_of(state, index),
-        keys=KEYS,
+        keys=KEYS | (PIN_KEY if state.can_pin else {}),
+        marked=dict(zip(("", *state.url.keys), ("the problem", *state.labels), strict=True)),
+        max_note=MAX_NOTE,
     )
 
 
@@ -247,7 +264,14 @@ def problem_card(state: PageState, index: int) -> ProblemCard:
         question=name_images(str(record["question"] or ""), len(images)).strip(),
         gold=str(record["gold"] or ""),
         facts=tuple(facts),
+        pins=tuple(_pin_line(state, pin) for pin in state.pins.get(table.ids[index], ())),
+        can_pin=state.can_pin,
     )
+
+
+def _pin_line(state: PageState, pin: Pin) -> PinLine:
+    known = state.library.checkpoints[state.url.benchmark].get(pin.checkpoint)
+    return PinLine(pin, known.label if known else pin.checkpoint, state.slots.get(pin.checkpoint))
 
 
 def columns_of(state: PageState, index: int) -> list[Column]:

@@ -25,10 +25,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm_rl.demo.access import Access, read_token
 from vlm_rl.demo.app import build_page
+from vlm_rl.demo.default_runs import notes_file
 from vlm_rl.demo.export import MEDIA_TYPES, export
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.live import LiveOptions, build_live, open_live
 from vlm_rl.demo.page_state import UNREADABLE, PageStates
+from vlm_rl.demo.pins import PinFile
 from vlm_rl.demo.request_guard import RequestGuard
 from vlm_rl.demo.theme import head, stylesheet_of_app
 from vlm_rl.demo.url_state import MAX_QUERY, UrlState
@@ -44,16 +46,21 @@ MAX_SESSIONS = 200  # whose components' last values gradio holds
 
 
 def make_server(
-    folders: Sequence[Path], *, access: Access | None = None, live: LiveOptions | None = None, first_view: str = ""
+    folders: Sequence[Path],
+    *,
+    access: Access | None = None,
+    live: LiveOptions | None = None,
+    first_view: str = "",
+    pins: PinFile | None = None,
 ) -> ASGIApp:
     """Return the page behind its guard, as an ASGI application. Raises UserError where there is nothing to show.
 
-    `first_view` is the query of an address that has none.
+    `first_view` is the query of an address that has none. Without `pins` nothing can be pinned.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
     warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data
     library = Library(folders)
-    states = PageStates(library, first_view=first_view)
+    states = PageStates(library, first_view=first_view, pins=pins)
     live_panel = open_live(states, live)
     outer = FastAPI(openapi_url=None, routes=list(live_panel.uploads.routes()))
     _add_exports(outer, states)
@@ -169,8 +176,12 @@ def launch(
     token_file: Path | None = None,
     live: LiveOptions | None = None,
     first_view: str = "",
+    notes: Path | None = None,
 ) -> None:
     """Serve the page until interrupted.
+
+    Pins are kept in the file `notes`, by default beside the first run. Where visitors must log in they are shown, and
+    none are taken.
 
     Where others can reach it, through `open_wider`, `public_url` or a given `token_file`, visitors must log in. A
     token that no file holds is made and printed.
@@ -183,7 +194,12 @@ def launch(
     token = read_token(token_file) if token_file else None
     fresh = secrets.token_urlsafe(24) if token is None and (open_wider or public_url) else None
     access = Access(token=token or fresh, open_wider=open_wider, public_url=public_url)
-    app = make_server(folders, access=access, live=live, first_view=first_view)
+    pins = PinFile(notes or notes_file(folders), is_writable=not access.asks_for_token)
+    app = make_server(folders, access=access, live=live, first_view=first_view, pins=pins)
+    try:
+        pins.read()
+    except UserError as error:  # the page says so too, and shows everything else
+        print(error, flush=True)
     threading.Thread(target=vega.scripts, daemon=True).start()  # bundled before somebody looks at a chart
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -11,7 +11,7 @@ from vlm_rl.demo.lengths import DirectComparison, Summary, direct_comparisons
 from vlm_rl.demo.page_state import PageState
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import render
-from vlm_rl.demo.url_state import CHANGES, FLAGS, VERDICTS
+from vlm_rl.demo.url_state import CHANGES, FLAGS, PINNED, VERDICTS
 from vlm_rl.stats import Estimate
 
 _MAX_COMPARISONS = 3
@@ -100,6 +100,7 @@ def count_html(state: PageState, *, interactive: bool = True) -> Markup:
         noun="problem" if total == 1 else "problems",
         filters=filter_texts(state) if state.url.filtered else None,
         is_by_verdict=bool(state.url.change or state.url.verdict),
+        is_by_hand=bool(state.url.pinned),
         interactive=interactive,
     )
 
@@ -112,6 +113,7 @@ def filter_texts(state: PageState) -> list[str]:
         *([CHANGES[url.change]] if url.change else []),
         *([VERDICTS[url.verdict]] if url.verdict else []),
         *(FLAGS[name] for name in url.flags),
+        *([PINNED[url.pinned]] if url.pinned else []),
         *(name or "no category" for name in url.category),
         *(DIFFICULTIES[name][1] for name in url.difficulty if name in DIFFICULTIES),
         *([] if url.low is None else [f"at least {url.low:,} tokens"]),

@@ -55,6 +55,7 @@ SORT_COLUMNS = {
     "score": "score",
     "length": "tokens",
 }  # of the table; the last two have one for each checkpoint
+PINNED = {"": "any", "yes": "pinned"}
 VERDICTS = {"": "any", "correct": "right", "wrong": "wrong or no answer"}
 PARTS = {"": "whole response", "reasoning": "reasoning only", "answer": "answer only"}
 
@@ -104,6 +105,7 @@ class UrlState:
     difficulty: tuple[str, ...] = ()
     low: int | None = None  # tokens of a response, both ends included
     high: int | None = None
+    pinned: str = ""
     text: str = ""
     # training
     runs: tuple[str, ...] = ()
@@ -142,13 +144,14 @@ class UrlState:
         return any(getattr(self, name) != getattr(_DEFAULT, name) for name in FILTERS)
 
 
-FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text")
+FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "pinned", "text")
 UNFILTERED = "&".join(f"{name}=" for name in FILTERS)  # as a patch
 _ALLOWED: Mapping[str, Any] = {
     "tab": TABS,
     "sort": SORTS,
     "change": CHANGES,
     "part": PARTS,
+    "pinned": PINNED,
     "verdict": VERDICTS,
 }
 _DEFAULT = UrlState()

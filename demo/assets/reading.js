@@ -6,6 +6,7 @@ const kept = { // what a visitor chose, for the next visit; a browser may refuse
   get(name) { try { return localStorage.getItem('vlm-rl-' + name); } catch { return null; } },
   set(name, value) { try { localStorage.setItem('vlm-rl-' + name, value); } catch { /* then it lasts as long as the page */ } },
 };
+const isTyping = (place) => place.closest('input, textarea, select, [contenteditable], [role=listbox], [role=tab]');
 const opened = new Set(); // the details that were unfolded, which stay so when the page is drawn again
 
 function readAlong({ go, search, searched, afterTheme }) {
@@ -33,13 +34,14 @@ function readAlong({ go, search, searched, afterTheme }) {
   for (const name of Object.keys(SWITCHES)) document.body.classList.toggle('read-' + name, kept.get(name) === 'on');
 
   document.addEventListener('click', (event) => {
-    const target = event.target.closest('[data-go], [data-theme], [data-switch], [data-jump], [data-zoom], [data-copy-text]');
+    const target = event.target.closest('[data-go], [data-theme], [data-switch], [data-jump], [data-zoom], [data-copy-text], [data-unfold]');
     if (!target || target.disabled) return;
     const { go: patch, switch: name, jump } = target.dataset;
     event.preventDefault();
     if (patch !== undefined) go(patch);
     else if (name) flip(name);
     else if (jump) document.querySelectorAll('.ckpt')[jump].scrollIntoView({ block: 'start' });
+    else if ('unfold' in target.dataset) unfold(document.body.classList.toggle('unfolded'));
     else if ('zoom' in target.dataset) target.closest('.problem').classList.toggle('large');
     else if ('copyText' in target.dataset) copyText(target, target.parentElement.querySelector('.source').textContent);
     else {
@@ -58,8 +60,7 @@ function readAlong({ go, search, searched, afterTheme }) {
     if (select) go(select.dataset.name + '=' + encodeURIComponent(select.value));
   });
   document.addEventListener('keydown', (event) => {
-    const typing = event.target.closest('input, textarea, select, [contenteditable], [role=listbox], [role=tab]');
-    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
     const mark = event.target.closest('span[data-go]');
     const step = { ArrowLeft: 'previous', ArrowRight: 'next' }[event.key];
     const button = step && document.querySelector('[data-step=' + step + ']');
@@ -82,6 +83,11 @@ function readAlong({ go, search, searched, afterTheme }) {
     requestAnimationFrame(() => { waits = false; arrange(); });
   }).observe(document.body, { childList: true, subtree: true });
   arrange();
+}
+
+function unfold(on) { // the controls, on a phone
+  document.querySelectorAll('[data-unfold]').forEach((button) => button.setAttribute('aria-expanded', on));
+  if (on) document.querySelector('.choose, .find').scrollIntoView({ block: 'center' });
 }
 
 function copyText(button, text) {
@@ -149,7 +155,7 @@ function rangeOf(node, start, end) {
 function markHits(text) {
   const ranges = [];
   const wanted = text && new RegExp(text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'), 'gi');
-  const places = '.question, .id, .at, .rendered, .source, .gold, .grading, .problems tbody';
+  const places = '.question, .id, .at, .pins, .rendered, .source, .gold, .grading, .problems tbody';
   for (const box of wanted ? document.querySelectorAll(places) : [])
     for (const node of box.offsetParent ? textsOf(box) : [])
       for (const hit of node.data.matchAll(wanted)) ranges.push(rangeOf(node, hit.index, hit.index + hit[0].length));

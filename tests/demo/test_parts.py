@@ -28,7 +28,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
 from vlm_rl.demo import lengths as stats
-from vlm_rl.demo.default_runs import RECORDED, default_folders
+from vlm_rl.demo.default_runs import FIRST_VIEW, RECORDED, default_folders
 from vlm_rl.demo.export import csv_bytes, export, samples
 from vlm_rl.demo.formulas import Span, spans_of
 from vlm_rl.demo.lengths_panel import lengths_panel, points_text
@@ -37,7 +37,7 @@ from vlm_rl.demo.live_context import LiveContext, asked_slots
 from vlm_rl.demo.page_parts import export_panel
 from vlm_rl.demo.page_state import PageStates, choose_slots
 from vlm_rl.demo.problem_images import images_of
-from vlm_rl.demo.problem_panel import problem_panel
+from vlm_rl.demo.problem_panel import columns_of, problem_panel
 from vlm_rl.demo.problem_table import keep, ordered, settle
 from vlm_rl.demo.rendering import formulas_html, value_html
 from vlm_rl.demo.small_copy import copy_small
@@ -708,6 +708,10 @@ def test_a_run_can_be_made_small_and_the_recorded_ones_are(tmp_path):
         copy_small(run, tmp_path / "small")
     size = sum(path.stat().st_size for path in RECORDED.rglob("*") if path.is_file())
     assert 0 < size < 1_000_000 and len(Library([RECORDED]).runs) == 2
+    state = PageStates(Library([RECORDED])).of(UrlState.parse(FIRST_VIEW))
+    assert state.problem_id == UrlState.parse(FIRST_VIEW).at
+    columns = columns_of(state, int(state.order[state.position]))  # what it opens with has rules that differ
+    assert len({column.length for column in columns}) > 1 and len({column.verdict_kind for column in columns}) > 1
 
 
 def test_without_an_argument_the_quickstart_or_the_recorded_run_opens(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.example_run import build_run
-from vlm_rl.demo import reasoning
+from vlm_rl.demo import categories, reasoning
 from vlm_rl.demo.categories import category_map, category_rows
 from vlm_rl.demo.lengths import length_bands
 from vlm_rl.demo.lengths_panel import lengths_html
@@ -89,7 +89,8 @@ def test_the_panels_say_what_was_found(state: PageState) -> None:
     assert "after 35.7 % of the reasoning; 64.3 % follows" in page and "reflection 1 ×" in page
 
 
-def test_categories_are_paired_by_problem(state: PageState) -> None:
+def test_categories_are_paired_by_problem(state: PageState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(categories, "MIN_PROBLEMS", 1)
     rows = category_rows(state.table, np.ones(4, dtype=bool))
     assert [(row.name, row.num_problems) for row in rows] == [("kind 0", 2), ("", 1), ("kind 1", 1)]
     # kind 0 holds p0 (0 -> 1) and p2 (1 -> 1); both got 100 tokens longer
@@ -100,6 +101,14 @@ def test_categories_are_paired_by_problem(state: PageState) -> None:
     html = category_map(state)
     assert "category=kind+0" in html and ">none<" in html
     assert "<button" not in category_map(state, interactive=False)
+
+
+def test_cells_of_few_problems_are_grey_and_shade_no_other(state: PageState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(categories, "MIN_PROBLEMS", 2)  # of the three categories one has as many
+    assert category_rows(state.table, np.ones(4, dtype=bool))[0].cells[0].score_shade == 1
+    html = category_map(state)
+    assert html.count('few" title="1 problem: too few to compare"') == 4
+    assert html.count('title="2 problems, 95 % interval') == 2 and "of 2 cells" in html
 
 
 def test_a_single_category_has_no_map(tmp_path: Path) -> None:

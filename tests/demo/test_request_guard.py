@@ -27,6 +27,7 @@ from tests.helpers.served import Served
 from vlm_rl.demo import request_guard
 from vlm_rl.demo.endpoints import Endpoint
 from vlm_rl.demo.live import LiveOptions
+from vlm_rl.demo.pins import PinFile
 from vlm_rl.demo.server import make_server
 
 CANARY = "canary-" + uuid.uuid4().hex
@@ -45,8 +46,10 @@ sys.addaudithook(_watch)
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
     """Return a client of a page with every panel, whose live panel has a model to ask."""
     run = build_run(tmp_path_factory.mktemp("guard") / "run", steps=2, num_problems=4)
+    pins = PinFile(run.path.parent / "notes.jsonl", is_writable=True)
     with endpoint_server() as models:
-        server = Served(make_server([run.path], live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
+        live = LiveOptions([Endpoint("far", models.url("good"), "m")])
+        server = Served(make_server([run.path], live=live, pins=pins))
         with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
             yield client
         server.stop()

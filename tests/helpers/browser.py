@@ -64,3 +64,11 @@ def open_page(url: str, *, scheme: str = "light", width: int = 1280, browser: An
         visit = Visit(page)
         page.goto(url, timeout=60_000)
         yield visit
+
+
+def axe_faults(page: Any, *rules: str) -> list[str]:
+    """Return what axe-core finds by these rules, or by all of them: a line for each element."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the dev extra is not installed")
+    options: dict[str, Any] = {"preload": False}  # it would fetch the style sheets
+    found = axe.Axe().run(page, options=options | ({"runOnly": list(rules)} if rules else {})).response["violations"]
+    return [f"{fault['id']}: {node['html'][:200]}" for fault in found for node in fault["nodes"]]

@@ -42,6 +42,12 @@ def add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--view", default="", metavar="QUERY", help="what --bundle holds: the demo's address from its ? on"
     )
+    demo.add_argument(
+        "--notes",
+        type=Path,
+        metavar="FILE",
+        help="where pins and notes are kept (default: demo_notes.jsonl beside the first run)",
+    )
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=int, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
@@ -82,7 +88,8 @@ def _demo(options: argparse.Namespace) -> None:
     if options.bundle is not None:
         from vlm_rl.demo.bundle import write_bundle
 
-        size = write_bundle(options.runs or default_folders(), options.bundle, view=options.view or first_view)
+        folders = options.runs or default_folders()
+        size = write_bundle(folders, options.bundle, view=options.view or first_view, notes=options.notes)
         print(f"{options.bundle / 'index.html'}: {size}")
         return
     if options.view:
@@ -106,6 +113,7 @@ def _demo(options: argparse.Namespace) -> None:
         token_file=options.token_file,
         live=live,
         first_view=first_view,
+        notes=options.notes,
     )
 
 

@@ -1,0 +1,117 @@
+"""Every tab of the demo and of its bundle, and the report, with axe: for a desk and a phone, in light and in dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gradio", reason="the demo extra is not installed")
+
+from tests.helpers.browser import axe_faults, open_browser, open_page
+from tests.helpers.endpoint_server import endpoint_server
+from tests.helpers.example_run import build_run
+from tests.helpers.served import Served
+from vlm_rl.demo.bundle import write_bundle
+from vlm_rl.demo.endpoints import Endpoint
+from vlm_rl.demo.live import LiveOptions
+from vlm_rl.demo.pins import PinFile
+from vlm_rl.demo.server import make_server
+from vlm_rl.demo.url_state import TABS
+from vlm_rl.report.run_report import write_report
+from vlm_rl.run.directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+VIEW = "base=run@0&others=run@8&others=other@8&at=toy-test-0001"
+READY = {  # tab -> what is there once it is drawn
+    "problems": "#problem .pins", "table": "#table tbody tr", "lengths": "#lengths svg",
+    "reasoning": "#reasoning svg", "training": "#training svg", "live": "#live-ask", "export": "#export ul",
+}  # fmt: skip
+UNFOLDED = "() => document.querySelectorAll('details').forEach(box => { box.open = true; })"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    """Two runs whose problems are of three categories, one of them small, and two pins."""
+    root = tmp_path_factory.mktemp("accessible")
+    for seed, name in enumerate(("run", "other")):
+        run = build_run(root / name, steps=8, seed=seed, num_problems=16)
+        for result in run.evals():
+            rows = [row | {"category": f"kind {min(n // 7, 2)}"} for n, row in enumerate(result.rows().to_pylist())]
+            run.write_eval("toy-test", result.step, rows, result.summary)
+    pins = PinFile(root / "demo_notes.jsonl", is_writable=True)
+    for checkpoint in ("", "run@8"):
+        pins.add(benchmark="toy-test", problem="toy-test-0001", checkpoint=checkpoint, note="row b twice")
+    return [root / "run", root / "other"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served(runs) -> Iterator[Served]:
+    pins = PinFile(runs[0].parent / "demo_notes.jsonl", is_writable=True)
+    with endpoint_server() as models:
+        server = Served(make_server(runs, pins=pins, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
+        yield server
+        server.stop()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_tab_of_the_demo(served, browser, width):
+    with open_page(f"{served.url}?{VIEW}", browser=browser, width=width) as visit:
+        page = visit.page
+        page.wait_for_selector(READY["problems"])
+        if width == 390:
+            page.click("#unfold .unfold")
+        page.click("#filters button")
+        faults = {}
+        for tab in TABS:
+            page.evaluate(
+                "query => { history.pushState(null, '', query); dispatchEvent(new PopStateEvent('popstate')); }",
+                f"?{VIEW}&tab={tab}",
+            )
+            page.wait_for_selector(READY[tab])
+            page.evaluate(UNFOLDED)
+            faults[tab] = axe_faults(page)
+            page.click("[data-theme]")
+            faults[f"{tab}, dark"] = axe_faults(page, "color-contrast")
+            page.click("[data-theme]")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+        assert {place: found for place, found in faults.items() if found} == {} and visit.failures == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_tab_of_the_bundle(runs, browser, tmp_path, width):
+    write_bundle(runs, tmp_path / "site", view=VIEW.partition("&at")[0])
+    with open_page((tmp_path / "site/index.html").as_uri(), browser=browser, width=width) as visit:
+        page = visit.page
+        faults = {}
+        for tab in ("problems", "table", "lengths", "reasoning"):
+            page.evaluate("place => { location.hash = place; }", f"tab={tab}&at=toy-test-0001")
+            page.wait_for_selector(f"[data-panel={tab}] :is(.pins, tbody tr, .chart svg)")
+            page.evaluate(UNFOLDED)
+            page.evaluate("document.body.classList.add('unfolded')")
+            for scheme in ("light", "dark"):
+                page.evaluate("dark => document.body.classList.toggle('dark', dark)", scheme == "dark")
+                faults[f"{tab}, {scheme}"] = axe_faults(page, *(["color-contrast"] if scheme == "dark" else []))
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+        assert {place: found for place, found in faults.items() if found} == {} and visit.failures == []
+
+
+def test_the_report(runs, browser, tmp_path):
+    address = write_report([RunDirectory(runs[0])], tmp_path / "report.html").as_uri()
+    faults = {}
+    for scheme, rules in (("light", ()), ("dark", ("color-contrast",))):
+        with open_page(address, browser=browser, width=1440, scheme=scheme) as visit:
+            visit.page.evaluate("window.chartsDrawn")
+            visit.page.evaluate(UNFOLDED)
+            faults[scheme] = axe_faults(visit.page, *rules)
+            assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert faults == {"light": [], "dark": []}
