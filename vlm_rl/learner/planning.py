@@ -108,6 +108,19 @@ def plan_rows(
     return min(plans, key=time)
 
 
+def row_costs(
+    prompt_lengths: Sequence[int],
+    response_lengths: Sequence[Sequence[int]],
+    plan: Sequence[Sequence[Row]],
+    *,
+    pair_cost: float = 0.0,
+    padded: bool = False,
+) -> list[list[float]]:
+    """Return what each row of a plan costs, by rank; a token costs 1. The arguments are those of `plan_rows`."""
+    batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost, padded)
+    return [[batch.total(row) for row in rows] for rows in plan]
+
+
 def _cut_plan(
     batch: _MiniBatch, groups: Sequence[Chunk], budget: int, num_ranks: int, num_bins: int, parts: float
 ) -> list[list[Row]]:
