@@ -73,11 +73,9 @@ def add_plan(commands: Commands) -> None:
     plan.add_argument("--run-gpus", type=int, metavar="N", help="with --run: cards of its learner")
     of_lengths = "a run's lengths, or the mean of made-up ones (default: those of --run, else rollout.max_tokens / 4)"
     plan.add_argument("--lengths", metavar="RUN|TOKENS", help=of_lengths)
-    plan.add_argument("--bandwidth", type=float, default=3.35, metavar="TB/S", help="assumed, of a card's memory")
-    plan.add_argument("--operations", type=float, default=400.0, metavar="TFLOP/S", help="assumed, of a card")
-    plan.add_argument(
-        "--sync-seconds", type=float, default=3.0, metavar="S", help="assumed, of a sync; not with --run"
-    )
+    plan.add_argument("--bandwidth", type=float, metavar="TB/S", help="of a card's memory (default: 3.35, assumed)")
+    plan.add_argument("--operations", type=float, metavar="TFLOP/S", help="of a card (default: 400, assumed)")
+    plan.add_argument("--sync-seconds", type=float, metavar="S", help="of a sync (default: --run's, else 3, assumed)")
     plan.add_argument(
         "--decode-tokens-per-second", type=float, metavar="X", help="of an engine on a card with all places taken"
     )
@@ -115,23 +113,27 @@ def _check_plan(options: argparse.Namespace) -> None:
     values += [("gpus", count, 1) for count in options.gpus] + [("ahead", count, 0) for count in options.ahead]
     for name, value, bound in values:
         if value is not None and not bound <= value < float("inf"):
-            above = f"at least {bound}" if bound == int(bound) else "above 0"
-            raise UserError(f"--{name.replace('_', '-')} is {value:g}: it must be a number of {above}")
+            least_words = f"at least {bound}" if bound == int(bound) else "above 0"
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}: it must be {least_words}")
     if (options.run is None) != (options.run_gpus is None):
         raise UserError("--run and --run-gpus go together: a run does not store how many cards its learner had")
     if options.plot is not None and options.plot.suffix not in (".png", ".html"):
         raise UserError(f"--plot {options.plot}: name a file that ends in .png or .html")
     if options.lengths is not None:
-        try:
-            options.lengths = float(options.lengths)
-        except ValueError:
-            options.lengths = Path(options.lengths)
-            from vlm_rl.run.directory import RunDirectory
+        options.lengths = _run_or_mean(options.lengths)
 
-            RunDirectory(options.lengths).open()
-        else:
-            if not 1 <= options.lengths < float("inf"):
-                raise UserError(f"--lengths is {options.lengths:g}: give a mean of at least 1 token, or a run")
+
+def _run_or_mean(text: str) -> Path | float:
+    """Return the run that --lengths names, or the mean number of tokens. Raises UserError for neither."""
+    try:
+        mean = float(text)
+    except ValueError:
+        from vlm_rl.run.directory import RunDirectory
+
+        return RunDirectory(text).open().path
+    if not 1 <= mean < float("inf"):
+        raise UserError(f"--lengths is {mean:g}: give a mean of at least 1 token, or a run")
+    return mean
 
 
 def add_doctor(commands: Commands) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from rich.table import Table
 
+from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.report.charts.lines import Series, lines
@@ -32,6 +32,7 @@ HEAD = (
     "age",
     "",
 )
+FULL = 0.7  # of an update; with less, the advice names a larger mini-batch
 FASTER, SLOWER = 0.8, 1.25  # times the decoding seconds, for a look at how firm the advice is
 
 
@@ -49,7 +50,7 @@ def cells(division: Division, best: Division | None) -> list[str]:
     learner = f"{division.learner_cards}"
     servers = "the same" if division.is_colocated else f"{division.server_cards}"
     if division.pace is None:
-        return [learner, servers, "", "does not fit", "", "", "", "", "", "; ".join(division.misfits)]
+        return [learner, servers, "", "does not fit", "", "", "", "", "", division.misfits[0]]
     pace = division.pace
     return [
         learner,
@@ -65,15 +66,16 @@ def cells(division: Division, best: Division | None) -> list[str]:
     ]
 
 
-def table(found: Sequence[Division]) -> Table:
-    """Return the table of one number of cards."""
-    made = Table(title=f"{found[0].gpus} GPUs", title_justify="left")
-    for place, name in enumerate(HEAD):
-        made.add_column(name, justify="right" if place < len(HEAD) - 1 else "left")
+def table(found: Sequence[Division]) -> str:
+    """Return the table of one number of cards, as Markdown whose columns are aligned in a terminal too."""
     best = best_of(found)
-    for division in shown(found):
-        made.add_row(*cells(division, best), style="bold" if division is best else "")
-    return made
+    rows = [list(HEAD), *(cells(division, best) for division in shown(found))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    *numbers, words = widths
+    rule = [*("-" * (width - 1) + ":" for width in numbers), "-" * max(3, words)]
+    shown_rows = [[cell.rjust(width) for cell, width in zip(row, numbers, strict=False)] for row in rows]
+    text = [[*padded, row[-1].ljust(words)] for padded, row in zip(shown_rows, rows, strict=True)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (text[0], rule, *text[1:]))
 
 
 def advice(found: Sequence[Division], otherwise: Mapping[str, Sequence[Division]], basis: str) -> str:
@@ -103,6 +105,11 @@ def advice(found: Sequence[Division], otherwise: Mapping[str, Sequence[Division]
             share = best.responses_per_second / on_policy.responses_per_second
             text += f". It is {share:.2f} times {_named(on_policy)}, the best on policy"
     changed = {how: found_then for how, divisions in otherwise.items() if (found_then := best_of(divisions))}
+    if best.efficiency < FULL:
+        text += (
+            f". Ranks compute for {best.efficiency:.0%} of an update, and wait or repeat prompts otherwise: a larger "
+            "train.mini_batch_prompts fills them"
+        )
     differs = {how: each for how, each in changed.items() if _key(each) != _key(best)}
     if not differs:
         firm = f"It stays the best if decoding takes {' or '.join(changed)}"
@@ -146,7 +153,9 @@ def write_plot(
     charts = {f"{gpus} GPUs": _chart(found) for gpus, found in answers.items()}
     drawn = {title: spec for title, spec in charts.items() if spec is not None}
     if out.suffix == ".png":
-        stills = [vega.still(spec, width=250, title=title) for title, spec in drawn.items()]
+        if not drawn:
+            raise UserError(f"--plot {out}: nothing fits on any number of cards, so there is nothing to draw")
+        stills = [vega.still(spec, width=230, title=title) for title, spec in drawn.items()]
         picture = vega.png(vega.joined(stills, columns=3), scale=1.5)
         write_atomically(out, lambda place: place.write_bytes(picture))
         return out
@@ -154,7 +163,7 @@ def write_plot(
         PageSection(
             f"{gpus} GPUs",
             advised[gpus],
-            card("Responses a second", vega.embed(charts[f"{gpus} GPUs"], f"Responses a second on {gpus} GPUs"))
+            _drawn(charts[f"{gpus} GPUs"], gpus)
             + _PARTS.table(HEAD, [cells(each, best_of(found)) for each in found], 0),
         )
         for gpus, found in answers.items()
@@ -167,6 +176,12 @@ def write_plot(
         scripts=vega.scripts(),
     )
     return write_page(text, out)
+
+
+def _drawn(spec: vega.Spec | None, gpus: int) -> Markup:
+    """Return a chart under its title; nothing where nothing fits."""
+    title = f"Responses a second on {gpus} GPUs"
+    return card(title, vega.embed(spec, title)) if spec is not None else Markup()
 
 
 def _chart(found: Sequence[Division]) -> vega.Spec | None:

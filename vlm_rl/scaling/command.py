@@ -18,7 +18,7 @@ from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.terminal import make_console
 from vlm_rl.run.writing import writing
 from vlm_rl.scaling.answers import FASTER, SLOWER, advice, as_json, table, write_plot
-from vlm_rl.scaling.divisions import Division, Workload, again, divide, plans
+from vlm_rl.scaling.divisions import Division, Workload, again, divide, plans, rivals
 from vlm_rl.scaling.lengths import LONGEST, MEAN, BatchLengths, groups_of_run, made_up, of_groups
 from vlm_rl.scaling.measured import MeasuredRun, measured_rates
 from vlm_rl.scaling.rates import (
@@ -62,12 +62,13 @@ def plan(options: argparse.Namespace, config: Config) -> None:
     for gpus in options.gpus:
         answers[gpus] = divide(basis.work, gpus, options.ahead)
         otherwise = {
-            f"{factor:g} times as long": again(_decoding_times(basis.work, factor), answers[gpus])
+            f"{factor:g} times as long": again(_decoding_times(basis.work, factor), rivals(answers[gpus], FASTER))
             for factor in (FASTER, SLOWER)
         }
         advised[gpus] = advice(answers[gpus], otherwise, basis.sentence)
-        console.print(table(answers[gpus]))
-        console.print(f"{advised[gpus]}.", soft_wrap=True)
+        console.print()
+        console.print(table(answers[gpus]), soft_wrap=True)
+        console.print(f"\n{advised[gpus]}.", soft_wrap=True)
     if options.plot is not None:
         with writing(options.plot):
             console.print(f"plot: {write_plot(answers, advised, basis.lines, options.plot)}")
@@ -98,7 +99,7 @@ def basis_of(options: argparse.Namespace, config: Config) -> Basis:
         )
         work = replace(work, rates=faster)
         lines += (
-            f"decoding     {options.decode_tokens_per_second:g} tokens/s of {places} responses on a card (given)",
+            f"decoding      {options.decode_tokens_per_second:g} tokens/s of {places} responses on a card (given)",
         )
     return Basis(work, (*_workload_lines(config, colocated, served), *of_lengths, *lines), measured)
 
@@ -132,7 +133,7 @@ def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple
         source = f"{len(groups)} groups of {run}, its last quarter"
     prompts = np.mean([prompt for batch in batches for prompt in batch.prompts])
     text = (
-        f"lengths      responses of {_mean(batches):,.0f} tokens on average, at most {rollout.max_tokens:,} "
+        f"lengths       responses of {_mean(batches):,.0f} tokens on average, at most {rollout.max_tokens:,} "
         f"({source}); prompts of {prompts:,.0f} (made up)"
     )
     return batches, (text,)
@@ -184,7 +185,7 @@ def _rates(
     given = {"bandwidth": options.bandwidth, "operations": options.operations}
     card = Card(**{name: value * 1e12 for name, value in given.items() if value is not None})
     rates = rates_of(plan, card)
-    lines = [f"{name:<13}{text}" for name, text in described(card).items()]
+    lines = [f"{name:<14}{text}" for name, text in described(card).items()]
     measured = None
     if options.run is not None:
         measured = measure(RunDirectory(options.run), card, ranks=options.run_gpus)
@@ -200,17 +201,17 @@ def _rates(
         lines += _measured_lines(options, measured)
     if options.sync_seconds is not None:
         rates = replace(rates, sync=options.sync_seconds)
-        lines.append(f"sync         {rates.sync:g} s (given)")
+        lines.append(f"sync          {rates.sync:g} s (given)")
     elif measured is None:
-        lines.append(f"sync         {rates.sync:g} s, and {rates.wake:g} s more where an engine sleeps (ours)")
+        lines.append(f"sync          {rates.sync:g} s, and {rates.wake:g} s more where an engine sleeps (ours)")
     if measured is None:
-        lines.append("else         prompts, grades, logs and saves are not counted")
+        lines.append("else          prompts, grades, logs and saves are not counted")
         _, raw = read_model_config(config.model.path)
         if "num_experts_per_tok" in raw.get("text_config", raw):
-            lines.append("experts      every expert is counted as read and computed: give --run, or the two rates")
+            lines.append("experts       every expert is counted as read and computed: give --run, or the two rates")
     if options.learner_tokens_per_second is not None:
         rates = replace(with_learner_rate(rates, options.learner_tokens_per_second), learner_scale=1.0)
-        lines.append(f"update       {options.learner_tokens_per_second:g} tokens/s on a card (given)")
+        lines.append(f"update        {options.learner_tokens_per_second:g} tokens/s on a card (given)")
     return rates, tuple(lines), measured
 
 
@@ -228,17 +229,17 @@ def measure(run: RunDirectory, card: Card, *, ranks: int) -> MeasuredRun:
 def _measured_lines(options: argparse.Namespace, measured: MeasuredRun) -> Iterator[str]:
     seconds, count = measured.seconds, len(measured.batches)
     yield (
-        f"measured     over {count} steps of {options.run} on {options.run_gpus} learner's cards, times what is "
+        f"measured      over {count} steps of {options.run} on {options.run_gpus} learner's cards, times what is "
         f"assumed: rollout {seconds['rollout']:.2f} s ({measured.rollout_scale:.3g}), log-probs and updates "
         f"{seconds['learner']:.2f} s ({measured.rates.learner_scale:.3g})"
     )
-    yield f"             sync {seconds['sync']:.2f} s, else {measured.rates.other:.2f} s, on any number of cards"
+    yield f"              sync {seconds['sync']:.2f} s, else {measured.rates.other:.2f} s, on any number of cards"
 
 
 def _workload_lines(config: Config, colocated: DryRun, served: DryRun) -> Iterator[str]:
     r, t = config.rollout, config.train
     yield (
-        f"a step       {short_name(config.model.path)}, {r.prompts_per_step} prompts x {r.responses_per_prompt} "
+        f"a step        {short_name(config.model.path)}, {r.prompts_per_step} prompts x {r.responses_per_prompt} "
         f"responses, updates of {t.mini_batch_prompts} prompts, ZeRO {t.zero_stage}; engines on {r.tensor_parallel} "
         f"card{'s' * (r.tensor_parallel > 1)} draw {colocated.config.rollout.batch_size} responses at once, servers "
         f"{served.config.rollout.batch_size}"

@@ -17,7 +17,8 @@ from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 SERVER_SHARE = 0.92  # of a card, which vLLM 0.32 takes by default; a server has the card alone
 SERVER_PLACES = 256  # rollout.batch_size's default, where the configuration has no servers
 PARTS = 8  # the servers get 1/8 to 7/8 of the cards
-_SAMPLE = 4  # mini-batches that are planned for each number of ranks
+EQUAL = 0.98  # of the most responses a second, where lengths are drawn at random, are as many
+_SAMPLE = 3  # mini-batches that are planned for each number of ranks
 _GIB = 2**30
 
 
@@ -53,6 +54,7 @@ class Workload:
     card: float  # bytes of a card's memory
     skipped: int  # steps that do not count, at the beginning
     _updates: dict[int, UpdateTime] = field(default_factory=dict)
+    _useful: list[float] = field(default_factory=list)
 
     @property
     def context(self) -> float:
@@ -64,6 +66,13 @@ class Workload:
             for prompt, lengths in zip(batch.prompts, batch.responses, strict=True)
         )
         return tokens / responses
+
+    @property
+    def useful(self) -> Sequence[float]:
+        """Return what each batch costs with every prompt once; a token costs 1."""
+        if not self._useful:
+            self._useful.extend(useful_cost(batch, self.rows) for batch in self.batches)
+        return self._useful
 
     def update_on(self, ranks: int) -> UpdateTime:
         """Return what updates take on so many ranks; planned once for each number."""
@@ -88,10 +97,8 @@ class Workload:
         )
         rates, update = self.rates, self.update_on(division.learner_cards)
         train = [
-            rates.train_seconds(
-                update.cost_per_rank(useful_cost(batch, self.rows)), ranks=sides.ranks, rows=update.rows
-            )
-            for batch in self.batches
+            rates.train_seconds(update.cost_per_rank(useful), ranks=sides.ranks, rows=update.rows)
+            for useful in self.useful
         ]
         return simulate(
             self.batches,
@@ -155,14 +162,28 @@ def divide(work: Workload, gpus: int, aheads: Sequence[int]) -> list[Division]:
     return [_measured(work, division) for division in _fitting(work, gpus, aheads)]
 
 
+def rivals(found: Sequence[Division], factor: float) -> list[Division]:
+    """Return the divisions that could be the best if a phase took `factor` or 1 / `factor` times as long.
+
+    A step then takes between `factor` and 1 / `factor` times as long, so that no other overtakes the best.
+    """
+    most = max((each.responses_per_second for each in found if each.pace), default=0.0)
+    return [each for each in found if each.pace and each.responses_per_second >= factor * most]
+
+
 def again(work: Workload, found: Sequence[Division]) -> list[Division]:
     """Return divisions that are known to fit or not under the rates of a different workload."""
     return [_measured(work, division) for division in found]
 
 
 def best_of(found: Sequence[Division]) -> Division | None:
-    """Return the division with the most responses a second; None where none fits."""
-    return max((each for each in found if each.pace), key=lambda each: each.responses_per_second, default=None)
+    """Return the division with the most responses a second; None where none fits.
+
+    Of those within 2 % of it, the one with the youngest tokens, and then with the fewest cards for servers.
+    """
+    most = max((each.responses_per_second for each in found if each.pace), default=0.0)
+    equal = [each for each in found if each.pace and each.responses_per_second >= EQUAL * most]
+    return min(equal, key=lambda each: (each.ahead, each.server_cards), default=None)
 
 
 def _measured(work: Workload, division: Division) -> Division:
