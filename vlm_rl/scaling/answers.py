@@ -170,7 +170,8 @@ def write_plot(
     ]
     text = page(
         title="How to divide the cards · vlm-rl",
-        header=Markup("<h1>How to divide the cards</h1>") + Markup("").join(map(_PARTS.missing, basis)),
+        header=Markup("<h1>How to divide the cards</h1>")
+        + _PARTS.table(("what", "taken as"), [(line[:14].strip(), line[14:]) for line in basis]),
         sections=sections,
         footer="Computed by vlm-rl plan; nothing was run.",
         scripts=vega.scripts(),
