@@ -7,6 +7,9 @@ Toy problems and a random tiny model, whose responses are nearly all of the long
 ahead 0 and ahead 1, in turns; only the learner is started again. The run in process has both cores for its engine and
 its learner, which take turns. Seconds are means over all steps but the first, which pays for caches, and the last,
 which begins no other batch; saves and the start are not counted.
+
+"Predicted" is `vlm-rl plan`'s simulation of the same steps, from the seconds and lengths that the runs with ahead 0
+measured. For ahead 0 it is a check of the bookkeeping, for ahead 1 of the simulation.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ import yaml
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.scaling.command import measure
+from vlm_rl.scaling.rates import Card
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 
@@ -70,6 +75,11 @@ def train(tree: dict[str, Any], out: Path, *, cores: set[int], **rollout: Any) -
     if start(["train", str(path)], cores=cores, log=out.with_suffix(".log")).wait():
         raise SystemExit(out.with_suffix(".log").read_text()[-2000:])
     return [record for record in RunDirectory(out).metrics() if "step_time" in record][1:-1]
+
+
+def predicted(run: RunDirectory, *, ahead: int) -> float:
+    """Return the seconds of a step of this run, simulated with batches ahead, from its own seconds and lengths."""
+    return measure(run, Card(), ranks=1).again(ahead=ahead, skipped=ahead, saves=False).seconds
 
 
 def mean(records: Sequence[dict[str, float]], key: str) -> float:
@@ -113,13 +123,18 @@ def main() -> None:
         for turn in range(options.rounds):
             run = folder / f"in-process-{turn}"
             measured["in process"] += train(tree, run, cores={first, second}, sampler="vllm")
-    print("| | cores | a step, s | of it waiting for responses | update | sync | tokens a step | age |")
-    print("|---|---|---|---|---|---|---|---|")
+        on_policy_runs = [RunDirectory(folder / f"ahead-0-{turn}") for turn in range(options.rounds)]
+        simulated = {
+            f"ahead {k}": f"{statistics.fmean(predicted(run, ahead=k) for run in on_policy_runs):.2f}" for k in (0, 1)
+        }
+    print("| | cores | a step, s | predicted | of it waiting for responses | update | sync | tokens a step | age |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for kind, records in measured.items():
         seconds = [mean(records, key) for key in ("step_time", "timing/rollout", "timing/update", "timing/sync")]
         cores = "2" if kind == "in process" else "1 + 1"
+        whole, *parts = [f"{value:.2f}" for value in seconds]
         print(
-            f"| {kind} | {cores} | {' | '.join(f'{value:.2f}' for value in seconds)} "
+            f"| {kind} | {cores} | {whole} | {simulated.get(kind, '')} | {' | '.join(parts)} "
             f"| {mean(records, 'num_tokens'):.0f} | {mean(records, 'ahead/age_mean'):.2f} |"
         )
     on_policy, ahead = (mean(measured[f"ahead {k}"], "step_time") for k in (0, 1))

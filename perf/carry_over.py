@@ -19,12 +19,12 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
-from planner import mini_batch
 
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.scaling.lengths import groups_of_run, made_up
+from vlm_rl.scaling.rates import BANDWIDTH, OPERATIONS
 
 WEIGHTS, PARAMETERS, BYTES_A_TOKEN = 15.2e9, 7.6e9, 57_344
-BYTES_A_SECOND, OPERATIONS_A_SECOND = 3.35e12, 400e12
 RANKS, PROMPTS = 8, 16
 
 Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]  # -> prompts [P], responses [P, G]
@@ -54,10 +54,10 @@ def rollout(rank: Rank) -> tuple[int, float, float, np.ndarray]:
     t = np.arange(steps)
     first = np.searchsorted(responses[order], t, side="right")  # the shortest that is alive
     read = over_context[first] + (len(responses) - first) * t
-    decoding = float((WEIGHTS + BYTES_A_TOKEN * read).sum() / BYTES_A_SECOND)
+    decoding = float((WEIGHTS + BYTES_A_TOKEN * read).sum() / BANDWIDTH)
     rank.drawn = np.minimum(rank.lengths, rank.drawn + steps)
     done = np.flatnonzero((rank.drawn == rank.lengths).all(axis=1))[:PROMPTS]
-    return steps, decoding, float(2 * PARAMETERS * tokens / OPERATIONS_A_SECOND), done
+    return steps, decoding, float(2 * PARAMETERS * tokens / OPERATIONS), done
 
 
 def simulate(draw: Draw, share: float, *, steps: int, seed: int) -> dict[str, float]:
@@ -98,9 +98,9 @@ def simulate(draw: Draw, share: float, *, steps: int, seed: int) -> dict[str, fl
 
 
 def like_planner(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return prompts and responses as perf/planner.py draws them."""
-    prompts, responses = mini_batch(rng, prompts=count)
-    return np.array(prompts, int), np.array(responses, int).reshape(count, 8)
+    """Return prompts and responses as perf/planner.py has them."""
+    batch = made_up(rng, count)
+    return np.array(batch.prompts, int), np.array(batch.responses, int).reshape(count, 8)
 
 
 def eight_times(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,12 +111,7 @@ def eight_times(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.nd
 
 def of_run(folder: Path) -> Draw:
     """Return a function that draws groups of a run's last quarter of steps, whose responses must be 8 a prompt."""
-    run = RunDirectory(folder)
-    every = run.rollout_steps()
-    lengths = [
-        run.rollouts(step, ["length"])["length"].to_numpy().reshape(-1, 8) for step in every[-(len(every) // 4 + 1) :]
-    ]
-    groups = np.concatenate(lengths)
+    groups = groups_of_run(RunDirectory(folder), responses=8)
 
     def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full(count, 900), groups[rng.integers(0, len(groups), count)].astype(int)

@@ -21,6 +21,8 @@ COMMANDS = (
     "train RECIPE",
     "train RECIPE --resume",
     "train RECIPE --dry-run model.path=nowhere",
+    "plan nowhere.yaml",
+    "plan RECIPE --gpus 0",
     "quickstart --algorithm ppo",
     "prepare nowhere --out set",
     "init --model nowhere --data nowhere",

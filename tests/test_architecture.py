@@ -26,6 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "evaluation": {"data", "grading", "reward_parts", "run", "samplers"},
     "report": {"data", "run"},
     "recipe": {"data", "learner"},
+    "scaling": {"data", "learner", "report", "run", "samplers"},
     "study": {"data", "report", "run"},
     "papers": {"data", "evaluation", "run", "study"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},

@@ -27,8 +27,8 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
 COMMANDS = (
-    *("prepare", "init", "config", "sft", "train", "serve", "eval", "score", "grade", "study", "paper", "report"),
-    *("demo", "track", "export", "quickstart", "doctor"),
+    *("prepare", "init", "config", "plan", "sft", "train", "serve", "eval", "score", "grade", "study", "paper"),
+    *("report", "demo", "track", "export", "quickstart", "doctor"),
 )
 PICTURE = encode_png(Image.new("RGB", (56, 56), "red"))
 

@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         before.add_prepare,
         before.add_init,
         before.add_config,
+        before.add_plan,
         training.add_sft,
         training.add_train,
         training.add_serve,

@@ -1,6 +1,6 @@
 """The commands of `vlm-rl`: each adds its options beside the function that runs it.
 
-    before      prepare, init, config, doctor
+    before      prepare, init, config, plan, doctor
     training    sft, train, serve, study, quickstart
     measuring   eval, with compare and export; score, grade
     showing     report, demo, export

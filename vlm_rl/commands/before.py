@@ -1,4 +1,4 @@
-"""Commands before a run: prepare, init, config, doctor."""
+"""Commands before a run: prepare, init, config, plan, doctor."""
 
 from __future__ import annotations
 
@@ -56,6 +56,84 @@ def _config(options: argparse.Namespace) -> None:
     from vlm_rl.recipe.reference import find_keys
 
     print("\n".join(map(str, find_keys(options.key))))
+
+
+def add_plan(commands: Commands) -> None:
+    plan = commands.add_parser(
+        "plan", help="simulate a run on several numbers of GPUs: how many for the learner, how many for servers?"
+    )
+    plan.add_argument("config", type=Path, help="a YAML file of train")
+    plan.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
+    plan.add_argument("--gpus", type=int, nargs="+", default=[8, 32, 128], metavar="N", help="numbers of cards")
+    plan.add_argument(
+        "--ahead", type=int, nargs="+", default=[0, 1, 2], metavar="K", help="values of rollout.ahead, for servers"
+    )
+    plan.add_argument("--gpu-memory", type=float, default=80.0, metavar="GB", help="memory of a card")
+    plan.add_argument("--run", type=Path, help="a run whose seconds and lengths are taken")
+    plan.add_argument("--run-gpus", type=int, metavar="N", help="with --run: cards of its learner")
+    of_lengths = "a run's lengths, or the mean of made-up ones (default: those of --run, else rollout.max_tokens / 4)"
+    plan.add_argument("--lengths", metavar="RUN|TOKENS", help=of_lengths)
+    plan.add_argument("--bandwidth", type=float, metavar="TB/S", help="of a card's memory (default: 3.35, assumed)")
+    plan.add_argument("--operations", type=float, metavar="TFLOP/S", help="of a card (default: 400, assumed)")
+    plan.add_argument("--sync-seconds", type=float, metavar="S", help="of a sync (default: --run's, else 3, assumed)")
+    plan.add_argument(
+        "--decode-tokens-per-second", type=float, metavar="X", help="of an engine on a card with all places taken"
+    )
+    plan.add_argument(
+        "--learner-tokens-per-second", type=float, metavar="X", help="of a card, forward and backward, prompts too"
+    )
+    plan.add_argument("--steps", type=int, default=12, metavar="N", help="simulated steps that count")
+    plan.add_argument("--seed", type=int, default=0, help="of the lengths")
+    plan.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .png, or .html")
+    plan.add_argument("--json", type=Path, metavar="FILE", help="also write every division to this file")
+    plan.set_defaults(command=_plan)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from vlm_rl.config import load_config
+    from vlm_rl.preflight import preflight_plan
+
+    _check_plan(options)
+    config = preflight_plan(load_config(options.config, options.overrides))
+    if options.run is not None:
+        from vlm_rl.run.directory import RunDirectory
+        from vlm_rl.scaling.lengths import check_measures
+
+        check_measures(RunDirectory(options.run).open().config())
+    from vlm_rl.scaling.command import plan
+
+    plan(options, config)
+
+
+def _check_plan(options: argparse.Namespace) -> None:
+    """Raise UserError for an option of plan that cannot be, before torch is imported; read --lengths."""
+    least = {"steps": 1, "gpu_memory": 1, "bandwidth": 1e-6, "operations": 1e-6, "sync_seconds": 0, "run_gpus": 1}
+    least |= {"decode_tokens_per_second": 1e-6, "learner_tokens_per_second": 1e-6, "seed": 0}
+    values = [(name, getattr(options, name), bound) for name, bound in least.items()]
+    values += [("gpus", count, 1) for count in options.gpus] + [("ahead", count, 0) for count in options.ahead]
+    for name, value, bound in values:
+        if value is not None and not bound <= value < float("inf"):
+            least_words = f"at least {bound}" if bound == int(bound) else "above 0"
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}: it must be {least_words}")
+    if (options.run is None) != (options.run_gpus is None):
+        raise UserError("--run and --run-gpus go together: a run does not store how many cards its learner had")
+    if options.plot is not None and options.plot.suffix not in (".png", ".html"):
+        raise UserError(f"--plot {options.plot}: name a file that ends in .png or .html")
+    if options.lengths is not None:
+        options.lengths = _run_or_mean(options.lengths)
+
+
+def _run_or_mean(text: str) -> Path | float:
+    """Return the run that --lengths names, or the mean number of tokens. Raises UserError for neither."""
+    try:
+        mean = float(text)
+    except ValueError:
+        from vlm_rl.run.directory import RunDirectory
+
+        return RunDirectory(text).open().path
+    if not 1 <= mean < float("inf"):
+        raise UserError(f"--lengths is {mean:g}: give a mean of at least 1 token, or a run")
+    return mean
 
 
 def add_doctor(commands: Commands) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from vlm_rl.learner.memory_plan import (
     side_by_side,
 )
 
-_RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
+RANKS_SHOWN = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class DryRun:
     num_parameters_of: Mapping[ModelPart, int]
     is_padded: bool  # each response behind a copy of its prompt
     num_adapted: int  # linear layers with an adapter
+    hidden_size: int  # of the language model
     memory: Memory
     memory_by_ranks: Mapping[int, Memory]
     responses_side_by_side: int  # in one engine
@@ -68,8 +69,10 @@ class DryRun:
     deepspeed: Mapping[str, Any]
 
 
-def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
+def dry_run(config: Config, *, num_ranks: int | None = None, ranks_shown: Sequence[int] = RANKS_SHOWN) -> DryRun:
     """Compute what the run needs on ``num_ranks`` ranks; None is torchrun's WORLD_SIZE, or 1.
+
+    Its `memory_by_ranks` is for ``ranks_shown`` too.
 
     A model of which only the configuration is here is assumed to be trained on an accelerator.
 
@@ -106,10 +109,11 @@ def dry_run(config: Config, *, num_ranks: int | None = None) -> DryRun:
         num_parameters_of=parameters_by_part(model),
         is_padded=padded,
         num_adapted=len(target_layers(model, lora.targets)) if lora else 0,
+        hidden_size=model.config.get_text_config().hidden_size,
         memory=plan_of(ranks),
         memory_by_ranks={
             n: plan_of(n)
-            for n in sorted({*_RANKS_SHOWN, ranks})
+            for n in sorted({*ranks_shown, ranks})
             if n % r.tensor_parallel == 0 or r.sampler == "server"
         },
         responses_side_by_side=side_by_side(config, ranks),

@@ -119,6 +119,19 @@ def plan_rows(
     return fastest
 
 
+def row_costs(
+    prompt_lengths: Sequence[int],
+    response_lengths: Sequence[Sequence[int]],
+    plan: Sequence[Sequence[Row]],
+    *,
+    pair_cost: float = 0.0,
+    padded: bool = False,
+) -> list[list[float]]:
+    """Return what each row of a plan costs, by rank; a token costs 1. The arguments are those of `plan_rows`."""
+    batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost, padded)
+    return [[batch.total(row) for row in rows] for rows in plan]
+
+
 def _distinct(starts: Sequence[list[list[Chunk]]]) -> list[list[list[Chunk]]]:
     return [start for i, start in enumerate(starts) if start not in starts[:i]]
 

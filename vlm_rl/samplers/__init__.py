@@ -4,6 +4,7 @@
     factory       choose an engine by name
     fingerprint   the proof that an engine holds the learner's current weights
     missing_vllm  what to do where vLLM is asked for and missing; loads nothing
+    schedule      which server draws which group; loads nothing
     serve         start a vLLM server for a run
     servers       the rollout engine on such servers
 
@@ -11,7 +12,7 @@ Private to this room: the engines (transformers, vllm), vllm_worker (what runs i
 (what every vLLM is given), distribution, from which the transformers engine draws, and partial_batch (responses that
 are drawn in several calls). vllm_endpoint and vllm_transfer run inside a server; server_client, server_push,
 server_fleet, server_drawing,
-server_background, gloo_link and schedule are the parts of `servers`.
+server_background and gloo_link are the parts of `servers`.
 """
 
-__all__ = ["base", "factory", "fingerprint", "missing_vllm", "serve", "servers"]
+__all__ = ["base", "factory", "fingerprint", "missing_vllm", "schedule", "serve", "servers"]

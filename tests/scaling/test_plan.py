@@ -1,0 +1,219 @@
+"""`vlm-rl plan`: the command, what fits, the learner's planner, and the rates of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.helpers.example_run import build_run
+from vlm_rl.cli import main
+from vlm_rl.config import Config, load_config
+from vlm_rl.errors import UserError
+from vlm_rl.learner.fit import misfits
+from vlm_rl.run.directory import RunDirectory
+from vlm_rl.scaling.divisions import Division, best_of, plans, server_cards
+from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups
+from vlm_rl.scaling.measured import measured_rates
+from vlm_rl.scaling.rates import Card, PhaseRates, assumed_rates
+from vlm_rl.scaling.steps import Pace
+from vlm_rl.scaling.update import Rows, UpdateTime, plan_update, useful_cost
+
+RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
+ROWS = Rows(budget=2048, hidden_size=128)
+
+
+# -- the command ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan of a recipe on 8 and on 3 cards, as JSON, PNG and HTML."""
+    folder = tmp_path_factory.mktemp("plan")
+    words = ["plan", str(RECIPE), "--gpus", "8", "3", "--ahead", "0", "1", "--steps", "2"]
+    for plot in ("plan.png", "plan.html"):
+        assert main([*words, "--json", str(folder / "plan.json"), "--plot", str(folder / plot)]) == 0
+    return folder
+
+
+def test_the_command_weighs_every_division(answered: Path) -> None:
+    tree = json.loads((answered / "plan.json").read_text())
+    eight, three = tree["gpus"]
+    assert [eight["gpus"], three["gpus"]] == [8, 3]
+    found = eight["divisions"]
+    assert {each["learner_cards"] + each["server_cards"] for each in found if each["server_cards"]} == {8}
+    assert {each["server_cards"] for each in found} == set(range(8))
+    fitting = [each for each in found if each["pace"]]
+    for each in fitting:
+        assert each["responses_per_second"] == pytest.approx(128 * 8 / each["pace"]["seconds"])
+    best = max(fitting, key=lambda each: each["responses_per_second"])
+    cards = f"{best['learner_cards']} cards for the learner and {best['server_cards']} for servers"
+    assert (cards if best["server_cards"] else "colocated") in eight["advice"].partition(",")[0] + eight["advice"]
+    assert "assumptions" in eight["advice"]
+
+
+def test_what_does_not_fit_is_shown_with_its_reason(answered: Path) -> None:
+    """The verdict is the dry run's: 7B under ZeRO 2 on one card of 80 GB."""
+    tree = json.loads((answered / "plan.json").read_text())
+    alone = [each for each in tree["gpus"][0]["divisions"] if each["learner_cards"] == 1]
+    assert len(alone) == 1 and alone[0]["pace"] is None
+    _, served = plans(load_config(RECIPE), [8])
+    plan = replace(served, num_ranks=1, memory=served.memory_by_ranks[1])
+    assert alone[0]["misfits"] == misfits(plan, 80e9) != []
+
+
+def test_the_plots_are_a_picture_and_a_page(answered: Path) -> None:
+    with Image.open(answered / "plan.png") as picture:
+        assert picture.format == "PNG" and picture.width > 300
+    text = (answered / "plan.html").read_text()
+    assert "does not fit" in text and "3 GPUs: nothing fits" in text
+    assert text.count('aria-label="Responses a second on ') == 1  # there is nothing to draw for 3
+
+
+def test_where_nothing_fits_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(RECIPE), "--gpus", "2", "--gpu-memory", "20", "--steps", "1"]) == 0
+    assert "2 GPUs: nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ahead", "-1"], "--ahead is -1"),
+        (["--bandwidth", "0"], "--bandwidth is 0: it must be above 0"),
+        (["--lengths", "0"], "--lengths is 0"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--run-gpus", "8"], "go together"),
+        (["rollout.carry_over=0.75"], "rollout.carry_over=null"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(RECIPE), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+# -- divisions -----------------------------------------------------------------------------------------
+
+
+@given(gpus=st.integers(1, 300), shared=st.sampled_from([1, 2, 4, 8]))
+def test_servers_get_whole_engines_and_never_all(gpus: int, shared: int) -> None:
+    cards = server_cards(gpus, shared)
+    assert len(cards) <= 7 and all(0 < count < gpus and count % shared == 0 for count in cards)
+    assert gpus < 2 * shared or cards
+
+
+def test_the_best_is_the_one_with_most_responses() -> None:
+    pace = Pace(1.0, 0.5, 0.5, 0.0, 0.0)
+    slow, fast = (Division(8, 4, 4, k, pace=pace, responses_per_second=rate) for k, rate in ((0, 2.0), (1, 3.0)))
+    assert best_of([slow, fast, Division(8, 8, 0, 0, ("too large",))]) is fast
+    assert best_of([Division(8, 8, 0, 0, ("too large",))]) is None
+
+
+# -- the learner ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 400), min_size=2, max_size=2), min_size=1, max_size=6),
+    prompt=st.integers(1, 300),
+    ranks=st.integers(1, 5),
+)
+def test_no_plan_is_better_than_its_bounds(lengths: list[list[int]], prompt: int, ranks: int) -> None:
+    batch = BatchLengths([prompt] * len(lengths), lengths)
+    plan = plan_update(batch, ROWS, ranks=ranks)
+    assert 0 < plan.efficiency <= plan.efficiency_of_one_wait * (1 + 1e-9) <= plan.bound * (1 + 2e-9)
+    assert plan.useful <= plan.computed * (1 + 1e-9) and plan.computed <= ranks * plan.slowest * (1 + 1e-9)
+    assert ranks > 1 or plan.slowest == pytest.approx(plan.computed)
+
+
+def test_costs_by_hand() -> None:
+    """A prompt of 10 tokens and responses of 2 and 4: 16 tokens, and 50 + (20 + 2) + (40 + 8) pairs at 1 / 768."""
+    batch = BatchLengths([10], [[2, 4]])
+    assert useful_cost(batch, ROWS) == pytest.approx(16 + 120 / 768)
+    assert plan_update(batch, ROWS, ranks=1).efficiency == pytest.approx(1)
+    time = UpdateTime.of([batch], ROWS, ranks=1, waits_at_rows=True)
+    assert (time.rows, time.cost_per_rank(32)) == (1, pytest.approx(32))
+
+
+# -- lengths and rates of a run -------------------------------------------------------------------------
+
+
+def rates_of_any_run(config: Config) -> PhaseRates:
+    return assumed_rates(
+        Card(1e9, 1e9),
+        parameters=10_000,
+        all_parameters=12_000,
+        kv_bytes=64,
+        itemsize=4,
+        is_checkpointed=False,
+        zero_stage=config.train.zero_stage,
+        updates=2,
+        passes=1,
+    )
+
+
+def measured_run(folder: Path, *, factor: float) -> RunDirectory:
+    """A run whose seconds are what the assumed rates give for its own responses, times a factor."""
+    run = build_run(folder, steps=4, metrics=False, eval_steps=())
+    for step in run.rollout_steps():
+        run.append_metrics(step, 1, {"timing/rollout": 1.0, "timing/update": 1.0, "step_time": 2.0})
+    rates = rates_of_any_run(run.config())
+    plain = measured_rates(run, rates, ROWS, ranks=2, prompts_of=lambda count: [20] * count)
+    drawn = 1.0 / plain.rollout_scale  # what the assumptions give for a mean step
+    learned = 1.0 / plain.rates.learner_scale
+    for step in run.rollout_steps():
+        seconds = {"timing/rollout": factor * drawn, "timing/old_logprobs": 0.25 * learned}
+        seconds |= {"timing/update": factor * learned - 0.25 * learned, "timing/sync": 0.5, "timing/save": 0.25}
+        run.append_metrics(step, 2, seconds | {"step_time": factor * (drawn + learned) + 0.5 + 0.125})
+    return run
+
+
+def test_a_run_sets_the_scale_and_is_found_again(tmp_path: Path) -> None:
+    """Seconds of three times the assumptions scale both by three; simulated again, the steps take as long."""
+    run = measured_run(tmp_path / "run", factor=3.0)
+    rates = rates_of_any_run(run.config())
+    measured = measured_rates(run, rates, ROWS, ranks=2, prompts_of=lambda count: [20] * count)
+    assert len(measured.batches) == 3  # all but the first
+    assert measured.rollout_scale == pytest.approx(3)
+    assert measured.rates.learner_scale == pytest.approx(3)
+    assert measured.rates.decoding.step == pytest.approx(3 * rates.decoding.step)
+    assert (measured.rates.sync, measured.rates.other) == (0.5, pytest.approx(0.125 + 0.25))
+    assert measured.again(ahead=0).seconds == pytest.approx(measured.step_seconds)
+    without = measured.again(ahead=0, saves=False).seconds
+    assert without == pytest.approx(measured.step_seconds - 0.25)
+
+
+def test_a_run_that_does_not_measure_rollouts_is_refused(tmp_path: Path) -> None:
+    config = build_run(tmp_path / "run", steps=1, metrics=False, eval_steps=()).config()
+    check_measures(config)
+    for changes in (
+        {"sampler": "server", "servers": ["http://127.0.0.1:1"], "ahead": 1},
+        {"carry_over": 0.5},
+        {"sampler": "server", "servers": "servers.txt"},
+    ):
+        changed = config.model_copy(update={"rollout": config.rollout.model_copy(update=changes)})
+        with pytest.raises(UserError, match=r"rollout\.(ahead|carry_over|servers) is"):
+            check_measures(changed)
+    with pytest.raises(UserError, match="train longer"):
+        rates = rates_of_any_run(config)
+        measured_rates(RunDirectory(tmp_path / "run"), rates, ROWS, ranks=1, prompts_of=lambda count: [1] * count)
+
+
+def test_groups_of_a_run_stay_whole(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run", steps=8, metrics=False, eval_steps=())
+    groups = groups_of_run(run, responses=8)
+    assert groups.shape == (3 * 8, 8)  # the last quarter of eight steps, and one more; eight prompts each
+    rng = np.random.default_rng(0)
+    batch = made_up(rng, 5, responses=8)
+    drawn = of_groups(rng, batch, groups, longest=64)
+    assert drawn.prompts == batch.prompts
+    assert all(any((np.array(lengths) == group).all() for group in groups) for lengths in drawn.responses)
+    fewer = of_groups(rng, made_up(rng, 5, responses=3), groups, longest=10)
+    assert np.shape(fewer.responses) == (5, 3) and np.max(fewer.responses) <= 10
+    with pytest.raises(UserError, match="responses_per_prompt = 7"):
+        groups_of_run(run, responses=7)

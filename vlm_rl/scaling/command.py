@@ -1,0 +1,246 @@
+"""`vlm-rl plan CONFIG`: simulate the steps of a run on some cards, colocated and split, and say which is fastest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from vlm_rl.config import Config
+from vlm_rl.data.hub_models import short_name
+from vlm_rl.data.model_folder import read_model_config
+from vlm_rl.learner.dry_run import DryRun, dry_run
+from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.terminal import make_console
+from vlm_rl.run.writing import writing
+from vlm_rl.scaling.answers import FASTER, SLOWER, advice, as_json, table, write_plot
+from vlm_rl.scaling.divisions import Division, Workload, again, divide, plans, rivals
+from vlm_rl.scaling.lengths import LONGEST, MEAN, BatchLengths, groups_of_run, made_up, of_groups
+from vlm_rl.scaling.measured import MeasuredRun, measured_rates
+from vlm_rl.scaling.rates import (
+    Card,
+    PhaseRates,
+    assumed_rates,
+    described,
+    with_decode_rate,
+    with_learner_rate,
+)
+from vlm_rl.scaling.update import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a plan rests on."""
+
+    work: Workload
+    lines: tuple[str, ...]  # each input in words, with its source
+    measured: MeasuredRun | None
+
+    @property
+    def sentence(self) -> str:
+        """Return in one sentence whether the rates were measured."""
+        if self.measured is None:
+            return "All rates are assumptions: --run takes a run's own"
+        return "The run's own seconds set the scale; how they change with the number of cards is assumed"
+
+
+def plan(options: argparse.Namespace, config: Config) -> None:
+    """Print a table and advice for each number of cards, and write plot and JSON where they are asked for.
+
+    Raises UserError for what training would refuse, and for a run that does not measure what is needed.
+    """
+    console = make_console()
+    basis = basis_of(options, config)
+    for line in basis.lines:
+        console.print(line, soft_wrap=True)
+    answers: dict[int, list[Division]] = {}
+    advised: dict[int, str] = {}
+    for gpus in options.gpus:
+        answers[gpus] = divide(basis.work, gpus, options.ahead)
+        otherwise = {
+            f"{factor:g} times as long": again(_decoding_times(basis.work, factor), rivals(answers[gpus], FASTER))
+            for factor in (FASTER, SLOWER)
+        }
+        advised[gpus] = advice(answers[gpus], otherwise, basis.sentence)
+        console.print()
+        console.print(table(answers[gpus]), soft_wrap=True)
+        console.print(f"\n{advised[gpus]}.", soft_wrap=True)
+    if options.plot is not None:
+        with writing(options.plot):
+            console.print(f"plot: {write_plot(answers, advised, basis.lines, options.plot)}")
+    if options.json is not None:
+        text = json.dumps(as_json(answers, advised, basis.lines), indent=1) + "\n"
+        with writing(options.json):
+            write_atomically(options.json, lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def basis_of(options: argparse.Namespace, config: Config) -> Basis:
+    """Return the work that is divided, and what it rests on."""
+    colocated, served = plans(config, options.gpus)
+    rates, lines, measured = _rates(options, config, colocated)
+    batches, of_lengths = _batches(options, config, colocated)
+    work = Workload(
+        colocated=colocated,
+        served=served,
+        batches=batches,
+        rows=rows_of(colocated),
+        rates=rates,
+        card=options.gpu_memory * 1e9,
+        skipped=2 + max(options.ahead),
+    )
+    if options.decode_tokens_per_second is not None:
+        places = colocated.config.rollout.batch_size
+        faster = with_decode_rate(
+            rates, options.decode_tokens_per_second, places=places, context=work.context - _mean(batches) / 2
+        )
+        work = replace(work, rates=faster)
+        lines += (
+            f"decoding      {options.decode_tokens_per_second:g} tokens/s of {places} responses on a card (given)",
+        )
+    return Basis(work, (*_workload_lines(config, colocated, served), *of_lengths, *lines), measured)
+
+
+def _decoding_times(work: Workload, factor: float) -> Workload:
+    return replace(work, rates=replace(work.rates, decoding=work.rates.decoding.times(factor)))
+
+
+# -- lengths ---------------------------------------------------------------------------------------
+
+
+def _mean(batches: Sequence[BatchLengths]) -> float:
+    return float(np.mean([length for batch in batches for group in batch.responses for length in group]))
+
+
+def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple[list[BatchLengths], tuple[str, ...]]:
+    """Return a batch for each step, the same for every division, and what they are."""
+    rollout, rng = config.rollout, np.random.default_rng(options.seed)
+    mean = MEAN * rollout.max_tokens / LONGEST
+    run = options.lengths if options.lengths is not None else options.run
+    if isinstance(run, float):
+        mean, run = run, None
+    count = options.steps + 2 + 2 * max(options.ahead)
+    draw = partial(_draw_prompts, config=config, plan=plan)
+    batches = [draw(rng, rollout.prompts_per_step, mean=mean) for _ in range(count)]
+    source = "made up: log-normal, not measured"
+    if run is not None:
+        folder = RunDirectory(run).open()
+        groups = groups_of_run(folder, responses=folder.config().rollout.responses_per_prompt)
+        batches = [of_groups(rng, batch, groups, longest=rollout.max_tokens) for batch in batches]
+        source = f"{len(groups)} groups of {run}, its last quarter"
+    prompts = np.mean([prompt for batch in batches for prompt in batch.prompts])
+    text = (
+        f"lengths       responses of {_mean(batches):,.0f} tokens on average, at most {rollout.max_tokens:,} "
+        f"({source}); prompts of {prompts:,.0f} (made up)"
+    )
+    return batches, (text,)
+
+
+def _draw_prompts(
+    rng: np.random.Generator, prompts: int, *, config: Config, plan: DryRun, mean: float
+) -> BatchLengths:
+    return made_up(
+        rng,
+        prompts,
+        responses=config.rollout.responses_per_prompt,
+        mean=mean,
+        longest=config.rollout.max_tokens,
+        longest_prompt=config.data.max_prompt_tokens,
+        has_image="tower" in plan.num_parameters_of,
+    )
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def rows_of(plan: DryRun) -> Rows:
+    """Return how a learner fills its rows."""
+    return Rows(plan.config.train.micro_batch_tokens, plan.hidden_size, plan.is_padded)
+
+
+def rates_of(plan: DryRun, card: Card) -> PhaseRates:
+    """Return the assumed rates of a configuration."""
+    config = plan.config
+    passes = (plan.updates_per_step > 1) + (config.algorithm.kl_coef > 0)
+    return assumed_rates(
+        card,
+        parameters=plan.num_parameters_of["language_model"],
+        all_parameters=plan.num_parameters,
+        kv_bytes=plan.kv_bytes_per_token * config.rollout.tensor_parallel,
+        itemsize=plan.dtype.itemsize,
+        is_checkpointed=config.model.gradient_checkpointing,
+        zero_stage=config.train.zero_stage,
+        updates=plan.updates_per_step,
+        passes=passes,
+    )
+
+
+def _rates(
+    options: argparse.Namespace, config: Config, plan: DryRun
+) -> tuple[PhaseRates, tuple[str, ...], MeasuredRun | None]:
+    """Return the rates and each of their sources in words."""
+    given = {"bandwidth": options.bandwidth, "operations": options.operations}
+    card = Card(**{name: value * 1e12 for name, value in given.items() if value is not None})
+    rates = rates_of(plan, card)
+    lines = [f"{name:<14}{text}" for name, text in described(card).items()]
+    measured = None
+    if options.run is not None:
+        measured = measure(RunDirectory(options.run), card, ranks=options.run_gpus)
+        of_run = measured.rates
+        rates = replace(
+            rates,
+            decoding=rates.decoding.times(measured.rollout_scale),
+            learner_scale=of_run.learner_scale,
+            sync=of_run.sync,
+            wake=of_run.wake,
+            other=of_run.other,
+        )
+        lines += _measured_lines(options, measured)
+    if options.sync_seconds is not None:
+        rates = replace(rates, sync=options.sync_seconds)
+        lines.append(f"sync          {rates.sync:g} s (given)")
+    elif measured is None:
+        lines.append(f"sync          {rates.sync:g} s, and {rates.wake:g} s more where an engine sleeps (ours)")
+    if measured is None:
+        lines.append("else          prompts, grades, logs and saves are not counted")
+        _, raw = read_model_config(config.model.path)
+        if "num_experts_per_tok" in raw.get("text_config", raw):
+            lines.append("experts       every expert is counted as read and computed: give --run, or the two rates")
+    if options.learner_tokens_per_second is not None:
+        rates = replace(with_learner_rate(rates, options.learner_tokens_per_second), learner_scale=1.0)
+        lines.append(f"update        {options.learner_tokens_per_second:g} tokens/s on a card (given)")
+    return rates, tuple(lines), measured
+
+
+def measure(run: RunDirectory, card: Card, *, ranks: int) -> MeasuredRun:
+    """Return what a run on so many learner's ranks measured."""
+    config = run.config()
+    plan = dry_run(config, num_ranks=ranks)
+
+    def prompts_of(count: int) -> list[int]:
+        return list(_draw_prompts(np.random.default_rng(0), count, config=config, plan=plan, mean=1.0).prompts)
+
+    return measured_rates(run, rates_of(plan, card), rows_of(plan), ranks=ranks, prompts_of=prompts_of)
+
+
+def _measured_lines(options: argparse.Namespace, measured: MeasuredRun) -> Iterator[str]:
+    seconds, count = measured.seconds, len(measured.batches)
+    yield (
+        f"measured      over {count} steps of {options.run} on {options.run_gpus} learner's cards, times what is "
+        f"assumed: rollout {seconds['rollout']:.2f} s ({measured.rollout_scale:.3g}), log-probs and updates "
+        f"{seconds['learner']:.2f} s ({measured.rates.learner_scale:.3g})"
+    )
+    yield f"              sync {seconds['sync']:.2f} s, else {measured.rates.other:.2f} s, on any number of cards"
+
+
+def _workload_lines(config: Config, colocated: DryRun, served: DryRun) -> Iterator[str]:
+    r, t = config.rollout, config.train
+    yield (
+        f"a step        {short_name(config.model.path)}, {r.prompts_per_step} prompts x {r.responses_per_prompt} "
+        f"responses, updates of {t.mini_batch_prompts} prompts, ZeRO {t.zero_stage}; engines on {r.tensor_parallel} "
+        f"card{'s' * (r.tensor_parallel > 1)} draw {colocated.config.rollout.batch_size} responses at once, servers "
+        f"{served.config.rollout.batch_size}"
+    )
