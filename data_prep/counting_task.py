@@ -158,9 +158,12 @@ def respond(reasoning: str, answer: int) -> str:
 
 
 def chat_texts() -> list[str]:
-    """Return the words that the chat template and the system prompts add to every task's."""
+    """Return the words that the chat template and the system prompts add to every task's.
+
+    No toy task asks for a program, and more words would change the vocabulary of every toy model.
+    """
     roles = ["system", "user", "assistant", "You are a helpful assistant."]
-    return [*roles, *(template.system for template in TEMPLATES.values())]
+    return [*roles, *(template.system for template in TEMPLATES.values() if not template.has_program)]
 
 
 def keyed_rng(seed: int, *key: str | int) -> np.random.Generator:

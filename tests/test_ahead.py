@@ -19,6 +19,7 @@ from vlm_rl.config import parse_config
 from vlm_rl.data.ahead import BatchAhead, age_metrics, ages, load_batches, oldest, save_batches
 from vlm_rl.data.carry_over import begin
 from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import UserError
 from vlm_rl.metrics import update_metrics
 from vlm_rl.recorder import Timings
@@ -134,6 +135,7 @@ def test_no_prompt_is_lost_and_no_token_is_too_old(
     s.learner, s.sampler = SimpleNamespace(num_updates=0), None
     s.recorder = SimpleNamespace(note=lambda _: None, phase=lambda _: None)
     s.builder = SimpleNamespace(build=lambda problem: SimpleNamespace(ids=[1], problem_id=problem.id))
+    s.next_prompts = PromptCache(s.builder)
     begun_with: dict[int, int] = {}
     order: list[int] = []
     batches: dict[int, Any] = {}

@@ -22,6 +22,7 @@ from vlm_rl.collecting import collect
 from vlm_rl.config import parse_config
 from vlm_rl.data.carry_over import FILE, GroupInProgress, begin, carry_metrics, load_groups, save_groups
 from vlm_rl.data.order import Ledger, PromptOrder
+from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.losses import policy_loss
 from vlm_rl.recorder import Timings
@@ -173,6 +174,7 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     s.order, s.learner = PromptOrder(len(PROBLEMS), 0), SimpleNamespace(num_updates=0)
     s.recorder = SimpleNamespace(note=lambda _: None, phase=lambda _: None)
     s.builder = SimpleNamespace(build=lambda problem: SimpleNamespace(ids=[1], problem_id=problem.id))
+    s.next_prompts = PromptCache(s.builder)
     s.draw_on = Lengths(lengths, places).draw_on
     s.reward = SimpleNamespace(
         score=lambda items: [

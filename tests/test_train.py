@@ -309,6 +309,7 @@ def test_the_accuracy_of_a_batch_counts_what_dynamic_sampling_drops(monkeypatch:
         in_progress=(),
         ahead=(),
         builder=None,
+        next_prompts=None,
         step=0,
         recorder=SimpleNamespace(note=lambda _: None),
     )

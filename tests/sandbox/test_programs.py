@@ -10,11 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from vlm_rl.errors import UserError
 from vlm_rl.sandbox import probe
+from vlm_rl.sandbox.interpreter import interpreter_files
 from vlm_rl.sandbox.programs import Program, ProgramLimits, Sandbox, SandboxError
 
 
@@ -31,6 +33,20 @@ def test_a_program_reads_and_writes_bytes(sandbox: Sandbox) -> None:
     assert (run.stdout, run.code, run.succeeded) == (data[::-1], 3, False)
 
 
+def test_a_preloaded_library_stays_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM sets LD_PRELOAD in the process that starts its engine, and the grader may start there later."""
+    library = next(Path(source) for source, target in interpreter_files() if Path(target).name.startswith("libc."))
+    (tmp_path / "preloaded.so").write_bytes(library.read_bytes())
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "preloaded.so"))
+    interpreter_files.cache_clear()
+    try:
+        assert not any("preloaded" in source for source, _ in interpreter_files())
+        with Sandbox(workers=1) as own:
+            assert own.run(Program("print(1)")).stdout == b"1\n"
+    finally:
+        interpreter_files.cache_clear()
+
+
 def test_runs_come_back_in_the_order_of_their_programs(sandbox: Sandbox) -> None:
     programs = [Program(f"import time; time.sleep({delay}); print({delay})") for delay in (0.2, 0.0, 0.1)]
     assert [run.stdout for run in sandbox.run_many(programs)] == [b"0.2\n", b"0.0\n", b"0.1\n"]
@@ -42,13 +58,14 @@ def test_runs_come_back_in_the_order_of_their_programs(sandbox: Sandbox) -> None
         ("print(1)", "exit code 0"),
         ("raise ValueError('odd')", "exit code 1: ValueError: odd"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL after"),
-        ("import time; time.sleep(60)", "no end after 0."),
+        ("import time; time.sleep(60)", "no end after"),
         ("while True: print('x' * 1000)", "too much output"),
         ("def f(:", "exit code 1: SyntaxError: invalid syntax"),
     ],
 )
 def test_how_a_program_ended_is_said(sandbox: Sandbox, source: str, reason: str) -> None:
-    assert sandbox.run(Program(source, limits=ProgramLimits(seconds=0.5))).reason.startswith(reason)
+    limits = ProgramLimits(seconds=0.5 if "sleep" in source else 30)
+    assert sandbox.run(Program(source, limits=limits)).reason.startswith(reason)
 
 
 def test_each_program_starts_with_an_empty_folder(sandbox: Sandbox) -> None:

@@ -25,8 +25,11 @@ def interpreter_files() -> tuple[tuple[str, str], ...]:
     standard_library = Path(sysconfig.get_path("stdlib"))
     folder = standard_library / "lib-dynload"
     extensions = sorted(str(path) for path in folder.glob("*.so") if not path.name.startswith("_tkinter"))
+    # vLLM sets LD_PRELOAD for its workers, and ldd lists what is named there as needed.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    ldd = ["ldd", python, *extensions]
     try:
-        listed = subprocess.run(["ldd", python, *extensions], capture_output=True, text=True, timeout=60, check=False)
+        listed = subprocess.run(ldd, capture_output=True, text=True, timeout=60, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(
             f"programs cannot be sandboxed here: ldd does not run ({error}), which says what libraries Python needs: "

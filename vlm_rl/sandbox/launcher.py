@@ -144,7 +144,7 @@ def build_root(files: list[tuple[str, str]]) -> None:
                 mount("an empty folder", "tmpfs", f"{place}/{name}", "tmpfs", _READ_ONLY, "size=4k")
     make_place("/tmp/dev/null", is_folder=False)
     mount("/dev/null", f"/proc/self/fd/{null}", "/tmp/dev/null", None, _BIND)
-    Path("/tmp/tmp").mkdir()
+    Path("/tmp/tmp").mkdir(exist_ok=True)  # where Python itself is installed below /tmp
     Path("/tmp/old").mkdir()
     os.chdir("/tmp")
     call("a root folder of its own", _LIBC.syscall, _PIVOT_ROOT[os.uname().machine], b".", b"old")
