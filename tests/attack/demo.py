@@ -203,6 +203,7 @@ ATTACKS = (
         WEB,
         "4 x 401; guesses: 10 x 401, 40 x 429; with the token: 200",
         be_a_stranger,
+        slow=True,
     ),
     Attack(
         "nonsense to the demo",

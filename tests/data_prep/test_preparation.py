@@ -287,7 +287,7 @@ SAMPLES = {  # below the folder of sample data, and how many rows are kept of it
 
 
 @pytest.mark.parametrize("source", SAMPLES)
-@pytest.mark.parametrize("rows", ["made", "real"])
+@pytest.mark.parametrize("rows", ["made", pytest.param("real", marks=pytest.mark.slow)])
 def test_every_sample_prepares(tmp_path, source, rows) -> None:
     if rows == "made":
         path = tmp_path / "raw"

@@ -60,6 +60,7 @@ def test_the_headline_tells_the_evaluations_numbers(run, page):
     assert "CONTAMINATED" not in page.text and "Controls" not in page.text
 
 
+@pytest.mark.slow
 def test_the_page_opens_in_both_themes_without_a_request(run, page, browser):
     address = (run.path / "report.html").as_uri()
     colors = {}
@@ -77,6 +78,7 @@ def test_the_page_opens_in_both_themes_without_a_request(run, page, browser):
     assert colors["light"][0] != colors["dark"][0] and colors["light"][1] != colors["dark"][1]
 
 
+@pytest.mark.slow
 def test_the_tools_of_a_chart(run, page, browser, tmp_path):
     """The values as CSV, the picture, a logarithmic axis, the slider of all running means, and folded charts."""
     metrics = RunCurves(run)

@@ -170,7 +170,7 @@ def without_sampling(config: SftConfig) -> Config:
     )
 
 
-@lru_cache(maxsize=1)  # a search for settings that fit plans for one model dozens of times
+@lru_cache(maxsize=16)  # a search for settings that fit plans for one model dozens of times
 def _build(configuration: str, source: str) -> PreTrainedModel:
     """Return the model of this configuration (JSON) on the meta device."""
     raw = json.loads(configuration)
