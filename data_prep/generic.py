@@ -194,7 +194,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         meta["response"] = text_of({columns.response: answer_of(row, columns.response)}, columns.response)
     if columns.tests:
         tests = tests_in(cell(row, columns.tests))
-        answer, meta["tests"] = f"a program that passes {len(tests.inputs)} tests", tests.packed()
+        answer, meta["tests"] = tests.gold, tests.packed()
     else:
         answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
     choices = choices_of(row, _listed(columns.choices))

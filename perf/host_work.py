@@ -41,10 +41,10 @@ def problem(rng: np.random.Generator, index: int) -> Problem:
     return Problem(str(index), "<image>How many?", (file.getvalue(),), answer="4", answer_type="integer")
 
 
-def milliseconds(work: Callable[[], Any]) -> tuple[float, Any]:
+def milliseconds(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     """Return the CPU time of a call, and its result."""
     begun = time.process_time()
-    result = work()
+    result = work(*arguments)
     return 1e3 * (time.process_time() - begun), result
 
 
@@ -62,15 +62,14 @@ def main() -> None:
         for with_hash in (True, False):
             rows = []
             for index in range(PROMPTS):
-                asked = problem(rng, index)
-                built, prompt = milliseconds(lambda: builder.build(asked))  # noqa: B023
-                made, request = milliseconds(lambda: prompt_request(prompt.sampler_ids.tolist(), prompt.images))  # noqa: B023
+                built, prompt = milliseconds(builder.build, problem(rng, index))
+                made, request = milliseconds(prompt_request, prompt.sampler_ids.tolist(), prompt.images)
                 if not with_hash:
                     del request["multi_modal_uuids"]
                 added = []
                 for g in range(RESPONSES):
                     setting, name = sampler._sampling(SAMPLING, g), f"{with_hash}-{index}-{g}"
-                    added.append(milliseconds(lambda: engine.add_request(name, request, setting))[0])  # noqa: B023
+                    added.append(milliseconds(engine.add_request, name, request, setting)[0])
                 rows.append([built, made, added[0], statistics.median(added[1:]), built + made + sum(added)])
             medians = [statistics.median(column) for column in zip(*rows[1:], strict=True)]  # the first one warms up
             cells = " | ".join(f"{value:.1f}" for value in medians)

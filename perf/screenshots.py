@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import argparse
 import io
-import shutil
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.request import urlopen
 
 from PIL import Image
 
-from vlm_rl.demo.default_runs import FIRST_VIEW, RECORDED
+from tests.helpers.browser import open_browser, open_page
+from tests.helpers.demo_process import demo_process
+from vlm_rl.demo.default_runs import FIRST_VIEW
 
 MAX_BYTES = 150_000  # of a picture
-SECONDS = 180  # for the server to start, and for a page to be drawn
 
 
 @dataclass(frozen=True)
@@ -48,56 +43,21 @@ PICTURES = {
 }
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """Serve the demo of the recorded runs until the end of the block, and yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "vlm_rl", "demo", str(RECORDED), "--port", str(port)])
-    try:
-        url, end = f"http://127.0.0.1:{port}/", time.monotonic() + SECONDS
-        while not _answers(url):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit("the demo did not start")
-            time.sleep(0.3)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
 def take(names: Sequence[str], out: Path) -> None:
     """Take these pictures and print the size of each."""
-    from playwright.sync_api import sync_playwright
-
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with serving() as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+    with TemporaryDirectory() as folder, demo_process(Path(folder)) as demo, open_browser() as browser:
         for name in names:
             path = out / f"{name}.png"
-            path.write_bytes(reduced(_shot(browser, PICTURES[name], url)))
+            path.write_bytes(reduced(_shot(browser, PICTURES[name], demo.url)))
             print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
-        browser.close()
 
 
 def _shot(browser: Any, picture: Picture, url: str) -> bytes:
-    page = browser.new_page(viewport={"width": picture.width, "height": picture.height})
-    page.set_default_timeout(1000 * SECONDS)
-    page.goto(f"{url}?{picture.query}")
-    page.wait_for_selector(picture.ready)
-    page.wait_for_timeout(1500)  # fonts, and what moves when it is first drawn
-    content = page.screenshot()
-    page.close()
-    return content
+    address = f"{url}/?{picture.query}"
+    with open_page(address, browser=browser, width=picture.width, height=picture.height) as visit:
+        visit.page.wait_for_selector(picture.ready)
+        visit.page.wait_for_timeout(1500)  # fonts, and what moves when it is first drawn
+        return visit.page.screenshot()
 
 
 def reduced(picture: bytes) -> bytes:

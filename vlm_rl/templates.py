@@ -63,8 +63,12 @@ class Template:
             if not (rest.startswith(ANSWER) and rest.endswith(END_ANSWER)):
                 return False
             rest = rest.removeprefix(ANSWER).removesuffix(END_ANSWER)
-        contents = programs(rest) if self.has_program else boxes(rest)
+        contents = self.answers(rest)
         return bool(reasoning.strip()) and contents is not None and len(contents) == 1 and bool(contents[0].strip())
+
+    def answers(self, region: str) -> list[str] | None:
+        """Return the programs or the contents of the boxes in a text; None where a box is never closed."""
+        return programs(region) if self.has_program else boxes(region)
 
     def answer_region(self, response: str) -> str | None:
         """Return the part of the response in which the answer is looked for, or None if there is none."""
@@ -120,17 +124,21 @@ def fenced(program: str) -> str:
 
 def programs(text: str) -> list[str]:
     """Return what is between each two lines that hold ```, in order; a last block that is not closed is left out."""
-    lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if "```" in line]
+    lines, fences = _fences(text)
     pairs = zip(fences[::2], fences[1::2], strict=False)
     return ["\n".join(lines[start + 1 : end]) for start, end in pairs]
 
 
 def last_program(text: str) -> str | None:
     """Return what is between the last two lines that hold ```, as LiveCodeBench does; None without two."""
+    lines, fences = _fences(text)
+    return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else None
+
+
+def _fences(text: str) -> tuple[list[str], list[int]]:
+    """Return the lines of a text, and the numbers of those that hold ```."""
     lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if "```" in line][-2:]
-    return "\n".join(lines[fences[0] + 1 : fences[1]]) if len(fences) == 2 else None
+    return lines, [number for number, line in enumerate(lines) if "```" in line]
 
 
 def states_answer(response: str, *, is_program: bool) -> bool:

@@ -53,11 +53,13 @@ def open_browser() -> Iterator[Any]:
 
 
 @contextmanager
-def open_page(url: str, *, scheme: str = "light", width: int = 1280, browser: Any = None) -> Iterator[Visit]:
+def open_page(
+    url: str, *, scheme: str = "light", width: int = 1280, height: int = 900, browser: Any = None
+) -> Iterator[Visit]:
     """Visit `url` in a fresh profile, in a new browser where none is given."""
     with ExitStack() as stack:
         own = browser or stack.enter_context(open_browser())
-        context = own.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context = own.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         stack.callback(context.close)
         page = context.new_page()
         page.set_default_timeout(60_000)

@@ -29,7 +29,7 @@ from vlm_rl.data.model_folder import declared_eos_ids, open_config, open_tokeniz
 from vlm_rl.data.untrusted_text import UntrustedTextEncoder, make_sentinels
 from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
-from vlm_rl.templates import THINK, Template, boxes, programs
+from vlm_rl.templates import THINK, Template
 from vlm_rl.types import IMAGE_MARKER, Problem, Prompt, Video, group_by_marker, marker_fault, split_at_markers
 
 
@@ -221,7 +221,7 @@ class PromptBuilder:
                 "no format reward; use a different template, or a model whose chat template leaves the reasoning open"
             )
         region = self.template.answer_region(graded)
-        if region is None or (programs(region) if self.template.has_program else boxes(region)) != ["4"]:
+        if region is None or self.template.answers(region) != ["4"]:
             raise UserError(
                 f"{where}: no answer is found in the perfect response {graded!r}; use a different template"
             )

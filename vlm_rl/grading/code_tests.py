@@ -10,7 +10,6 @@ A prepared set keeps them as text (zlib, base64), because the tests of a contest
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from collections.abc import Mapping
@@ -61,6 +60,11 @@ class CodeTests:
             if is_there:
                 raise UserError(f"bad tests of a program: {fault}")
 
+    @property
+    def gold(self) -> str:
+        """Return in words what a right answer is."""
+        return f"a program that passes {len(self.inputs)} tests"
+
     def packed(self) -> str:
         """Return the tests as one text."""
         tree = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -74,13 +78,21 @@ class CodeTests:
         if not isinstance(text, str):
             raise UserError("the problem has no tests in its meta: a program is judged by tests")
         try:
-            unpacking = zlib.decompressobj()
-            data = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)
-            if unpacking.unconsumed_tail:
-                raise UserError(f"bad tests of a program: more than {_LARGEST >> 20} MiB")
-            tree = json.loads(data)
+            tree = json.loads(unpacked(text))
             known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
             known |= {name: decode(known[name]) for name in ("inputs", "outputs")}
             return cls(**known)
-        except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, zlib.error, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"bad tests of a program: they cannot be unpacked ({error})") from None
+
+
+def unpacked(text: str) -> bytes:
+    """Return what was compressed and written in base64. Raises ValueError where it is not that, or too large."""
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(base64.b64decode(text, validate=True), _LARGEST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if unpacking.unconsumed_tail:
+        raise ValueError(f"more than {_LARGEST >> 20} MiB")
+    return data

@@ -193,13 +193,12 @@ def _evened_out(batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], *, shakes: i
     best = costs.improved(np.array([k for k, *_ in places]))
     rng = np.random.default_rng(0)
     for _ in range(shakes):
-        if costs.of_bins(best)[0].max() <= 1.01 * costs.least:
+        if costs.fullest(best) <= 1.01 * costs.least:
             break
         shaken = best.copy()
         shaken[rng.integers(len(places), size=_SHAKEN)] = rng.integers(len(bins), size=_SHAKEN)
         shaken = costs.improved(shaken)
-        if costs.of_bins(shaken)[0].max() < costs.of_bins(best)[0].max():
-            best = shaken
+        best = min(best, shaken, key=costs.fullest)
     members: list[dict[int, list[int]]] = [{} for _ in bins]
     for k, (_, group, index) in zip(best.tolist(), places, strict=True):
         members[k].setdefault(group, []).append(index)
@@ -232,6 +231,10 @@ class _Costs:
         cost_B = (held_BP > 0) @ self.prompts
         np.add.at(cost_B, bin_of_N, self.responses)
         return cost_B, held_BP
+
+    def fullest(self, bin_of_N: np.ndarray) -> int:
+        """Return the cost of the fullest bin."""
+        return int(self.of_bins(bin_of_N)[0].max())
 
     def improved(self, bin_of_N: np.ndarray) -> np.ndarray:
         """Take responses out of the fullest bin, for none or for one of a different bin, while that helps."""

@@ -6,6 +6,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 
+def rank_room(places: int, ranks: int, *, is_ahead: bool) -> int:
+    """Return how many responses of a rank a server is given at once.
+
+    Where all wait for it, twice what it draws at once: none idles between two groups then.
+    """
+    return (1 if is_ahead else 2) * places // ranks
+
+
 class Schedule:
     """Groups that are still to be answered, and those in progress at each server."""
 

@@ -27,6 +27,7 @@ from vlm_rl.samplers.fingerprint import (
     StaleWeightsError,
     check_buffers,
 )
+from vlm_rl.samplers.schedule import rank_room
 from vlm_rl.samplers.server_background import Background
 from vlm_rl.samplers.server_client import ServerError, ask_proof, connected
 from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
@@ -143,7 +144,10 @@ class ServerSampler:
 
     def _places(self) -> dict[str, int]:
         """Return how many responses of this rank each server draws ahead at once; the probe finds a place beside."""
-        return {url: (room - PROBE_PLACES) // world_size() for url, room in dict(self.fleet.rooms).items()}
+        return {
+            url: rank_room(room - PROBE_PLACES, world_size(), is_ahead=True)
+            for url, room in dict(self.fleet.rooms).items()
+        }
 
     def _restore(self) -> Fingerprint:
         """Wait for a server, push the weights again, and return their proven fingerprint."""
@@ -244,8 +248,7 @@ class ServerSampler:
 
     def _draw(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Draw until every group is complete or no server is left, and tell whether groups are missing."""
-        # Twice what a server draws at once: none idles between two groups.
-        rooms = {url: 2 * room // world_size() for url, room in dict(self.fleet.rooms).items()}
+        rooms = {url: rank_room(room, world_size(), is_ahead=False) for url, room in dict(self.fleet.rooms).items()}
         drawing = Drawing(self.fleet, self._builder, rooms, requests, size=size)
         return asyncio.run(drawing.run())
 

@@ -51,7 +51,7 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     try:
         proc = enter(plan["files"])
-    except RefusedError as error:
+    except (RefusedError, OSError) as error:
         reply({"refused": str(error)})
         return
     reply({"ready": True})

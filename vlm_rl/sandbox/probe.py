@@ -26,7 +26,6 @@ class ProbeProgram:
     """A program of ours that pushes against walls."""
 
     source: str
-    stdin: bytes = b""
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -124,7 +124,7 @@ class Sandbox:
             if not self._is_proved:
                 probe.check_machine()
                 for program, is_held in probe.PROBES:
-                    run = self._run(Program(program.source, program.stdin, ProgramLimits(**program.limits)))
+                    run = self._run(Program(program.source, limits=ProgramLimits(**program.limits)))
                     if fault := is_held(run):
                         raise UserError(
                             f"programs are not run here, because a wall of the sandbox does not hold: {fault}. "

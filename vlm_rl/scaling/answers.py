@@ -132,10 +132,12 @@ def _named(division: Division) -> str:
     )
 
 
-def as_json(answers: Mapping[int, Sequence[Division]], advised: Mapping[int, str], basis: Sequence[str]) -> Any:
+def as_json(
+    answers: Mapping[int, Sequence[Division]], advised: Mapping[int, str], basis: Sequence[tuple[str, str]]
+) -> Any:
     """Return everything as plain values."""
     return {
-        "basis": list(basis),
+        "basis": [{"what": what, "taken_as": text} for what, text in basis],
         "gpus": [
             {"gpus": gpus, "advice": advised[gpus], "divisions": [asdict(division) for division in found]}
             for gpus, found in answers.items()
@@ -144,7 +146,7 @@ def as_json(answers: Mapping[int, Sequence[Division]], advised: Mapping[int, str
 
 
 def write_plot(
-    answers: Mapping[int, Sequence[Division]], advised: Mapping[int, str], basis: Sequence[str], out: Path
+    answers: Mapping[int, Sequence[Division]], advised: Mapping[int, str], basis: Sequence[tuple[str, str]], out: Path
 ) -> Path:
     """Write a chart for each number of cards, as PNG or as a page of HTML, and return its path.
 
@@ -170,8 +172,7 @@ def write_plot(
     ]
     text = page(
         title="How to divide the cards · vlm-rl",
-        header=Markup("<h1>How to divide the cards</h1>")
-        + _PARTS.table(("what", "taken as"), [(line[:14].strip(), line[14:]) for line in basis]),
+        header=Markup("<h1>How to divide the cards</h1>") + _PARTS.table(("what", "taken as"), basis),
         sections=sections,
         footer="Computed by vlm-rl plan; nothing was run.",
         scripts=vega.scripts(),

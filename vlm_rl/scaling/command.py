@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,13 +31,15 @@ from vlm_rl.scaling.rates import (
 )
 from vlm_rl.scaling.update import Rows
 
+Line = tuple[str, str]  # an input, and what it is taken as, with its source
+
 
 @dataclass(frozen=True, slots=True)
 class Basis:
     """What a plan rests on."""
 
     work: Workload
-    lines: tuple[str, ...]  # each input in words, with its source
+    lines: tuple[Line, ...]
     measured: MeasuredRun | None
 
     @property
@@ -55,8 +57,8 @@ def plan(options: argparse.Namespace, config: Config) -> None:
     """
     console = make_console()
     basis = basis_of(options, config)
-    for line in basis.lines:
-        console.print(line, soft_wrap=True)
+    for name, text in basis.lines:
+        console.print(f"{name:<14}{text}", soft_wrap=True)
     answers: dict[int, list[Division]] = {}
     advised: dict[int, str] = {}
     for gpus in options.gpus:
@@ -82,7 +84,7 @@ def basis_of(options: argparse.Namespace, config: Config) -> Basis:
     """Return the work that is divided, and what it rests on."""
     colocated, served = plans(config, options.gpus)
     rates, lines, measured = _rates(options, config, colocated)
-    batches, of_lengths = _batches(options, config, colocated)
+    batches, lengths = _batches(options, config, colocated)
     work = Workload(
         colocated=colocated,
         served=served,
@@ -98,10 +100,9 @@ def basis_of(options: argparse.Namespace, config: Config) -> Basis:
             rates, options.decode_tokens_per_second, places=places, context=work.context - _mean(batches) / 2
         )
         work = replace(work, rates=faster)
-        lines += (
-            f"decoding      {options.decode_tokens_per_second:g} tokens/s of {places} responses on a card (given)",
-        )
-    return Basis(work, (*_workload_lines(config, colocated, served), *of_lengths, *lines), measured)
+        given = f"{options.decode_tokens_per_second:g} tokens/s of {places} responses on a card (given)"
+        lines.append(("decoding", given))
+    return Basis(work, (_workload_line(config, colocated, served), lengths, *lines), measured)
 
 
 def _decoding_times(work: Workload, factor: float) -> Workload:
@@ -115,7 +116,7 @@ def _mean(batches: Sequence[BatchLengths]) -> float:
     return float(np.mean([length for batch in batches for group in batch.responses for length in group]))
 
 
-def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple[list[BatchLengths], tuple[str, ...]]:
+def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple[list[BatchLengths], Line]:
     """Return a batch for each step, the same for every division, and what they are."""
     rollout, rng = config.rollout, np.random.default_rng(options.seed)
     mean = MEAN * rollout.max_tokens / LONGEST
@@ -133,10 +134,10 @@ def _batches(options: argparse.Namespace, config: Config, plan: DryRun) -> tuple
         source = f"{len(groups)} groups of {run}, its last quarter"
     prompts = np.mean([prompt for batch in batches for prompt in batch.prompts])
     text = (
-        f"lengths       responses of {_mean(batches):,.0f} tokens on average, at most {rollout.max_tokens:,} "
+        f"responses of {_mean(batches):,.0f} tokens on average, at most {rollout.max_tokens:,} "
         f"({source}); prompts of {prompts:,.0f} (made up)"
     )
-    return batches, (text,)
+    return batches, ("lengths", text)
 
 
 def _draw_prompts(
@@ -180,12 +181,12 @@ def rates_of(plan: DryRun, card: Card) -> PhaseRates:
 
 def _rates(
     options: argparse.Namespace, config: Config, plan: DryRun
-) -> tuple[PhaseRates, tuple[str, ...], MeasuredRun | None]:
+) -> tuple[PhaseRates, list[Line], MeasuredRun | None]:
     """Return the rates and each of their sources in words."""
     given = {"bandwidth": options.bandwidth, "operations": options.operations}
     card = Card(**{name: value * 1e12 for name, value in given.items() if value is not None})
     rates = rates_of(plan, card)
-    lines = [f"{name:<14}{text}" for name, text in described(card).items()]
+    lines = [*described(card).items()]
     measured = None
     if options.run is not None:
         measured = measure(RunDirectory(options.run), card, ranks=options.run_gpus)
@@ -198,21 +199,21 @@ def _rates(
             wake=of_run.wake,
             other=of_run.other,
         )
-        lines += _measured_lines(options, measured)
+        lines.append(_measured_line(options, measured))
     if options.sync_seconds is not None:
         rates = replace(rates, sync=options.sync_seconds)
-        lines.append(f"sync          {rates.sync:g} s (given)")
+        lines.append(("sync", f"{rates.sync:g} s (given)"))
     elif measured is None:
-        lines.append(f"sync          {rates.sync:g} s, and {rates.wake:g} s more where an engine sleeps (ours)")
+        lines.append(("sync", f"{rates.sync:g} s, and {rates.wake:g} s more where an engine sleeps (ours)"))
     if measured is None:
-        lines.append("else          prompts, grades, logs and saves are not counted")
+        lines.append(("else", "prompts, grades, logs and saves are not counted"))
         _, raw = read_model_config(config.model.path)
         if "num_experts_per_tok" in raw.get("text_config", raw):
-            lines.append("experts       every expert is counted as read and computed: give --run, or the two rates")
+            lines.append(("experts", "every expert is counted as read and computed: give --run, or the two rates"))
     if options.learner_tokens_per_second is not None:
         rates = replace(with_learner_rate(rates, options.learner_tokens_per_second), learner_scale=1.0)
-        lines.append(f"update        {options.learner_tokens_per_second:g} tokens/s on a card (given)")
-    return rates, tuple(lines), measured
+        lines.append(("update", f"{options.learner_tokens_per_second:g} tokens/s on a card (given)"))
+    return rates, lines, measured
 
 
 def measure(run: RunDirectory, card: Card, *, ranks: int) -> MeasuredRun:
@@ -226,21 +227,23 @@ def measure(run: RunDirectory, card: Card, *, ranks: int) -> MeasuredRun:
     return measured_rates(run, rates_of(plan, card), rows_of(plan), ranks=ranks, prompts_of=prompts_of)
 
 
-def _measured_lines(options: argparse.Namespace, measured: MeasuredRun) -> Iterator[str]:
+def _measured_line(options: argparse.Namespace, measured: MeasuredRun) -> Line:
     seconds, count = measured.seconds, len(measured.batches)
-    yield (
-        f"measured      over {count} steps of {options.run} on {options.run_gpus} learner's cards, times what is "
+    return (
+        "measured",
+        f"over {count} steps of {options.run} on {options.run_gpus} learner's cards, times what is "
         f"assumed: rollout {seconds['rollout']:.2f} s ({measured.rollout_scale:.3g}), log-probs and updates "
-        f"{seconds['learner']:.2f} s ({measured.rates.learner_scale:.3g})"
+        f"{seconds['learner']:.2f} s ({measured.rates.learner_scale:.3g}); sync {seconds['sync']:.2f} s, else "
+        f"{measured.rates.other:.2f} s, on any number of cards",
     )
-    yield f"              sync {seconds['sync']:.2f} s, else {measured.rates.other:.2f} s, on any number of cards"
 
 
-def _workload_lines(config: Config, colocated: DryRun, served: DryRun) -> Iterator[str]:
+def _workload_line(config: Config, colocated: DryRun, served: DryRun) -> Line:
     r, t = config.rollout, config.train
-    yield (
-        f"a step        {short_name(config.model.path)}, {r.prompts_per_step} prompts x {r.responses_per_prompt} "
+    return (
+        "a step",
+        f"{short_name(config.model.path)}, {r.prompts_per_step} prompts x {r.responses_per_prompt} "
         f"responses, updates of {t.mini_batch_prompts} prompts, ZeRO {t.zero_stage}; engines on {r.tensor_parallel} "
         f"card{'s' * (r.tensor_parallel > 1)} draw {colocated.config.rollout.batch_size} responses at once, servers "
-        f"{served.config.rollout.batch_size}"
+        f"{served.config.rollout.batch_size}",
     )

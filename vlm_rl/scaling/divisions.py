@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from vlm_rl.config import Config
+from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.learner.fit import ENGINE_SHARE, misfits
@@ -15,7 +15,6 @@ from vlm_rl.scaling.steps import Pace, Sides, simulate
 from vlm_rl.scaling.update import Rows, UpdateTime, useful_cost
 
 SERVER_SHARE = 0.92  # of a card, which vLLM 0.32 takes by default; a server has the card alone
-SERVER_PLACES = 256  # rollout.batch_size's default, where the configuration has no servers
 PARTS = 8  # the servers get 1/8 to 7/8 of the cards
 EQUAL = 0.98  # of the most responses a second, where lengths are drawn at random, are as many
 _SAMPLE = 3  # mini-batches that are planned for each number of ranks
@@ -137,7 +136,7 @@ def plans(config: Config, gpus: Sequence[int]) -> tuple[DryRun, DryRun]:
         update={
             "sampler": "server",
             "servers": rollout.servers if own else ["http://127.0.0.1:8000"],
-            "batch_size": rollout.batch_size if own else SERVER_PLACES,
+            "batch_size": rollout.batch_size if own else RolloutConfig.model_fields["batch_size"].default,
             "vllm": rollout.vllm if own else elsewhere,  # an engine's share of a card is for one of the two
             "offload_optimizer": False,
             "replay_routing": False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vlm_rl.samplers.schedule import rank_room
 from vlm_rl.scaling.fleet import Decoding, EngineFleet
 from vlm_rl.scaling.lengths import BatchLengths
 
@@ -62,7 +63,7 @@ def simulate(
         engines=sides.engines,
         places=sides.places,
         ranks=sides.ranks,
-        room=_room(sides) if sides.is_served else None,
+        room=rank_room(sides.places, sides.ranks, is_ahead=sides.ahead > 0) if sides.is_served else None,
         size=len(batches[0].responses[0]),
     )
     now, begun = 0.0, 0
@@ -95,11 +96,3 @@ def simulate(
         engines_wait=1 - drawing / (span if sides.is_served else waited),
         age=sum((batch - version) * number for (batch, version), number in tokens.items()) / sum(tokens.values()),
     )
-
-
-def _room(sides: Sides) -> int:
-    """Return how many responses of a rank a server is given at once: twice its places where all wait for them.
-
-    It is what vlm_rl.samplers.servers does: none idles between two groups then.
-    """
-    return (1 if sides.ahead else 2) * sides.places // sides.ranks

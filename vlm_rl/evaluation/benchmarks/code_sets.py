@@ -33,13 +33,12 @@ def code_problem(
         checked = CodeTests(memory_mib=_MEMORY_MIB, **tests)
     except UserError as error:
         raise UnusableRowError("bad_tests", str(error)) from None
-    answer = f"a program that passes {len(checked.inputs)} tests"
     return problem_of(
         benchmark,
         own_id,
         question,
-        gold=answer,
-        answer=answer,
+        gold=checked.gold,
+        answer=checked.gold,
         answer_type="code",
         category=category,
         meta={"tests": checked.packed(), **meta},

@@ -6,20 +6,17 @@ A release N holds the problems of test.jsonl to testN.jsonl of livecodebench/cod
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import pickletools
-import zlib
 from typing import Any
 
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, PublishedPrompt, RawRow
 from vlm_rl.evaluation.benchmarks.code_sets import code_problem, fenced_program, no_images
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, id_text, text
+from vlm_rl.grading.code_tests import unpacked
 from vlm_rl.types import Problem
 
 _SECONDS = 6.0  # of a test: `--timeout` of its runner
-_LARGEST = 1 << 29  # bytes of a problem's hidden tests
 _SOURCE = "LiveCodeBench, lcb_runner/prompts/code_generation.py, MIT"
 _WITH_STARTER = (
     "### Format: You will use the following starter code to write the solution to the problem and enclose your code "
@@ -97,7 +94,7 @@ def _listed(row: RawRow, column: str) -> list[Any]:
     try:
         if isinstance(value, str):
             value = json.loads(value if value.lstrip()[:1] == "[" else _unpickled_text(value))
-    except (ValueError, TypeError, binascii.Error, zlib.error, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UnusableRowError("bad_tests", f"{column} cannot be unpacked: {error}") from None
     if not isinstance(value, list):
         raise UnusableRowError("bad_tests", f"{column} must be a list, not {type(value).__name__}")
@@ -106,12 +103,8 @@ def _listed(row: RawRow, column: str) -> list[Any]:
 
 def _unpickled_text(packed: str) -> str:
     """Return the text in a pickle of nothing but a text; nothing of the pickle is executed. Raises ValueError."""
-    unpacking = zlib.decompressobj()
-    data = unpacking.decompress(base64.b64decode(packed, validate=True), _LARGEST)
-    if unpacking.unconsumed_tail:
-        raise ValueError(f"more than {_LARGEST >> 20} MiB")
     texts = []
-    for opcode, argument, _ in pickletools.genops(data):
+    for opcode, argument, _ in pickletools.genops(unpacked(packed)):
         if opcode.name.endswith("UNICODE") or opcode.name == "BINUNICODE8":
             texts.append(argument)
         elif opcode.name not in ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"):
