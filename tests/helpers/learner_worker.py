@@ -474,6 +474,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     for subset in SUBSETS
 }
 BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
+FEW_BUDGETS = (BUDGETS[0], BUDGETS[-1])
 MAX_TOKENS = 16
 GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient
 
@@ -486,13 +487,13 @@ def every_variant(model: Path, stage: int) -> dict[str, Any]:
 def every_rule(model: Path, stage: int) -> dict[str, Any]:
     """Return the same of each rule once: the first with nothing added, the last with everything."""
     names = ["+".join([name, *subset]) for name, subset in zip(ALGORITHMS, SUBSETS, strict=True)]
-    return {name: _gradients(model, stage, BUDGETS, **VARIANTS[name]) for name in names}
+    return {name: _gradients(model, stage, FEW_BUDGETS, **VARIANTS[name]) for name in names}
 
 
 def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
     """Cut through the variants: the longest and the shortest rows, rules that share no factor."""
     names = ("luspo+hadw", "ba", "gspo+kl+entropy")
-    return {name: _gradients(model, stage, (BUDGETS[0], BUDGETS[-1]), **VARIANTS[name]) for name in names}
+    return {name: _gradients(model, stage, FEW_BUDGETS, **VARIANTS[name]) for name in names}
 
 
 def _gradients(

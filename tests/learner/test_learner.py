@@ -44,18 +44,20 @@ PARTS = ("frozen_parts", "rates_by_part")
 ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
 LATER = ("offloaded", "started_recipes", "gradient_sums")  # what the fast start leaves to the slow ones
 MOST = tuple(name for name in ALL if name not in (*LATER, "adapters"))
-# What is left of ZeRO 1, which shares its code with 2.
-FEW = ("three_steps", "text_here_images_there", "guarded", "saved", "offloaded", "some_algorithms")
+# What depends on how ranks share gradients and state; the other cases run on one rank and in ZeRO 2.
+SHARED = ("three_steps", "text_here_images_there", "guarded", "saved", "some_algorithms")
+# What depends on weights in shards, each of which every rank must gather as often as all others.
+GATHERED = ("head_in_chunks", "frozen_features", "one_group", "adapters", "rates_by_part", "offloaded")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
 FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
 # Every rule where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the algorithm.
 # perf/gradients.py computes all 64 variants everywhere.
 SLOW: list[Start] = [
-    (2, 0, (*MOST, "some_algorithms")),
-    (2, 1, (*FEW, "gradient_sums")),
+    (2, 0, (*SHARED, "many_narrow_rows", "several_mini_batches")),
+    (2, 1, (*SHARED, "offloaded", "gradient_sums")),  # shares its code with ZeRO 2
     (2, 2, (*ALL, "every_rule")),
-    (2, 3, (*MOST, "adapters", "offloaded", *PARTS, "some_algorithms")),
+    (2, 3, (*SHARED, *GATHERED)),
     (4, 2, ("one_wide_row",)),  # more ranks than the planner can fill with whole groups
 ]
 
