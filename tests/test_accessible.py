@@ -1,4 +1,4 @@
-"""Every tab of the demo and of its bundle, and the report, with axe: for a desk and a phone, in light and in dark."""
+"""Every page with axe, for a desk and a phone, in light and in dark: the demo, its bundle, reports, the login."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
@@ -13,7 +14,12 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 from tests.helpers.browser import axe_faults, open_browser, open_page
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
+from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.served import Served
+from vlm_rl.cli import main
+from vlm_rl.data_prep.counting_squares import SQUARES
+from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.demo.access import Access
 from vlm_rl.demo.bundle import write_bundle
 from vlm_rl.demo.endpoints import Endpoint
 from vlm_rl.demo.live import LiveOptions
@@ -22,6 +28,7 @@ from vlm_rl.demo.server import make_server
 from vlm_rl.demo.url_state import TABS
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.study.plan import load_study
 
 pytestmark = pytest.mark.slow
 
@@ -108,13 +115,50 @@ def test_every_tab_of_the_bundle(runs, browser, tmp_path):
         assert {place: found for place, found in faults.items() if found} == {} and visit.failures == []
 
 
-def test_the_report(runs, browser, tmp_path):
-    address = write_report([RunDirectory(runs[0])], tmp_path / "report.html").as_uri()
-    faults = {}
-    for scheme, rules in (("light", ()), ("dark", ("color-contrast",))):
-        with open_page(address, browser=browser, width=1440, scheme=scheme) as visit:
-            visit.page.evaluate("window.chartsDrawn")
-            visit.page.evaluate(UNFOLDED)
-            faults[scheme] = axe_faults(visit.page, *rules)
-            assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert faults == {"light": [], "dark": []}
+@pytest.fixture(scope="module")
+def pages(served, runs, tmp_path_factory) -> dict[str, str]:
+    """Return the addresses of the other pages: of runs, a study, a prepared set, and a view of the demo."""
+    folder = tmp_path_factory.mktemp("pages")
+    study = load_study(write_study(folder / "study.yaml", study_tree()))
+    for planned in study.runs(folder / "study"):
+        write_run(planned, lively, evals=lively_evals(planned))
+    assert main(["study", str(folder / "study.yaml"), "--out", str(folder / "study"), "--report-only"]) == 0
+    raw = SQUARES.write(folder / "raw", seed=0, train=24, heldout=8, warm=8, mixture=8)
+    prepare("virl39k", raw / "train", folder / "set")
+    exported = folder / "exported.html"
+    exported.write_bytes(httpx.get(f"{served.url}export/page.html?{VIEW}").content)
+    files = {
+        "report": write_report([RunDirectory(path) for path in runs], folder / "report.html"),
+        "study": folder / "study" / "comparison.html",
+        "prepared set": folder / "set" / "report.html",
+        "exported": exported,
+    }
+    return {name: path.as_uri() for name, path in files.items()}
+
+
+@pytest.mark.parametrize("name", ["report", "study", "prepared set", "exported"])
+def test_a_page_in_a_file(pages, browser, name):
+    with open_page(pages[name], browser=browser, width=1440) as visit:
+        visit.page.evaluate("window.chartsDrawn")
+        visit.page.evaluate(UNFOLDED)
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        visit.page.set_viewport_size({"width": 390, "height": 800})
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        faults = axe_faults(visit.page)
+        visit.page.emulate_media(color_scheme="dark")
+        visit.page.evaluate(FADED)
+        assert faults + axe_faults(visit.page, "color-contrast") == [] and visit.failures == []
+
+
+def test_the_login(runs, browser):
+    server = Served(make_server(runs, access=Access(token="a-token-of-this-test", open_wider=True)))
+    try:
+        for width, scheme in ((1440, "dark"), (390, "light")):
+            with open_page(server.url, browser=browser, width=width, scheme=scheme) as visit:
+                visit.page.get_by_label("The token").fill("wrong")
+                visit.page.keyboard.press("Enter")
+                visit.page.get_by_text("That is not the token.").wait_for()
+                assert axe_faults(visit.page) == []
+                assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        server.stop()
