@@ -41,8 +41,9 @@ def shared_data() -> Path:
 
 # The files that take longest begin first, so that no worker waits at the end (see SIDE_BY_SIDE in the Makefile).
 LONGEST = (
-    "test_learner.py",
+    "test_ahead_servers.py",
     "test_servers.py",
+    "test_learner.py",
     "test_family_run.py",
     "test_adapter_sync.py",
     "test_train.py",
@@ -67,6 +68,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files by LONGEST; the tests of a file keep their order."""
     rank = {name: position for position, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """Give a file's tests to one worker, as `--dist loadfile` does; both files of servers go to the same."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFixtures(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).replace("test_ahead_servers.py", "test_servers.py")
+
+    return ByFixtures(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

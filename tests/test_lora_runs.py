@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from tests.helpers.prepared_sets import write_problems
-from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, clean_environment
+from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound
 from vlm_rl.data.adapters import load_merged
 from vlm_rl.data.model_folder import weights_sha256
 from vlm_rl.data.prompts import PromptBuilder
@@ -250,10 +248,8 @@ def test_two_ranks_with_sharded_weights_feed_the_fast_engine(toys: Toys, changes
     three = write_problems(load_set(toys.heldout)[:3], toys.folder / "three", {})
     settings = changes | {"rollout": {"sampler": "vllm"}, "train": {"lr": 1e-2, "zero_stage": 3, "steps": 2}}
     config = toys.config("lora-vllm", **settings | {"data": {"eval": [str(three)]}})
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*torchrun, "-m", "vlm_rl", "train", str(config)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = toys.runner("train", config, ranks=2)
+    assert done.code == 0, done.output[-3000:]
     run = toys.run("lora-vllm")
     assert all(record["rollout/logprob_gap"] < 1e-5 for record in run.metrics())
     (_, folder) = run.checkpoints()[-1]

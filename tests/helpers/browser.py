@@ -71,7 +71,7 @@ def open_page(
 def axe_faults(page: Any, *rules: str) -> list[str]:
     """Return what axe-core finds by these rules, or by all of them, a line for each element.
 
-    The marks of charts are left out: axe takes minutes for thousands of them, and can only read the name of the whole.
+    The marks of charts are left out: axe takes minutes for thousands of them, and can only read a chart's name.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the dev extra is not installed")
     options: dict[str, Any] = {"preload": False}  # it would fetch the style sheets

@@ -12,8 +12,10 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
+from contextlib import suppress
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -331,46 +333,60 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 # -- kills ----------------------------------------------------------------------------------------
 
-# Saves without end, telling on stdout each step that is safe; with KILL_AT=n it dies by SIGKILL on
-# entering the n-th call that touches the disk for good.
-SAVER = """
-import os, signal, sys
-from pathlib import Path
-from vlm_rl.run.checkpoint import begin, commit, newest_verified, prune
 
-root, kill_at, same_step = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "same"
-calls = 0
+def keep_saving(root: Path, kill_at: int, same_step: bool, turns: int, said: Connection) -> None:
+    """Save and prune, and send (step, turn) of each save that is safe; at last the number of calls.
 
-def deadly(name):
-    real = getattr(os, name)
-    def call(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-    setattr(os, name, call)
+    The process dies by SIGKILL on entering the call number `kill_at` of those that touch the disk for good.
+    """
+    calls = 0
 
-for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
-    deadly(name)
-found = newest_verified(root)
-step = found[1].step if found else 0
-for turn in range(1, int(sys.argv[4]) + 1):
-    step += 0 if same_step and step else 1
-    work = begin(root, step=step, needed_bytes=0)
-    (work / "learner").mkdir()
-    for name in ("tokenizer.json", "learner/shard.pt"):
-        (work / name).write_bytes(os.urandom(20_000))
-    newest = commit(work, root, step=step, info={"turn": turn})
-    print(step, turn, flush=True)
-    prune(root, newest=newest, keep_last=1, keep_every=0, best=None)
-print("calls", calls)
-"""
+    def make_deadly(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        setattr(os, name, call)
+
+    for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+        make_deadly(name)
+    found = newest_verified(root)
+    step = found[1].step if found else 0
+    for turn in range(1, turns + 1):
+        step += 0 if same_step and step else 1
+        work = begin(root, step=step, needed_bytes=0)
+        (work / "learner").mkdir()
+        for name in ("tokenizer.json", "learner/shard.pt"):
+            (work / name).write_bytes(os.urandom(20_000))
+        newest = commit(work, root, step=step, info={"turn": turn})
+        said.send((step, turn))
+        prune(root, newest=newest, keep_last=1, keep_every=0, best=None)
+    said.send(calls)
 
 
-def run_saver(root: Path, kill_at: int, *, same_step: bool, turns: int) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-c", SAVER, str(root), str(kill_at), "same" if same_step else "next", str(turns)]
-    return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+class Saver:
+    """A forked process in keep_saving; importing everything anew takes longer than what it does."""
+
+    def __init__(self, root: Path, *, kill_at: int = 0, same_step: bool = False, turns: int) -> None:
+        self.said, theirs = Pipe(duplex=False)
+        arguments = (root, kill_at, same_step, turns, theirs)
+        self.process = get_context("fork").Process(target=keep_saving, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def finish(self) -> tuple[int | None, list[Any]]:
+        """Wait for its end; return the exit code, and what it had said."""
+        heard: list[Any] = []
+        with suppress(EOFError):
+            while True:
+                heard.append(self.said.recv())
+        self.process.join(120)
+        return self.process.exitcode, heard
 
 
 @pytest.mark.slow
@@ -378,15 +394,12 @@ def run_saver(root: Path, kill_at: int, *, same_step: bool, turns: int) -> subpr
 def test_a_kill_at_any_call_of_a_save_or_prune_leaves_the_last_safe_checkpoint(
     tmp_path: Path, same_step: bool, capsys
 ) -> None:
-    whole = run_saver(tmp_path / "whole", 0, same_step=same_step, turns=2)
-    assert whole.returncode == 0, whole.stderr
-    calls = int(whole.stdout.split()[-1])
-    assert calls > 20
+    code, (*_, calls) = Saver(tmp_path / "whole", same_step=same_step, turns=2).finish()
+    assert code == 0 and calls > 20
     for kill_at in range(1, calls + 1):
         root = tmp_path / str(kill_at)
-        died = run_saver(root, kill_at, same_step=same_step, turns=2)
-        assert died.returncode == -signal.SIGKILL, (kill_at, died.stderr)
-        safe = [tuple(map(int, line.split())) for line in died.stdout.splitlines()]
+        code, safe = Saver(root, kill_at=kill_at, same_step=same_step, turns=2).finish()
+        assert code == -signal.SIGKILL, kill_at
         verified = newest_verified(root)
         if safe:
             assert verified is not None, kill_at
@@ -406,16 +419,11 @@ def test_kills_at_random_moments_lose_nothing_that_was_safe(tmp_path: Path) -> N
     rng = random.Random(0)
     safe = 0
     for _ in range(20):
-        arguments = [sys.executable, "-c", SAVER, str(tmp_path), "0", "next", "1000000"]
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()  # it has saved at least once
+        saver = Saver(tmp_path, turns=10**6)
+        first = saver.said.recv()
         time.sleep(rng.uniform(0, 0.2))
-        process.kill()
-        rest = [line for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
-        process.wait()
-        process.stdout.close()
-        safe = max([safe + 1, *(int(line.split()[0]) for line in rest)])
+        saver.process.kill()
+        safe = max(safe + 1, *(step for step, _ in [first, *saver.finish()[1]]))
         step = newest_step(tmp_path)
         assert step is not None and step >= safe
         safe = step

@@ -1,14 +1,11 @@
-"""Batches that two real vLLM servers draw while the learner changes the weights, is stopped, or loses them.
-
-The tests run in their order: the last one kills the servers.
-"""
+"""Batches that two real vLLM servers draw while the learner changes the weights, is stopped, or loses them."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.helpers.rollout_servers import Fleet, same, served_fleet
-from tests.helpers.toy_runs import Toys, assert_sound, rollouts_of, toy_problem
+from tests.helpers.rollout_servers import Fleet, same
+from tests.helpers.toy_runs import assert_sound, rollouts_of, toy_problem
 from vlm_rl.config import ModelConfig
 from vlm_rl.data.ahead import load_batches
 from vlm_rl.data.carry_over import begin
@@ -35,13 +32,6 @@ from vlm_rl.types import Prompt, Rollout
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 STEPS = 5
-
-
-@pytest.fixture(scope="module")
-def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    pytest.importorskip("vllm")
-    with served_fleet(toys, tmp_path_factory.mktemp("servers"), ahead=1) as fleet:
-        yield fleet
 
 
 def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int) -> None:
@@ -185,14 +175,18 @@ def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None
     assert [record["ahead/age_max"] <= min(step, 2) for step, record in enumerate(records)] == [True] * 6
 
 
-def test_where_all_servers_are_gone_the_batch_waits_and_the_run_ends(fleet: Fleet) -> None:
-    sampler = fleet.sampler(timeout=1.0)
+def test_where_all_servers_hang_the_batch_waits_and_the_run_ends(fleet: Fleet) -> None:
+    sampler = fleet.sampler(silence=2.0, timeout=1.0)
     fleet.sync(sampler, 1)
     begin_batch(sampler, fleet, 2)
     wait_for(sampler, 2, 1)
     for server in fleet.servers:
-        server.send(signal.SIGKILL)
-    with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
-        sampler.take(2, lambda *_: None)
-    assert 1 <= 8 - sampler.drawn(2).count(None) < 8  # what is done can be stored
-    sampler.close()
+        server.send(signal.SIGSTOP)
+    try:
+        with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
+            sampler.take(2, lambda *_: None)
+        assert 1 <= 8 - sampler.drawn(2).count(None) < 8  # what is done can be stored
+    finally:
+        for server in fleet.servers:
+            server.send(signal.SIGCONT)
+        sampler.close()

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from tests.helpers.lying_proxy import Lie, changed, lying_proxy
-from tests.helpers.rollout_servers import Fleet, same, served_fleet
-from tests.helpers.toy_runs import Toys
+from tests.helpers.rollout_servers import Fleet, same
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers import server_push
@@ -30,13 +29,6 @@ from vlm_rl.types import Rollout
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
-
-
-@pytest.fixture(scope="module")
-def fleet(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    pytest.importorskip("vllm")
-    with served_fleet(toys, tmp_path_factory.mktemp("servers")) as fleet:
-        yield fleet
 
 
 def draw(sampler: ServerSampler, fleet: Fleet, on_group: Callable[[int, Any], None] | None = None) -> Any:
