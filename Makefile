@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { \
 		echo 'python -m venv failed: on Debian and Ubuntu, apt-get install python3-venv'; exit 2; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet -c constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev,$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[dev,$(EXTRAS)]'
 	@touch $@
 
 quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reasons better and a report out

@@ -1,4 +1,4 @@
-"""Every page with axe, for a desk and a phone, in light and in dark: the demo, its bundle, reports, the login."""
+"""Every page with axe, for a desk and a phone, in light and in dark: the demo, its bundle, reports."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ READY = {  # tab -> what is there once it is drawn
     "reasoning": "#reasoning svg", "training": "#training svg", "live": "#live-ask", "export": "#export ul",
 }  # fmt: skip
 FADED = "() => Promise.allSettled(document.getAnimations().map(animation => animation.finished))"
+CUT_OFF = """() => [...document.querySelectorAll('figure.chart-card')].flatMap(figure => {
+  const frame = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll('svg text')].filter(text => {
+    const place = text.getBoundingClientRect();
+    return place.width && (place.left < frame.left - 1 || place.right > frame.right + 1);
+  }).map(text => text.textContent);
+})"""
+COLUMNS = "() => [...document.querySelectorAll('.ckpt')].map(column => column.getBoundingClientRect().top)"
 UNFOLDED = "() => document.querySelectorAll('details').forEach(box => { box.open = true; })"
 
 
@@ -95,6 +103,9 @@ def test_every_tab_of_the_demo(served, browser, width):
                 page.click("[data-theme]")
                 page.evaluate(FADED)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+            assert page.evaluate(CUT_OFF) == [], tab
+            if tab == "problems":  # columns side by side where there is room, below each other on a phone
+                assert (len({*page.evaluate(COLUMNS)}) == 1) == (width == 1440)
         assert {place: found for place, found in faults.items() if found} == {} and visit.failures == []
 
 

@@ -1,4 +1,4 @@
-"""The whole way on benchmark rows, made up and real: prepare, train, stamp, report, and refuse to score."""
+"""The whole way on benchmark rows, real where they are at hand: prepare, train, stamp, report, refuse to score."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.conftest import shared_data
+from tests.conftest import SHARED_DATA, shared_data
 from tests.helpers.sample_rows import write_samples
 from tests.helpers.toy_runs import Runner
 from vlm_rl.config import load_config
@@ -29,7 +29,7 @@ SETS = (*BENCHMARKS, "text", "text_blank", "formats")
 CONTAMINATED = ["dapo", *sorted(BENCHMARKS)]
 
 
-@pytest.fixture(scope="module", params=["made", "real"])
+@pytest.fixture(scope="module", params=["real" if SHARED_DATA.is_dir() else "made"])
 def samples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a few rows of each benchmark in its authors' layout."""
     return shared_data() if request.param == "real" else write_samples(tmp_path_factory.mktemp("samples"))

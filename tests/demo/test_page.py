@@ -339,31 +339,6 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
 
 
 # the words of charts that lie beyond the frame of their chart
-CUT_OFF = """[...document.querySelectorAll('figure.chart-card')].flatMap(figure => {
-  const frame = figure.getBoundingClientRect();
-  return [...figure.querySelectorAll('svg text')].filter(text => {
-    const place = text.getBoundingClientRect();
-    return place.width && (place.left < frame.left - 1 || place.right > frame.right + 1);
-  }).map(text => text.textContent);
-})"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 1920])
-def test_a_phone_and_a_wide_screen(visit, width):
-    for tab in ("problems", "lengths", "training", "export"):
-        with visit(f"?tab={tab}", width=width) as opened:
-            page = opened.page
-            page.wait_for_selector("#problem .ckpt, #lengths .chart svg, #training .chart svg, #export ul")
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
-            assert page.evaluate(CUT_OFF) == [], tab
-            if tab == "problems":  # columns side by side where there is room, below each other on a phone
-                tops = page.evaluate(
-                    "[...document.querySelectorAll('.ckpt')].map(c => c.getBoundingClientRect().top)"
-                )
-                assert (len(set(tops)) == 1) == (width == 1920)
-
-
 @pytest.mark.slow
 def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)
