@@ -41,6 +41,7 @@ class _Metric:
     title: str
     unit: str = ""
     is_share: bool = False
+    only_with: str = ""  # runs that logged this one too
 
 
 _METRICS = (
@@ -53,6 +54,9 @@ _METRICS = (
     _Metric("entropy", "Entropy of the policy", "nats per token"),
     _Metric("grad_norm", "Gradient norm"),
     _Metric("clip_ratio/region_mean", "Clipped tokens", is_share=True),
+    _Metric("hadw/belief", "HA-DW's belief", is_share=True, only_with="hadw/weight_hard"),
+    _Metric("hadw/weight_hard", "HA-DW's weight, prompts below the belief"),
+    _Metric("hadw/weight_easy", "HA-DW's weight, other prompts"),
 )
 
 
@@ -129,8 +133,10 @@ def _metric_card(metric: _Metric, runs: Sequence[OpenRun], slots: Mapping[str, i
     """Return the chart of one metric; none where nothing but zeros was logged."""
     series = []
     for run in runs:
-        steps, values = run.curves().metric(metric.name)
-        if np.nan_to_num(values).any():
+        curves = run.curves()
+        steps, values = curves.metric(metric.name)
+        is_wanted = not metric.only_with or curves.metric_names(metric.only_with)
+        if is_wanted and np.nan_to_num(values).any():
             series.append(Series(run.name, steps, values, color=color(slots[run.name]), smooth=True))
     spec = lines(series, y_title=metric.unit, percent=metric.is_share, height=_HEIGHT)
     return chart_card(metric.title, spec)

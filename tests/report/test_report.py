@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.helpers.browser import open_page
 from tests.helpers.example_run import build_run
 from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
+from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
@@ -368,6 +370,32 @@ def test_controls_are_on_the_page(tmp_path):
     run.write_controls({"trained": 0.98, "blank_images": 0.125, "best_constant": 0.12, "forced_scan": 0.96})
     page = Page(write_report([run], tmp_path / "report.html"))
     assert "12.5 %" in page.text and "comes from the picture" in page.text and "did not teach" in page.text
+
+
+def points(chart: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the values of each series of a chart."""
+    found: dict[str, list[float]] = {}
+    for row in chart["datasets"]["rows"]:
+        found.setdefault(row["series"], []).append(row["y"])
+    return found
+
+
+def test_hadw_shows_its_belief_and_its_weights(tmp_path):
+    """A run without HA-DW has no such section, and no curves in it beside one that has."""
+    plain = build_run(tmp_path / "plain", steps=2)
+    assert "Difficulty" not in Page(write_report([plain], tmp_path / "plain.html")).text
+    tree = plain.config().model_dump(mode="json") | {"out": str(tmp_path / "weighted")}
+    tree["algorithm"]["hadw"]["enabled"] = True
+    weighted = RunDirectory(tmp_path / "weighted").create(parse_config(tree))
+    weighted.append_metrics(1, 1, {"rewards/accuracy/mean": 0.25, "hadw/belief": 0.25})
+    weights = {"hadw/weight_hard": 1.5, "hadw/weight_easy": 1.1}
+    weighted.append_metrics(2, 1, {"rewards/accuracy/mean": 0.5, "hadw/belief": 0.3125, **weights})
+    charts = Page(write_report([plain, weighted], tmp_path / "both.html")).charts
+    belief, factors = (
+        next(c for title, c in charts.items() if start in title) for start in ("Belief", "Mean weight")
+    )
+    assert points(belief) == {"weighted: belief": [0.25, 0.3125], "weighted: accuracy": [0.25, 0.5]}
+    assert points(factors) == {"weighted: hard": [1.5], "weighted: easy": [1.1]}
 
 
 def test_the_readme_figure_shows_something_everywhere(run, tmp_path):

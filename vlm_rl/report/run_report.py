@@ -25,6 +25,7 @@ from vlm_rl.report.run_curves import RunCurves, Score
 from vlm_rl.report.sections import (
     accuracy_section,
     curve_label,
+    difficulty_section,
     duration_text,
     every_metric_section,
     gradient_mass_section,
@@ -65,6 +66,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         accuracy_section(curves),
         length_section(curves),
         gradient_mass_section(curves),
+        *([weighted] if (weighted := difficulty_section(curves)) else []),
         updates_section(curves),
         time_section(curves),
         _examples_section(curves),

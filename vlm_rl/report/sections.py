@@ -23,6 +23,7 @@ from vlm_rl.report.vega import embed
 
 _PARTS = macros("vlm_rl.report", "parts.html")
 _REPORT = macros("vlm_rl.report", "report.html")
+_ACCURACY = "rewards/accuracy/mean"
 _PARTS_OF_EVERY_RUN = ("accuracy", "format", "overlong")
 
 
@@ -49,10 +50,9 @@ def accuracy_section(runs: Sequence[RunCurves]) -> PageSection:
     """Return training accuracy as curves and the stored evaluations as points with intervals."""
     train, held_out = [], []
     for color, run in _colored(runs):
-        x, y = run.rollouts.steps, run.rollouts.accuracy
-        if not np.isfinite(y).any():
-            x, y = run.metric("rewards/accuracy/mean")
-        train.append(Series(curve_label(runs, run, "training responses"), x, y, color, smooth=True))
+        train.append(
+            Series(curve_label(runs, run, "training responses"), *_training_accuracy(run), color, smooth=True)
+        )
         for benchmark, scores in run.scores.items():
             held_out.append(_score_series(scores, curve_label(runs, run, benchmark), color))
     if len(runs) == 1:  # a colour per benchmark; with several runs a colour per run
@@ -64,6 +64,12 @@ def accuracy_section(runs: Sequence[RunCurves]) -> PageSection:
         "Curve: responses sampled for training. Points: the stored evaluations, with their 95 % interval.",
         figure.html(),
     )
+
+
+def _training_accuracy(run: RunCurves) -> tuple[np.ndarray, np.ndarray]:
+    """Return (steps, shares) of the stored responses; of all responses where none are stored."""
+    stored = run.rollouts
+    return (stored.steps, stored.accuracy) if np.isfinite(stored.accuracy).any() else run.metric(_ACCURACY)
 
 
 def _score_series(scores: Sequence[Score], label: str, color: str) -> Series:
@@ -139,6 +145,31 @@ def _mass_stretches(
     late = {sign: table[:, logged][:, -width:].mean(1) for sign, table in shares.items()}
     labels = tuple(f"steps {part[0]:.0f}–{part[-1]:.0f}" for part in (steps[:width], steps[-width:]))
     return early, late, (labels[0], labels[1])
+
+
+def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
+    """Return HA-DW's belief beside the accuracy that it follows, and its mean weights; None where no run uses it."""
+    belief, weights = [], []
+    for color, run in _colored(runs):
+        if not run.config.algorithm.hadw.enabled:
+            continue
+        accuracy = _training_accuracy(run)
+        belief.append(Series(curve_label(runs, run, "belief"), *run.metric("hadw/belief"), color))
+        belief.append(Series(curve_label(runs, run, "accuracy"), *accuracy, color, dashed=True, smooth=True))
+        for name, dashed in (("hard", False), ("easy", True)):
+            values = run.metric(f"hadw/weight_{name}")
+            weights.append(Series(curve_label(runs, run, name), *values, color, dashed=dashed, smooth=True))
+    if not belief:
+        return None
+    figures = [
+        CurveFigure("Belief C, and the accuracy of each step", belief, ["hadw/belief"], options={"percent": True}),
+        CurveFigure("Mean weight Φ of a response with A ≠ 0", weights, ["hadw/weight_hard", "hadw/weight_easy"]),
+    ]
+    caption = (
+        "HA-DW calls a prompt hard where its pass rate is below the belief, and easy otherwise. The belief should "
+        "follow the accuracy within a few steps; where the two weights drift apart, it lags behind."
+    )
+    return PageSection("Difficulty", caption, figure_grid(figures))
 
 
 def updates_section(runs: Sequence[RunCurves]) -> PageSection:
