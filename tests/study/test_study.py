@@ -102,6 +102,7 @@ def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
         ({"rules": {"grpo": {"train.lr": "fast"}}}, ["rules.grpo", "train.lr is 'fast'"]),
         ({"rules": {"grpo": {"seed": 3}}}, ["rules.grpo", "seed is 3", "share"]),
         ({"rules": {"grpo": {"train": {"steps": 9}}}}, ["rules.grpo", "train.steps is 9", "share"]),
+        ({"rules": {"grpo": {"rollout.prompts_per_step": 9}}}, ["rules.grpo", "prompts_per_step is 9", "share"]),
         ({"rules": {"grpo": {"data.train": ["x"]}}}, ["rules.grpo", "data.train", "share"]),
         ({"rules": {"grpo": {"data": {}}}}, ["rules.grpo", "data is {}", "share"]),
         ({"rules": {"grpo": {"train.lr.x": 1}}}, ["rules.grpo"]),
@@ -324,6 +325,17 @@ def test_the_differences_come_first_in_words(page):
     for sentence, table in zip(sentences, first.split('class="card difference"')[1:], strict=True):
         bold = re.findall(r'</i>([^<]+)</td>\s*<td class="number">\d+</td><td class="number"><b>([^<]+)</b>', table)
         assert re.findall(r"(\S+) ([+-][\d.]+) (?:points|tokens)", sentence) == bold
+
+
+def test_rules_may_draw_different_numbers_of_responses(tmp_path, page):
+    assert "Steps do not cost the same" not in page.text
+    tree = {"seeds": [0], "rules": {"grpo": {}, "wide": {"rollout.responses_per_prompt": 16}}}
+    study = load(tmp_path, **tree)
+    assert study.responses_per_prompt == {"grpo": 8, "wide": 16}
+    for planned in study.runs(tmp_path / "out"):
+        write_run(planned, lively, evals=lively_evals(planned))
+    assert main(["study", str(tmp_path / "study.yaml"), "--out", str(tmp_path / "out"), "--report-only"]) == 0
+    assert "different numbers of responses (grpo 8, wide 16)" in Page(tmp_path / "out" / "comparison.html").text
 
 
 def test_the_page_names_what_is_missing(page):

@@ -57,9 +57,12 @@ def _header(results: StudyResults, study: Study) -> Markup:
     starts = f"{len(study.starts)} warm start{'' if len(study.starts) == 1 else 's'}"
     lead = (
         f"{len(results.rules)} rules × {seeds}, {results.num_steps} steps each. Runs of one seed share the warm "
-        f"start ({starts} in all), the order of the prompts and the budget; {len(results.runs)} of "
+        f"start ({starts} in all), the order of the prompts and the number of steps; {len(results.runs)} of "
         f"{len(results.runs) + len(results.missing)} runs are finished."
     )
+    if len({*(responses := study.responses_per_prompt).values()}) > 1:
+        draws = ", ".join(f"{rule} {count}" for rule, count in responses.items())
+        lead += f" Steps do not cost the same: to a prompt the rules draw different numbers of responses ({draws})."
     contaminated = sorted({name for run in results.runs for name in run.contaminated})
     return _STUDY.header(contaminated, title, lead, len(results.missing))
 

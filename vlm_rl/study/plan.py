@@ -1,4 +1,4 @@
-"""A study: several rules trained over the same seeds from the same warm starts, with one budget.
+"""A study: several rules trained over the same seeds from the same warm starts, over the same prompts.
 
     base:                                   # without seed and out; a start replaces model.path
       data: {train: [data/toy-train], eval: [data/toy-test]}
@@ -35,6 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _OWN_KEYS = {"seed": "seeds", "out": "--out"}
 
 # A rule may not change these: its runs would see different problems, or more of them, or be measured differently.
+# G, rollout.responses_per_prompt, it may: the problems are the same, and the page says that the responses are more.
 _SHARED_KEYS = (
     "seed",
     "out",
@@ -43,7 +44,6 @@ _SHARED_KEYS = (
     "eval.",
     "train.steps",
     "rollout.prompts_per_step",
-    "rollout.responses_per_prompt",
 )
 
 
@@ -129,6 +129,11 @@ class Study(ConfigSection):
     def rule_names(self) -> list[str]:
         """Return the baseline, then the others in the file's order."""
         return [self.baseline, *(name for name in self.rules if name != self.baseline)]
+
+    @property
+    def responses_per_prompt(self) -> dict[str, int]:
+        """Return G of each rule."""
+        return {run.rule: run.config.rollout.responses_per_prompt for run in self.runs(Path())}
 
     def runs(self, out: Path) -> list[Planned]:
         """Return every run below `out`, all rules of the first seed first: a part of the list is balanced too.
