@@ -2,6 +2,8 @@
 
     python perf/hadw_theory.py                              # the tables
     python perf/hadw_theory.py --out docs/hadw_bias.png     # and the picture
+    vlm-rl eval --model M --data SET --samples 128 --temperature 1 --out RUN
+    python perf/hadw_theory.py --run RUN                    # the same of real responses, as in the paper's figure 1b
 
 A prompt that the policy solves with probability p gets G responses, each right (1) or wrong (0). The baseline is the
 pass rate p_hat = k/G with k ~ Binomial(G, p). Groups with k = 0 or k = G have advantage 0 and teach nothing, so what
@@ -34,6 +36,10 @@ that probability over p uniform on (0, 1/2) and on (0, 1/4),
 With G = 8 they are .64095 and .78113; with G = 9 they are .61682 and .73829, and the bounds hold no more. Below
 p = 1/G the probability is 1, since the least k of S is 1. The integrand jumps where p passes a multiple of 1/G and is
 smooth between, so Gauss-Legendre quadrature on each piece gives it to rounding.
+
+**Real responses.** Of K stored responses to a problem, k are right. A group of G of them, drawn without replacement,
+has j right ones with probability C(k, j) C(K - k, G - j) / C(K, G). So the mean baseline of the groups in S, and the
+share of groups whose baseline is above that of all K, are sums over j; nothing is drawn.
 """
 
 from __future__ import annotations
@@ -47,14 +53,17 @@ from typing import NamedTuple
 import numpy as np
 
 from vlm_rl.advantages import compute_advantages
+from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 from vlm_rl.report.charts.frame import CONFIG, MUTED, PALETTE
 from vlm_rl.report.vega import Spec
+from vlm_rl.run.directory import RunDirectory
 
 CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
 SIZES = (2, 4, 8, 16, 32)
 SIMULATED_P = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 ORDER = 40  # of the quadrature on each piece
+BANDS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a problem's pass rate
 
 _SHADES = ("#b9cde8", "#8fb0db", "#3a6fb7", "#27508a", "#16315a")  # one per size, the larger the darker
 
@@ -100,6 +109,58 @@ def simulate(p: float, size: int, *, groups: int, seed: int) -> Simulation:
     assert len(baseline_P) > 1, f"{groups} groups are too few: none is neither all right nor all wrong"
     error = float(baseline_P.std(ddof=1)) / len(baseline_P) ** 0.5
     return Simulation(float(baseline_P.mean()), error, len(baseline_P))
+
+
+class Baselines(NamedTuple):
+    """Of one problem's K stored responses, 0 < k < K of them right."""
+
+    whole: float  # k / K
+    groups: float  # mean baseline of the groups of G in S
+    too_high: float  # probability that the baseline of a group in S is above k / K
+    formula: float  # E[p_hat | S] at p = k / K
+
+
+def baselines(right: int, stored: int, size: int) -> Baselines:
+    """Return the baseline of all responses beside those of their groups of ``size``."""
+    chances = [comb(right, j) * comb(stored - right, size - j) / comb(stored, size) for j in range(1, size)]
+    mean = sum(j / size * chance for j, chance in enumerate(chances, start=1)) / sum(chances)
+    above = sum(chance for j, chance in enumerate(chances, start=1) if j * stored > right * size) / sum(chances)
+    return Baselines(right / stored, mean, above, float(mean_baseline(right / stored, size)))
+
+
+def print_run(run: Path, *, size: int) -> None:
+    """Print the table of an evaluation with several samples, the last one of each benchmark.
+
+    Raises UserError where no evaluation has at least twice ``size`` samples of each problem.
+    """
+    latest = {result.benchmark: result for result in RunDirectory(run).open().evals()}
+    shown = 0
+    for name, result in latest.items():
+        counts: dict[str, list[bool]] = {}
+        for row in result.rows(["problem_id", "verdict"]).to_pylist():
+            counts.setdefault(row["problem_id"], []).append(row["verdict"] == "correct")
+        stored = min(map(len, counts.values()), default=0)
+        if stored < 2 * size:
+            continue
+        shown += 1
+        problems = [
+            baselines(sum(given[:stored]), stored, size)
+            for given in counts.values()
+            if 0 < sum(given[:stored]) < stored
+        ]
+        print(f"\n{name}, step {result.step}: {len(counts)} problems, {stored} responses to each, groups of {size}")
+        print(f"| pass rate | problems | of all {stored} | of groups in S | formula | too high |")
+        print("|---|---|---|---|---|---|")
+        for low, high in pairwise(BANDS):
+            band = [problem for problem in problems if low <= problem.whole < high]
+            cells = [f"{np.mean(values):.3f}" for values in zip(*band, strict=True)] or [""] * 4
+            whole, groups, too_high, formula = cells
+            print(f"| {low:g} to {high:g} | {len(band)} | {whole} | {groups} | {formula} | {too_high} |")
+    if not shown:
+        raise UserError(
+            f"{run} has no evaluation with {2 * size} or more samples of each problem; make one with "
+            f"`vlm-rl eval --samples {16 * size} --temperature 1`, or give a smaller --size"
+        )
 
 
 def print_tables(*, groups: int, seed: int) -> None:
@@ -224,7 +285,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the picture here (PNG)")
     parser.add_argument("--groups", type=int, default=20_000, help="drawn for each simulated point")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--run", type=Path, help="a folder of vlm-rl eval with --samples: its table alone")
+    parser.add_argument("--size", type=int, default=8, help="G of --run")
     options = parser.parse_args()
+    if options.run:
+        try:
+            print_run(options.run, size=options.size)
+        except UserError as error:
+            parser.error(str(error))
+        return
     print_tables(groups=options.groups, seed=options.seed)
     if options.out:
         write_picture(options.out, groups=options.groups, seed=options.seed)

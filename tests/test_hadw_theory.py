@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import product
+from itertools import combinations, product
 from math import comb
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.helpers.example_run import build_run
 from vlm_rl.advantages import ADVANTAGES, compute_advantages
 
 SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "hadw_theory.py"
@@ -145,6 +146,42 @@ def test_simulation_stays_within_five_standard_errors(p: float, size: int) -> No
     assert simulated.error == pytest.approx(spread / simulated.groups**0.5, rel=0.1)
     # and it would not pass with p itself in place of the baseline, but at p = 1/2
     assert p == 0.5 or abs(simulated.mean - p) > 5 * spread / simulated.groups**0.5
+
+
+@given(st.integers(2, 4), st.data())
+def test_the_baselines_of_stored_responses_are_sums_over_their_groups(size: int, data: st.DataObject) -> None:
+    stored = data.draw(st.integers(2 * size, 9))
+    right = data.draw(st.integers(1, stored - 1))
+    rewards = [1] * right + [0] * (stored - right)
+    rates = [sum(group) / size for group in combinations(rewards, size) if 0 < sum(group) < size]
+    found = theory.baselines(right, stored, size)
+    assert found.groups == pytest.approx(np.mean(rates))
+    assert found.too_high == pytest.approx(np.mean([rate > right / stored for rate in rates]))
+
+
+def test_many_stored_responses_are_as_good_as_the_probability() -> None:
+    """Drawn without replacement from very many, a group is one of independent responses."""
+    found = theory.baselines(3000, 10_000, 8)
+    assert found.groups == pytest.approx(found.formula, rel=1e-3)
+    assert found.too_high == pytest.approx(theory.probability_too_high(0.3, 8), rel=1e-3)
+
+
+def test_the_table_of_a_run(tmp_path: Path) -> None:
+    """One problem with 1 right response of 4, one with all; groups of 2 in S have one right and one wrong each."""
+    run = build_run(tmp_path / "run", steps=0, eval_steps=(), metrics=False)
+    verdicts = {"hard": ["correct", "wrong", "wrong", "wrong"], "solved": ["correct"] * 4}
+    rows = [
+        {"problem_id": name, "sample_index": index, "verdict": verdict}
+        for name, given in verdicts.items()
+        for index, verdict in enumerate(given)
+    ]
+    (template,) = build_run(tmp_path / "rows", steps=1, eval_steps=(1,), num_problems=1).evals()[0].rows().to_pylist()
+    run.write_eval("toy-test", 1, [template | row for row in rows], {})
+    command = [sys.executable, str(SCRIPT), "--run", str(run.path)]
+    done = subprocess.run([*command, "--size", "2"], capture_output=True, text=True, check=True)
+    assert "| 0.25 to 0.5 | 1 | 0.250 | 0.500 | 0.500 | 1.000 |" in done.stdout
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "16 or more samples" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_the_script_prints_its_tables_and_writes_the_picture(tmp_path: Path) -> None:
