@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlm_rl.advantages import compute_advantages
-from vlm_rl.hadw import Belief, difficulty_weights, first_belief, update_belief
+from vlm_rl.hadw import Belief, difficulty_weights, first_belief, published_weights, update_belief
 
 HALF = Belief(ability=0.5)
 
@@ -134,7 +134,24 @@ def test_a_constant_belief_weighs_from_the_first_step_on() -> None:
     assert (belief.ability, belief.num_steps) == (0.4, 3)
 
 
-@pytest.mark.parametrize("variant", ["adaptive", "hard", "constant"])
+def test_the_published_code_compares_mean_rewards_with_batches_that_include_the_present_one() -> None:
+    """Batches of mean reward .2, .5 and 1.1, a window of 2: the belief is .8 for the third batch itself.
+
+    A group with rewards 1.5 and -.3 has mean .6, so it is hard: 1.5 exp(.2) for the right, 1.5 exp(-.2) for the
+    other. A mean of 1 is no special case: rewards 1.5 and .5 are easy, 1.5 exp(-.2) and 1.5 exp(.2).
+    """
+    belief = Belief()
+    for mean in (0.2, 0.5, 1.1):
+        belief = update_belief(belief, mean, eta=5.0, window=2, variant="published_code")
+    assert belief.ability == pytest.approx(0.8)
+    rewards = np.array([[1.5, -0.3], [1.5, 0.5]])
+    advantages = compute_advantages("group_norm", rewards)
+    up, down = 1.5 * np.exp(0.2), 1.5 * np.exp(-0.2)
+    phi_PG = published_weights(advantages, rewards.mean(axis=1), belief, scale=1.5)
+    np.testing.assert_allclose(phi_PG, [[up, down], [down, up]])
+
+
+@pytest.mark.parametrize("variant", ["adaptive", "hard", "constant", "published_code"])
 def test_a_belief_restored_from_json_continues_alike(variant: str) -> None:
     accuracies = np.random.default_rng(0).random(24)
     whole, halves = Belief(), Belief()

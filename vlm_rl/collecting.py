@@ -15,7 +15,7 @@ from vlm_rl.data.ahead import BatchAhead, age_metrics, oldest
 from vlm_rl.data.carry_over import GroupInProgress, begin, carry_metrics, mixed
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.distributed import gather_shares, share
-from vlm_rl.hadw import difficulty_weights
+from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_belief
 from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
 from vlm_rl.recorder import Timings
 from vlm_rl.rewards import Scoring
@@ -30,7 +30,7 @@ class RolloutBatch:
     groups: Sequence[Group]  # with advantages
     prompts: PromptCache  # the prompts that this rank has built so far
     prompt_lengths: Mapping[str, int]  # tokens by problem id, of every prompt of the step, known on all ranks
-    accuracy: float | None  # over all graded responses, those of dropped groups included; None where none was judged
+    belief: Belief  # HA-DW's, after this batch
     metrics: Mapping[str, float]  # HA-DW's weights, and what asking functions and judge gave, where they are on
 
 
@@ -48,7 +48,6 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     prompt_lengths: dict[str, int] = {}
     kept: list[Group] = []
     sampled: list[Reward] = []
-    verdicts: list[bool] = []
     left = rounds
     while left and len(kept) < wanted:
         left -= 1
@@ -67,7 +66,6 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
         sampled += [reward for _, _, rewards in graded for reward in rewards]
         for problem, rollouts, rewards in graded:
             correct = judged(rewards)
-            verdicts += correct
             if is_begun and oldest(rollouts, s.versions) > max_age:
                 s.ledger.skipped["stale"] += 1
                 left = max(left, 1)
@@ -80,14 +78,14 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     if len(kept) < wanted:
         text = f"{len(kept)} of {wanted} prompts after {rounds} rounds of sampling: the step trains on what it has"
         s.recorder.note(f"step {s.step + 1}  {text}")
-    groups, metrics = with_advantages(s, kept)
+    belief = belief_after(s, sampled)
+    groups, metrics = with_advantages(s, kept, belief)
     if s.config.rollout.carry_over is not None:
         groups = mixed(groups, seed=s.config.seed, step=s.step)
         metrics |= carry_metrics(groups, s.in_progress, version=s.learner.num_updates)
     if ahead:
         metrics |= age_metrics(groups, s.versions, ahead=ahead)
-    accuracy = float(np.mean(verdicts)) if verdicts else None
-    return RolloutBatch(groups, prompts, prompt_lengths, accuracy, metrics | asking_metrics(sampled))
+    return RolloutBatch(groups, prompts, prompt_lengths, belief, metrics | asking_metrics(sampled))
 
 
 def begin_ahead(s: Session, timings: Timings) -> None:
@@ -195,18 +193,37 @@ def sample_and_grade(
     ]
 
 
-def with_advantages(s: Session, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
+def ability(s: Session, rewards: Sequence[Reward]) -> float | None:
+    """Return what HA-DW compares: the pass rate, or with published_code the mean reward. None where none counts."""
+    of_rewards = s.config.algorithm.hadw.variant == "published_code"
+    values = [r.total if of_rewards else r.grade.correct for r in rewards if not r.dropped]
+    return float(np.mean(values)) if values else None
+
+
+def belief_after(s: Session, sampled: Sequence[Reward]) -> Belief:
+    """Return HA-DW's belief after a batch, from all its responses, those of dropped groups included."""
+    hadw, seen = s.config.algorithm.hadw, ability(s, sampled)
+    if seen is None:
+        return s.belief
+    return update_belief(s.belief, seen, eta=hadw.eta, window=hadw.window, variant=hadw.variant)
+
+
+def with_advantages(
+    s: Session, groups: Sequence[Group], belief_after: Belief
+) -> tuple[list[Group], dict[str, float]]:
     """Return the groups with their advantages, scaled by HA-DW where it is on, and HA-DW's metrics."""
     if not groups:
         return [], {}
+    hadw = s.config.algorithm.hadw
     rewards_PG = np.array([[math.nan if r.dropped else r.total for r in group.rewards] for group in groups])
     advantages_PG = compute_advantages(s.algorithm.advantage, rewards_PG, ddof=s.config.algorithm.std_ddof)
     metrics: dict[str, float] = {}
-    if s.config.algorithm.hadw.enabled:
-        correct = [judged(group.rewards) for group in groups]
-        pass_rates_P = [float(np.mean(verdicts)) if verdicts else 0.0 for verdicts in correct]
-        phi_PG = difficulty_weights(advantages_PG, pass_rates_P, s.belief, scale=s.config.algorithm.hadw.scale)
-        if s.belief.ability is not None:
-            metrics = difficulty_metrics(phi_PG, advantages_PG, pass_rates_P, s.belief.ability)
+    if hadw.enabled:
+        is_published = hadw.variant == "published_code"
+        weights, belief = (published_weights, belief_after) if is_published else (difficulty_weights, s.belief)
+        abilities_P = [ability(s, group.rewards) or 0.0 for group in groups]
+        phi_PG = weights(advantages_PG, abilities_P, belief, scale=hadw.applied_scale)
+        if belief.ability is not None:
+            metrics = difficulty_metrics(phi_PG, advantages_PG, abilities_P, belief.ability)
         advantages_PG *= phi_PG
     return [replace(group, advantages_G=row) for group, row in zip(groups, advantages_PG, strict=True)], metrics

@@ -9,6 +9,10 @@ so right answers to hard prompts and wrong answers to easy ones count more. Wher
 decides: until ``window`` beliefs exist, C is the running mean of the batch accuracies; the first step has no belief
 and applies Phi = 1; a pass rate of 0 or 1 with A != 0, which composite rewards allow, gives Phi = lambda; the step
 size eta_t is kept within [0.01, 1].
+
+The code that the authors published (github.com/yangfengkai/HA-DW) computes something different, which is here too
+(variant ``published_code``): difficulty is a group's mean reward, the belief is the mean of the last m batches' mean
+rewards with the present batch among them, and lambda is 1.5.
 """
 
 from __future__ import annotations
@@ -47,16 +51,17 @@ def update_belief(belief: Belief, accuracy: float, *, eta: float, window: int, v
 
     Args:
         belief: the belief before the batch.
-        accuracy: y, the share of right responses in the batch, before any group is dropped.
+        accuracy: y, the share of right responses in the batch, before any group is dropped; with `published_code`
+            the mean reward instead.
         eta: scale of the step size.
         window: m, how many past beliefs or accuracies count.
         variant: `adaptive`, C' = (1 - eta_t) C + eta_t y with eta_t = eta * std of the last m beliefs;
-            `hard`, C' = mean of the last m accuracies; or `constant`, C' = C.
+            `hard` and `published_code`, C' = mean of the last m accuracies; or `constant`, C' = C.
     """
     accuracies = (*belief.accuracies, accuracy)[-window:]
     if variant == "constant":
         ability = belief.ability
-    elif variant == "hard" or belief.num_steps < window:
+    elif variant in ("hard", "published_code") or belief.num_steps < window:
         ability = float(np.mean(accuracies))
     else:
         assert belief.ability is not None
@@ -86,7 +91,28 @@ def difficulty_weights(
     """
     if belief.ability is None:
         return np.ones_like(advantages_PG)
-    pass_rates_P1 = np.asarray(pass_rates_P, dtype=np.float64)[:, None]
-    gap_P1 = pass_rates_P1 - belief.ability
-    gap_P1 = np.where((pass_rates_P1 == 0) | (pass_rates_P1 == 1), 0.0, gap_P1)
+    rates_P = np.asarray(pass_rates_P, dtype=np.float64)
+    gap_P = np.where((rates_P == 0) | (rates_P == 1), 0.0, rates_P - belief.ability)
+    return _weights(advantages_PG, gap_P, scale)
+
+
+def published_weights(
+    advantages_PG: np.ndarray, mean_rewards_P: np.ndarray | Sequence[float], belief: Belief, *, scale: float
+) -> np.ndarray:
+    """Return the weights [P, G] of the authors' published code; all ones while there is no belief.
+
+    Args:
+        advantages_PG: the advantages to scale; only their signs count.
+        mean_rewards_P: the mean of each group's total rewards, which need not lie in [0, 1].
+        belief: the belief with the present batch among its batches.
+        scale: lambda, 1.5 in that code.
+    """
+    if belief.ability is None:
+        return np.ones_like(advantages_PG)
+    return _weights(advantages_PG, np.asarray(mean_rewards_P, dtype=np.float64) - belief.ability, scale)
+
+
+def _weights(advantages_PG: np.ndarray, gap_P: np.ndarray, scale: float) -> np.ndarray:
+    """Return lambda * exp(D |gap|) with D = -sgn(A) sgn(gap)."""
+    gap_P1 = gap_P[:, None]
     return scale * np.exp(-np.sign(advantages_PG) * np.sign(gap_P1) * np.abs(gap_P1))

@@ -19,7 +19,6 @@ from vlm_rl.collecting import RolloutBatch, begin_ahead, building_next_prompts, 
 from vlm_rl.config import Config
 from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import rank, world_size
-from vlm_rl.hadw import update_belief
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.planning import plan_rows
@@ -77,9 +76,7 @@ def train_step(s: Session) -> None:
         results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):
         s.sync_weights()
-    if batch.accuracy is not None:
-        hadw = s.config.algorithm.hadw
-        s.belief = update_belief(s.belief, batch.accuracy, eta=hadw.eta, window=hadw.window, variant=hadw.variant)
+    s.belief = batch.belief
     s.end_step()
     log_step(s, batch, weights, results, timings)
     s.save_if_due()

@@ -34,17 +34,23 @@ class HadwConfig(ConfigSection):
 
     enabled: bool = False
     """Weight prompts by how difficult they are against the belief so far."""
-    scale: PositiveFloat = 1.3
-    """lambda of the paper."""
+    scale: PositiveFloat | None = None
+    """lambda; null: 1.3 as in the paper, or 1.5 with published_code."""
     eta: PositiveFloat = 5.0
     """eta of the paper: scale of the belief's step size."""
     window: PositiveInt = 10
     """m of the paper: how many past beliefs determine how fast the belief moves."""
-    variant: Literal["adaptive", "hard", "constant"] = "adaptive"
+    variant: Literal["adaptive", "hard", "constant", "published_code"] = "adaptive"
     """adaptive: the belief moves by a step that follows the spread of past beliefs; hard: it is the mean accuracy of
-    the last steps; constant: it stays at threshold, an ablation that knows no history."""
+    the last steps; constant: it stays at threshold, an ablation that knows no history; published_code: what the
+    authors' code computes, from total rewards and with the present batch in the belief."""
     threshold: Fraction = 0.5
     """The belief of variant constant: prompts that are solved less often count as hard."""
+
+    @property
+    def applied_scale(self) -> float:
+        """Return lambda: `scale`, or where it is null the paper's or that of the authors' code."""
+        return self.scale or (1.5 if self.variant == "published_code" else 1.3)
 
 
 class AlgorithmConfig(ConfigSection):
