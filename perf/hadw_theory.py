@@ -35,7 +35,28 @@ that probability over p uniform on (0, 1/2) and on (0, 1/4),
 
 With G = 8 they are .64095 and .78113; with G = 9 they are .61682 and .73829, and the bounds hold no more. Below
 p = 1/G the probability is 1, since the least k of S is 1. The integrand jumps where p passes a multiple of 1/G and is
-smooth between, so Gauss-Legendre quadrature on each piece gives it to rounding.
+smooth between, so Gauss-Legendre quadrature on each piece gives it to rounding. The third column is corollary 2: over
+p uniform on (0, 2/G) the average is above 78 % from G = 6 on, by the paper, and from G = 5 on by this quadrature.
+
+**What lambda mends (theorem 3).** HA-DW makes lambda w (r - p_hat) of the advantage r - p_hat, with
+w = exp(-sgn(r - p_hat) (p_hat - C)). As the paper does, take the reward r as given and p_hat as drawn from S. With
+a = r - p, b = r - E[p_hat | S] and m = E[w (r - p_hat) | S] the weighted advantage is nearer to a on average than the
+plain one exactly where
+
+    |lambda m - a| < |b - a|,   so for lambda between (a - |b - a|) / m and (a + |b - a|) / m.
+
+Each interval is that of one reward. The paper joins them by a union; a lambda that serves right and wrong responses
+alike must lie in both, and for p around 1/2 there is none.
+
+**Bounded rewards (theorem 4).** Let rewards in [0, 1] have distribution F, density f and mean p, and let a group
+teach where its largest and smallest reward differ by more than sigma. With u+ = min(1, u + sigma),
+q(u) = F(u+) - F(u) and q m = integral of x f(x) from u to u+,
+
+    P(not S) = G integral f q^(G-1) du
+    E[p_hat; not S] = integral (u + (G-1) m) f q^(G-1) du
+    E[p_hat | S] = (p - E[p_hat; not S]) / P(S).
+
+The example is the paper's: a normal distribution of standard deviation .1, truncated to [0, 1], and sigma = .1.
 
 **Real responses.** Of K stored responses to a problem, k are right. A group of G of them, drawn without replacement,
 has j right ones with probability C(k, j) C(K - k, G - j) / C(K, G). So the mean baseline of the groups in S, and the
@@ -45,12 +66,15 @@ share of groups whose baseline is above that of all K, are sums over j; nothing 
 from __future__ import annotations
 
 import argparse
+from io import BytesIO
 from itertools import pairwise
 from math import comb
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
+from scipy import stats
 
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.errors import UserError
@@ -61,6 +85,8 @@ from vlm_rl.run.directory import RunDirectory
 
 CLAIMS = {0.5: 0.63, 0.25: 0.78}  # prompts with p below the key: the paper's probability
 SIZES = (2, 4, 8, 16, 32)
+SPREAD = 0.1  # sigma of bounded rewards, and the standard deviation before truncation
+CENTERS = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)  # of the distribution that is truncated
 SIMULATED_P = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 ORDER = 40  # of the quadrature on each piece
 BANDS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a problem's pass rate
@@ -88,13 +114,69 @@ def probability_too_high(p: float, size: int) -> float:
 
 def average_probability(size: int, below: float) -> float:
     """Return the mean of ``probability_too_high`` over p uniform on (0, below)."""
-    cuts = [0.0, *(k / size for k in range(1, size) if k / size < below), below]
+    cuts = np.array([0.0, *(k / size for k in range(1, size) if k / size < below), below])
+    points, weights = _quadrature(cuts[:-1], cuts[1:])
+    return (
+        sum(
+            weight * probability_too_high(p, size)
+            for p, weight in zip(points.ravel().tolist(), weights.ravel().tolist(), strict=True)
+        )
+        / below
+    )
+
+
+def helpful_scales(p: float, reward: float, size: int, belief: float) -> tuple[float, float]:
+    """Return the lambdas with which HA-DW brings the mean advantage of a response nearer to r - p (theorem 3).
+
+    Args:
+        p: the prompt's chance of a right response, not 1/2.
+        reward: of the response, 0 or 1.
+        size: G.
+        belief: C.
+    """
+    rates = np.arange(1, size) / size
+    chances = np.array([comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)])
+    chances /= chances.sum()
+    plain = reward - rates
+    weighted = float(chances @ (plain * np.exp(-np.sign(plain) * (rates - belief))))
+    wanted = reward - p
+    distance = abs(float(chances @ plain) - wanted)
+    low, high = sorted(((wanted - distance) / weighted, (wanted + distance) / weighted))
+    return low, high
+
+
+def mean_baseline_of(rewards: Any, size: int, spread: float) -> tuple[float, float]:
+    """Return E[p_hat | S] and P(S) for rewards in [0, 1] of a continuous distribution (theorem 4).
+
+    Args:
+        rewards: a frozen distribution of scipy.stats, whose density is smooth on [0, 1].
+        size: G.
+        spread: sigma, which the largest and the smallest reward of a group in S differ by at least.
+    """
+    cuts = np.concatenate(
+        [np.linspace(0, 1 - spread, 31), np.linspace(1 - spread, 1, 11)[1:]]
+    )  # u+ has its kink there
+    u, of_u = _quadrature(cuts[:-1], cuts[1:])
+    u, of_u = u.ravel(), of_u.ravel()
+    x, of_x = _quadrature(u, np.minimum(1, u + spread))
+    mass = rewards.pdf(x) * of_x
+    q, q_mean = mass.sum(axis=1), (mass * x).sum(axis=1)
+    density = rewards.pdf(u) * of_u
+    outside = size * float(density @ q ** (size - 1))
+    baseline_outside = float(density @ (u * q ** (size - 1) + (size - 1) * q_mean * q ** (size - 2)))
+    return (float(rewards.mean()) - baseline_outside) / (1 - outside), 1 - outside
+
+
+def _quadrature(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes and weights of Gauss-Legendre quadrature on each interval, [intervals, ORDER]."""
     nodes, weights = np.polynomial.legendre.leggauss(ORDER)
-    total = 0.0
-    for low, high in pairwise(cuts):
-        points = (low + high) / 2 + (high - low) / 2 * nodes
-        total += (high - low) / 2 * float(weights @ [probability_too_high(p, size) for p in points])
-    return total / below
+    middle, half = (low + high)[:, None] / 2, (high - low)[:, None] / 2
+    return middle + half * nodes, half * weights
+
+
+def truncated_normal(center: float) -> Any:
+    """Return the normal distribution of standard deviation SPREAD around `center`, truncated to [0, 1]."""
+    return stats.truncnorm(-center / SPREAD, (1 - center) / SPREAD, loc=center, scale=SPREAD)
 
 
 def simulate(p: float, size: int, *, groups: int, seed: int) -> Simulation:
@@ -173,11 +255,35 @@ def print_tables(*, groups: int, seed: int) -> None:
             cells.append(f"{exact - p:+.6f} ({_distance(drawn, exact):+.1f})")
         print(f"{p:>6.2f} " + "".join(f"{cell:>19}" for cell in cells))
     print("\nP(p_hat > p | S), averaged over uniform p; * marks where the paper's number does not hold")
-    print(f"{'G':>4}" + "".join(f"{f'p < {below} (> {claim:.0%})':>20}" for below, claim in CLAIMS.items()))
+    print(f"{'G':>4}" + "".join(f"{name:>20}" for name in ("p < 0.5 (> 63%)", "p < 0.25 (> 78%)", "p < 2/G (> 78%)")))
     for size in range(2, 33):
-        averages = {below: average_probability(size, below) for below in CLAIMS}
-        marks = {below: " " if averages[below] > claim else "*" for below, claim in CLAIMS.items()}
-        print(f"{size:>4}" + "".join(f"{averages[below]:>19.5f}{marks[below]}" for below in CLAIMS))
+        bounds = [*CLAIMS.items(), (2 / size, 0.78)]
+        averages = [(average_probability(size, below), claim) for below, claim in bounds]
+        print(
+            f"{size:>4}"
+            + "".join(f"{average:>19.5f}{' ' if average > claim else '*'}" for average, claim in averages)
+        )
+    print("\nlambda that brings the mean advantage nearer to r - p, G = 8, C = 0.5; * where 1.3 does")
+    print(f"{'p':>6}{'right':>20}{'wrong':>20}{'both':>20}")
+    for p in SIMULATED_P:
+        if p == 0.5:  # no bias to correct
+            continue
+        right, wrong = (helpful_scales(p, reward, 8, 0.5) for reward in (1.0, 0.0))
+        both = max(right[0], wrong[0]), min(right[1], wrong[1])
+        print(f"{p:>6.2f}" + "".join(f"{_interval(*scales):>20}" for scales in (right, wrong, both)))
+    print(f"\nE[p_hat | S] - p of bounded rewards: normal, {SPREAD} wide, truncated; S: more than {SPREAD} apart")
+    print(f"{'p':>6}" + "".join(f"{f'G = {size}':>12}{'P(S)':>8}" for size in (4, 8)))
+    for center in CENTERS:
+        rewards = truncated_normal(center)
+        exact = [mean_baseline_of(rewards, size, SPREAD) for size in (4, 8)]
+        p = float(rewards.mean())
+        print(f"{p:>6.3f}" + "".join(f"{baseline - p:>+12.6f}{chance:>8.3f}" for baseline, chance in exact))
+
+
+def _interval(low: float, high: float) -> str:
+    if low >= high:
+        return "none "
+    return f"{max(low, 0):.3f} to {high:.3f}{'*' if low < 1.3 < high else ' '}"
 
 
 def _distance(drawn: Simulation, exact: float) -> float:
@@ -185,11 +291,12 @@ def _distance(drawn: Simulation, exact: float) -> float:
 
 
 def write_picture(out: Path, *, groups: int, seed: int) -> None:
-    """Draw two panels: the bias against p, and the two probabilities against G."""
-    panels = [_bias(groups=groups, seed=seed), _claims()]
+    """Draw four panels: bias against p, probabilities against G, the lambdas that help, and bounded rewards."""
+    panels = [_bias(groups=groups, seed=seed), _claims(), _scales(), _bounded()]
     spec = {"concat": panels, "columns": 2, "spacing": 60, "config": CONFIG}
     spec["resolve"] = {"scale": dict.fromkeys(("color", "fill", "stroke"), "independent")}
-    out.write_bytes(vega.png(vega.in_light_theme(spec)))
+    with Image.open(BytesIO(vega.png(vega.in_light_theme(spec)))) as picture:
+        picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
 
 
 def _bias(*, groups: int, seed: int) -> Spec:
@@ -267,6 +374,63 @@ def _claims() -> Spec:
                 "data": {"values": points},
                 "mark": _DOT | {"size": 50},
                 "encoding": {"stroke": color | {"legend": None}, "fill": fill},
+            },
+        ],
+    }
+
+
+def _scales() -> Spec:
+    grid = [p for p in np.linspace(0.01, 0.99, 99).tolist() if abs(p - 0.5) > 0.005]
+    names = {"right responses": 1.0, "wrong responses": 0.0}
+    values = []
+    for name, reward in names.items():
+        for p in grid:
+            low, high = helpful_scales(p, reward, 8, 0.5)
+            values.append({"name": name, "p": p, "low": max(low, 0), "high": high})
+    color = {"field": "name", "type": "nominal", "scale": {"domain": list(names), "range": list(PALETTE[:2])}}
+    y = {**_axis("low", "lambda", low=0, high=1.5), "axis": {"format": ".1f"}}
+    note: Spec = {"text": "paper: 1.3", "p": 0.5, "low": 1.3}
+    return {
+        "title": "Lambdas that bring the mean advantage nearer to r − p (G = 8, C = 0.5)",
+        "width": 400,
+        "height": 300,
+        "encoding": {"x": _axis("p", "p, the policy's chance to solve the prompt", low=0, high=1), "y": y},
+        "layer": [
+            {
+                "data": {"values": values},
+                "mark": {"type": "area", "opacity": 0.45},
+                "encoding": {"y2": {"field": "high"}, "color": color | {"legend": {"title": None}}},
+            },
+            {"data": {"values": [note]}, "mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": {"x": None}},
+            {
+                "data": {"values": [note]},
+                "mark": {"type": "text", "dy": -8},
+                "encoding": {"text": {"field": "text"}},
+            },
+        ],
+    }
+
+
+def _bounded() -> Spec:
+    values = []
+    for size in (4, 8):
+        for center in np.linspace(-0.2, 1.2, 57).tolist():
+            rewards = truncated_normal(center)
+            p = float(rewards.mean())
+            values.append({"G": f"G = {size}", "p": p, "bias": mean_baseline_of(rewards, size, SPREAD)[0] - p})
+    color = {"field": "G", "type": "nominal", "scale": {"range": list(_SHADES[1:3])}, "legend": {"title": None}}
+    y = {**_axis("bias", "E[p̂ | S] − p", low=-0.03, high=0.03), "axis": {"format": "+.2f"}}
+    return {
+        "title": "The baseline of rewards in [0, 1]: normal, 0.1 wide, truncated",
+        "width": 400,
+        "height": 300,
+        "encoding": {"x": _axis("p", "p, the mean reward", low=0, high=1), "y": y},
+        "layer": [
+            {"data": {"values": [{"bias": 0}]}, "mark": "rule", "encoding": {"x": None}},
+            {
+                "data": {"values": values},
+                "mark": {"type": "line", "strokeWidth": 2},
+                "encoding": {"color": color, "order": {"field": "p"}},
             },
         ],
     }

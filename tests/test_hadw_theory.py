@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import combinations, product
 from math import comb
@@ -15,15 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from scipy import stats
+from scipy.integrate import dblquad
 
 from tests.helpers.example_run import build_run
 from vlm_rl.advantages import ADVANTAGES, compute_advantages
+from vlm_rl.hadw import Belief, difficulty_weights
 
 SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "hadw_theory.py"
 
 
 def _load() -> ModuleType:
-    """The script as a module: benchmarks/ is no package."""
+    """The script as a module: perf/ is no package."""
     spec = spec_from_file_location("hadw_theory", SCRIPT)
     assert spec and spec.loader
     module = module_from_spec(spec)
@@ -122,6 +126,82 @@ def test_average_probabilities_around_eight(size: int, hard: float, harder: floa
     assert theory.average_probability(size, 0.25) == pytest.approx(harder, abs=5e-6)
 
 
+@pytest.mark.parametrize(
+    ("size", "below", "paper"),
+    # tables 4, 5 and 6 of the paper
+    [
+        (6, 0.25, 0.827762),
+        (6, 0.5, 0.689722),
+        (4, 0.5, 0.776966),
+        (2, 1, 0.5),
+        (5, 2 / 5, 0.780787),
+        (6, 2 / 6, 0.781154),
+    ],
+)
+def test_average_probabilities_are_those_of_the_papers_tables(size: int, below: float, paper: float) -> None:
+    assert theory.average_probability(size, below) == pytest.approx(paper, abs=5e-6)
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+def test_corollary_2_holds_from_five_responses_on(size: int) -> None:
+    assert (theory.average_probability(size, 2 / size) > 0.78) == (size >= 5)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+@pytest.mark.parametrize(("p", "belief"), [(0.05, 0.5), (0.3, 0.5), (0.3, 0.2), (0.8, 0.6)])
+def test_the_scales_that_help_are_those_of_the_weights_that_training_applies(
+    p: float, belief: float, reward: float
+) -> None:
+    """Theorem 3 by a sum over all groups of five: at the ends the weighted advantage is as far off as the plain."""
+    rewards, chance = outcomes(p, 5)
+    advantages = compute_advantages("group_center", rewards)
+    weights = difficulty_weights(advantages, rewards.mean(axis=1), Belief(ability=belief), scale=1.0)
+    rows, of_reward = np.arange(len(rewards)), (rewards == reward).argmax(axis=1)
+    plain = float(chance @ advantages[rows, of_reward])
+    weighted = float(chance @ (weights * advantages)[rows, of_reward])
+    wanted = reward - p
+    low, high = theory.helpful_scales(p, reward, 5, belief)
+    for scale in (low, high):
+        assert abs(scale * weighted - wanted) == pytest.approx(abs(plain - wanted), abs=1e-12)
+    middle = (low + high) / 2
+    assert abs(middle * weighted - wanted) < abs(plain - wanted) < abs((high + 0.01) * weighted - wanted)
+
+
+def test_two_uniform_rewards_by_hand() -> None:
+    """They differ by more than sigma with probability (1 - sigma)^2, and by symmetry their mean stays 1/2."""
+    baseline, chance = theory.mean_baseline_of(stats.uniform(), 2, 0.3)
+    assert chance == pytest.approx(0.49, abs=1e-12)
+    assert baseline == pytest.approx(0.5, abs=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(2, 1), (2, 5)])
+def test_two_rewards_of_a_beta_distribution_by_a_double_integral(alpha: float, beta: float) -> None:
+    rewards, sigma = stats.beta(alpha, beta), 0.2
+
+    def over_pairs(value: Callable[[float, float], float]) -> float:
+        def integrand(y: float, x: float) -> float:
+            return value(x, y) * rewards.pdf(x) * rewards.pdf(y)
+
+        return 2 * dblquad(integrand, 0, 1 - sigma, lambda x: x + sigma, 1)[0]  # the pairs with y above x
+
+    chance = over_pairs(lambda x, y: 1.0)
+    baseline, found = theory.mean_baseline_of(rewards, 2, sigma)
+    assert found == pytest.approx(chance, abs=1e-8)
+    assert baseline == pytest.approx(over_pairs(lambda x, y: (x + y) / 2) / chance, abs=1e-8)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_bounded_rewards_stay_within_five_standard_errors_and_are_mirrored(size: int) -> None:
+    rewards = theory.truncated_normal(0.05)
+    drawn = rewards.rvs((100_000, size), random_state=np.random.default_rng(5))
+    means = drawn.mean(axis=1)[np.ptp(drawn, axis=1) > theory.SPREAD]
+    baseline, chance = theory.mean_baseline_of(rewards, size, theory.SPREAD)
+    assert abs(means.mean() - baseline) < 5 * means.std() / len(means) ** 0.5
+    assert abs(len(means) / 100_000 - chance) < 5 * (chance * (1 - chance) / 100_000) ** 0.5
+    mirrored, _ = theory.mean_baseline_of(theory.truncated_normal(0.95), size, theory.SPREAD)
+    assert mirrored == pytest.approx(1 - baseline, abs=1e-10)
+
+
 def test_average_probability_by_hand_and_by_a_plain_sum() -> None:
     # G = 3: P = 1 below 1/3, and 3 p^2 q / (3 p^2 q + 3 p q^2) = p above. Over (0, 1/2):
     # 2 [1/3 + (1/4 - 1/9) / 2] = 29/36; over (0, 1/4) it is 1.
@@ -189,7 +269,8 @@ def test_the_script_prints_its_tables_and_writes_the_picture(tmp_path: Path) -> 
     command = [sys.executable, str(SCRIPT), "--groups", "500", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert any(line.split() == ["8", "0.64095", "0.78113"] for line in lines)
-    assert any(line.split() == ["9", "0.61682*", "0.73829*"] for line in lines)
+    assert any(line.split() == ["8", "0.64095", "0.78113", "0.78113"] for line in lines)
+    assert any(line.split() == ["9", "0.61682*", "0.73829*", "0.78114"] for line in lines)
+    assert any(line.split()[:4] == ["0.30", "0.800", "to", "0.843"] and line.endswith("none ") for line in lines)
     with Image.open(out) as picture:
-        assert picture.width > 1.5 * picture.height > 900  # two panels side by side, sharp enough for a page
+        assert picture.width > picture.height > 1500  # two by two panels, sharp enough for a page
