@@ -30,6 +30,7 @@ from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import findings
+from vlm_rl.study.launch import Launch
 from vlm_rl.study.plan import Study, load_study
 from vlm_rl.study.results import (
     RunNumbers,
@@ -453,8 +454,6 @@ def test_mistakes_are_found_before_anything_starts(tmp_path):
     path, out = write_study(tmp_path / "s.yaml", study_tree()), tmp_path / "out"
     with pytest.raises(UserError, match=r"starts\.a.*models/warm-0"):
         command.run_study(path, out)
-    with pytest.raises(UserError, match="--jobs is 0"):
-        command.run_study(path, out, jobs=0)
     assert not list(out.glob("*/*"))
 
 
@@ -498,7 +497,7 @@ def sleeper(planned, shell: str = "echo ready; sleep 60") -> command.RunProcess:
 def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error):
     planned = load(tmp_path).runs(tmp_path / "out")
     with command._exclusive(tmp_path / "out") as lock:
-        runner = command.StudyRunner(planned[1:], num_done=0, jobs=1, lock=lock)
+        runner = command.StudyRunner(planned[1:], num_done=0, launch=Launch(), lock=lock)
         runner.working = [sleeper(planned[0])]
         job = runner.working[0]
         before = signal.getsignal(number)
@@ -519,7 +518,7 @@ def test_a_signal_ends_the_runs_and_starts_none(tmp_path, capsys, number, error)
 
 def test_the_second_signal_kills(tmp_path):
     planned = load(tmp_path).runs(tmp_path / "out")
-    runner = command.StudyRunner([], num_done=0, jobs=1, lock=-1)
+    runner = command.StudyRunner([], num_done=0, launch=Launch(), lock=-1)
     runner.working = [sleeper(planned[0], "trap '' TERM; echo ready; while true; do sleep 0.1; done")]
     process = runner.working[0].process
     runner.signals = [signal.SIGTERM]
@@ -534,7 +533,7 @@ def test_the_second_signal_kills(tmp_path):
 def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
     planned = load(tmp_path).runs(tmp_path / "out")[1]
     with command._exclusive(tmp_path / "out") as lock:
-        runner = command.StudyRunner([planned], num_done=0, jobs=1, lock=lock)
+        runner = command.StudyRunner([planned], num_done=0, launch=Launch(), lock=lock)
         runner._start(planned)
     process = runner.working[0].process
     try:
@@ -545,6 +544,26 @@ def test_a_run_is_a_process_that_holds_the_lock(tmp_path):
         process.wait()
     assert process.args[1:] == ["-m", "vlm_rl", "train", str(planned.config_file)]
     assert load_config(planned.config_file) == planned.config and planned.log.is_file()
+
+
+def test_each_machine_has_one_run_at_a_time(tmp_path):
+    """Three runs on two machines, by a shell that writes down where it was: no machine is left out."""
+    planned = load(tmp_path).runs(tmp_path / "out")[:3]
+    launch = Launch(jobs=2, template="sh -c 'echo on {machine}: {command}; sleep 0.3'", machines=("one", "two"))
+    with command._exclusive(tmp_path / "out") as lock:
+        runner = command.StudyRunner(planned, num_done=0, launch=launch, lock=lock)
+        runner.work()
+    assert runner.failed == [] and runner.num_done == 3
+    said = [run.log.read_text() for run in planned]
+    assert all(f"-m vlm_rl train {run.config_file}" in text for run, text in zip(planned, said, strict=True))
+    assert [text.split(":")[0] for text in said[:2]] == ["on one", "on two"]
+
+
+def test_a_launcher_that_is_not_there_is_named(tmp_path):
+    planned = load(tmp_path).runs(tmp_path / "out")[:1]
+    runner = command.StudyRunner(planned, num_done=0, launch=Launch(template="no-such-srun {command}"), lock=-1)
+    with pytest.raises(UserError, match="no command no-such-srun"):
+        runner.work()
 
 
 def test_a_moved_study_is_not_gone_on_with(tmp_path):

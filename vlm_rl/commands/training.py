@@ -142,16 +142,23 @@ def add_study(commands: Commands) -> None:
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, help="a YAML file; docs/studies.md describes it")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's cores")
+    parser.add_argument("--jobs", type=int, help="runs at a time, which share cores and GPUs (default: 1)")
+    parser.add_argument("--ranks", type=int, default=1, help="of each run, on one machine (default: 1)")
+    parser.add_argument("--launch", default="", help="a command that starts a run: 'srun --gpus 8 {command}'")
+    parser.add_argument("--machines", default="", help="A,B: one run at a time on each, as {machine} of --launch")
     parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
     parser.add_argument("--report-only", action="store_true", help="start nothing; report on the runs that exist")
 
 
 def _study(options: argparse.Namespace) -> None:
+    from vlm_rl.study.launch import Launch
     from vlm_rl.study.run import run_study
 
     out = options.out or Path("runs") / options.study.stem
-    code = run_study(options.study, out, jobs=options.jobs, report_only=options.report_only)
+    machines = tuple(machine for machine in options.machines.split(",") if machine)
+    jobs = max(1, len(machines)) if options.jobs is None else options.jobs
+    launch = Launch(jobs, options.ranks, options.launch, machines)
+    code = run_study(options.study, out, launch=launch, report_only=options.report_only)
     if code:
         sys.exit(code)
 

@@ -33,6 +33,7 @@ from vlm_rl.papers.steps import (
 )
 from vlm_rl.papers.table import make_table, write_table
 from vlm_rl.run.terminal import make_console, visible
+from vlm_rl.study.launch import Launch
 from vlm_rl.study.run import is_finished, train_missing
 
 Stage = Literal["prepare", "train", "eval", "table"]
@@ -140,7 +141,8 @@ def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
             raise UserError(
                 f"{absent[0]} is not there, which {one.file} needs: vlm-rl paper {paper.key} says how to get it"
             )
-    failed = train_missing([one.planned for one in here], setup.out, jobs=setup.jobs, ranks=setup.ranks)
+    launch = Launch(jobs=setup.jobs, ranks=setup.ranks)
+    failed = train_missing([one.planned for one in here], setup.out, launch=launch)
     for one in runs:
         if one not in here and not is_finished(one.planned):
             _note(

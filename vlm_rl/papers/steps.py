@@ -12,8 +12,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.papers.catalog import BASE, Paper, PaperRun
 from vlm_rl.papers.downloads import MODELS, TRAINING_SETS, Download, benchmark_download
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.study.launch import Launch
 from vlm_rl.study.plan import Planned
-from vlm_rl.study.run import launcher
 
 RANKS_OF_A_NODE = 8
 
@@ -59,7 +59,7 @@ class Step:
 
     def argv(self, ranks: int) -> list[str]:
         """Return the command of a process on this many ranks."""
-        return [*launcher(ranks), "-m", "vlm_rl", *self.words]
+        return Launch(ranks=ranks).words(self.words, slot=0)
 
 
 def plan_runs(

@@ -1,8 +1,8 @@
 """Run a study and write its report: `vlm-rl study STUDY.yaml`.
 
-Each run is its own process, `jobs` at a time, with its output in a log beside its folder. Finished runs are left
-alone, begun ones resume from their checkpoints, and a stop lets the runs save first. So the same command always
-resumes a study.
+Each run is its own process, as many at a time as there are jobs, with its output in a log beside its folder. Finished
+runs are left alone, begun ones resume from their checkpoints, and a stop lets the runs save first. So the same
+command always resumes a study.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +25,11 @@ from vlm_rl.config import MUTABLE_KEYS, changed_keys, save_config
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.run.checkpoint import verify
-from vlm_rl.run.cores import allowed_cores
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.manifest import CheckpointError
 from vlm_rl.run.terminal import clock, make_console, visible
 from vlm_rl.study.findings import findings
+from vlm_rl.study.launch import Launch
 from vlm_rl.study.page import write_study_page
 from vlm_rl.study.plan import Planned, Study, load_study
 from vlm_rl.study.results import as_csv, as_json, collect, missing_reason
@@ -39,7 +39,7 @@ _TAIL_LINES = 15
 _TAIL_BYTES = 16_384
 
 
-def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False) -> int:
+def run_study(path: Path, out: Path, *, launch: Launch | None = None, report_only: bool = False) -> int:
     """Train the runs that are missing from a study, then write its report.
 
     Returns the exit code: 1 if at least one run failed, else 0.
@@ -47,7 +47,7 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False
     Args:
         path: the study file.
         out: the folder of the runs and the report.
-        jobs: how many runs train at a time.
+        launch: how the runs are started; None: one after the other, here.
         report_only: train nothing, and report on the runs that exist.
 
     Raises:
@@ -55,42 +55,39 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, report_only: bool = False
             or an `out` that holds runs of a different study.
         StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
     """
-    if jobs < 1:
-        raise UserError(f"--jobs is {jobs}: give 1 or more, the number of runs to train at a time")
     study = load_study(path)
     planned = study.runs(out)
     for run in planned if report_only else []:
         _refuse_a_different_run(run)
-    failed = [] if report_only else run_all(study, planned, out, jobs=jobs)
+    failed = [] if report_only else run_all(study, planned, out, launch=launch or Launch())
     write_results(study, planned, out)
     return 1 if failed else 0
 
 
-def run_all(study: Study, planned: Sequence[Planned], out: Path, *, jobs: int) -> list[Planned]:
+def run_all(study: Study, planned: Sequence[Planned], out: Path, *, launch: Launch) -> list[Planned]:
     """Train all runs that are not finished and return those that failed.
 
     Args:
         study: names the warm starts.
         planned: the runs.
         out: the folder of the study, which is locked meanwhile.
-        jobs: how many runs train at a time.
+        launch: how the runs are started.
     """
     for name, folder in study.starts.items():
         try:
             check_model_folder(folder)
         except UserError as error:
             raise UserError(f"starts.{name}: {error}") from None
-    return train_missing(planned, out, jobs=jobs)
+    return train_missing(planned, out, launch=launch)
 
 
-def train_missing(planned: Sequence[Planned], out: Path, *, jobs: int = 1, ranks: int = 1) -> list[Planned]:
+def train_missing(planned: Sequence[Planned], out: Path, *, launch: Launch) -> list[Planned]:
     """Train the runs that are not finished and return those that failed.
 
     Args:
         planned: the runs.
         out: a folder that is locked meanwhile.
-        jobs: how many runs train at a time.
-        ranks: of each run, on this machine.
+        launch: how the runs are started.
 
     Raises:
         UserError: before anything is started, for a folder that holds a different run.
@@ -102,8 +99,8 @@ def train_missing(planned: Sequence[Planned], out: Path, *, jobs: int = 1, ranks
         waiting = [run for run in planned if not is_finished(run)]
         for run in waiting:
             _resumable(run)  # a mistake is reported before anything starts
-        runner = StudyRunner(waiting, num_done=len(planned) - len(waiting), jobs=jobs, lock=lock, ranks=ranks)
-        runner.note(f"{len(planned)} runs, {len(waiting)} to do, {jobs} at a time, in {out}")
+        runner = StudyRunner(waiting, num_done=len(planned) - len(waiting), launch=launch, lock=lock)
+        runner.note(f"{len(planned)} runs, {len(waiting)} to do, {launch.jobs} at a time, in {out}")
         runner.work()
     return runner.failed
 
@@ -209,20 +206,20 @@ class RunProcess:
     planned: Planned
     process: subprocess.Popen[bytes]
     started: float  # of time.monotonic
+    slot: int = 0  # which of the jobs that run at a time
 
 
 class StudyRunner:
-    """Trains a list of runs, `jobs` at a time, and stops them on a signal."""
+    """Trains a list of runs, launch.jobs at a time, and stops them on a signal."""
 
-    def __init__(self, waiting: Sequence[Planned], *, num_done: int, jobs: int, lock: int, ranks: int = 1) -> None:
+    def __init__(self, waiting: Sequence[Planned], *, num_done: int, launch: Launch, lock: int) -> None:
         self.waiting = list(waiting)
         self.working: list[RunProcess] = []
         self.failed: list[Planned] = []
         self.num_done = num_done
         self.num_all = num_done + len(waiting)
-        self.jobs = jobs
+        self.launch = launch
         self.lock = lock
-        self.ranks = ranks
         self.signals: list[int] = []  # arrived so far
         self.num_handled = 0
         self.console = make_console()
@@ -237,7 +234,7 @@ class StudyRunner:
         before = {kind: signal.signal(kind, lambda number, _: self.signals.append(number)) for kind in kinds}
         try:
             while self.working or (self.waiting and not self.signals):
-                while self.waiting and len(self.working) < self.jobs and not self.signals:
+                while self.waiting and len(self.working) < self.launch.jobs and not self.signals:
                     self._start(self.waiting.pop(0))
                 time.sleep(_POLL_SECONDS)
                 self._pass_on_signals()
@@ -252,21 +249,25 @@ class StudyRunner:
             raise KeyboardInterrupt if self.signals[0] == signal.SIGINT else StoppedError
 
     def _start(self, planned: Planned) -> None:
+        slot = min(set(range(self.launch.jobs)) - {run.slot for run in self.working})
         resume = ["--resume"] if _begun(planned) else []
         planned_here = _resumable(planned)
         planned.config_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(planned.config_file, lambda place: save_config(planned_here.config, place))
+        words = self.launch.words(["train", str(planned.config_file), *resume], slot)
+        if shutil.which(words[0]) is None:
+            raise UserError(f"--launch: there is no command {words[0]} here; install it, or correct the template")
         with planned.log.open("ab") as log:
             process = subprocess.Popen(
-                [*launcher(self.ranks), "-m", "vlm_rl", "train", str(planned.config_file), *resume],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(max(1, allowed_cores() // self.jobs))},
+                env={**os.environ, **self.launch.environment(slot)},
                 start_new_session=True,  # Ctrl-C reaches us alone; the runs get a SIGTERM, on which they save
                 pass_fds=(self.lock,),
             )
-        self.working.append(RunProcess(planned, process, time.monotonic()))
+        self.working.append(RunProcess(planned, process, time.monotonic(), slot))
         self.note(
             f"{planned.title} from start {planned.start}: {'resumes' if resume else 'starts'}, log {planned.log}"
         )
@@ -298,14 +299,6 @@ class StudyRunner:
                 run.process.terminate()
             elif run.process.poll() is None:
                 os.killpg(run.process.pid, signal.SIGKILL)
-
-
-def launcher(ranks: int) -> list[str]:
-    """Return the words that start Python on this many ranks of this machine, with time to save on a stop."""
-    if ranks == 1:
-        return [sys.executable]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    return [*torchrun, "--shutdown-timeout", "1800"]
 
 
 def log_tail(path: Path) -> list[str]:
