@@ -9,7 +9,8 @@
 # AdamW's state need a card of 141 GB. vLLM is not needed; the doctor takes the transformers sampler without it. On a
 # machine without a network, bring the wheels of what is missing there (pip download --no-deps; pip wheel for
 # antlr4-python3-runtime), and name their folder in PYTHONPATH: deepspeed, pydantic, omegaconf, qwen-vl-utils,
-# math-verify, pebble and what these need; liger-kernel for the comparison with it.
+# math-verify, pebble and what these need; liger-kernel and trl (1.16, with accelerate and datasets) for the comparisons
+# with them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1

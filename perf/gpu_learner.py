@@ -14,20 +14,21 @@ processor, no tokenizer, no DeepSpeed, no vLLM.
 lengths and several prompts a row. In float32 the gradients must agree to 1e-4 of their norm. In bfloat16 ours may err
 1.5 times as much as padded rows in bfloat16 do. It names the kernel that ran.
 
-Then ways take turns on the same weights: `auto`, `patched` and `unpatched`, our rows with that model.layer_patches,
-and `padded`, one row per response through transformers' own attention and layers with log-probs in chunks, as TRL
-1.16 computes them. MFU is the step's arithmetic, counted once without padding and without recomputation, over the
-matrix-product rate measured in the same run. The planned peak is the dry run's count for the largest row, with this
-script's optimizer.
+Then ways take turns on the same weights: `auto`, `patched` and `unpatched`, our rows with that model.layer_patches;
+`padded`, one row per response through transformers' own attention and layers with our log-probs in chunks; and
+`trl`, the same rows through the output head of TRL 1.16's trainer, where it is installed. MFU is the step's
+arithmetic, counted once without padding and without recomputation, over the matrix-product rate measured in the
+same run. The planned peak is the dry run's count for the largest row, with this script's optimizer.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,13 +46,19 @@ from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.memory_plan import LOGIT_COPIES, stack_bytes_per_token
-from vlm_rl.learner.packing import Chunk
+from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import MAX_LOGITS, Policy
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.types import Prompt, Rollout
 
 CLIP = {"ratio": "sequence", "surrogate": "clip", "clip_low": 2e-3, "clip_high": 2.5e-3, "cap": 2.0}  # LUSPO's
-PATCHES: dict[str, LayerPatches] = {"auto": "auto", "patched": True, "unpatched": False, "padded": False}
+PATCHES: dict[str, LayerPatches] = {
+    "auto": "auto",
+    "patched": True,
+    "unpatched": False,
+    "padded": False,
+    "trl": False,
+}
 FLOAT32_LIMIT, BFLOAT16_FACTOR = 1e-4, 1.5  # share of the gradient's norm; times the error of padded rows
 IMAGE, START, END = 8, 6, 7  # ids; all others from 16 on are text
 SIZES: dict[str, dict[str, Any]] = {
@@ -124,7 +131,7 @@ def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
 def make_policy(config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dtype, *, way: str) -> Policy:
     """Return a policy of the same random weights each time."""
     torch.manual_seed(0)
-    implementation = {"text_config": "sdpa" if way == "padded" else attention.NAME, "vision_config": "sdpa"}
+    implementation = {"text_config": "sdpa" if way in ("padded", "trl") else attention.NAME, "vision_config": "sdpa"}
     with torch.device(device):
         model = Qwen2_5_VLForConditionalGeneration._from_config(
             config, dtype=dtype, attn_implementation=implementation
@@ -173,9 +180,13 @@ def shared_backward(
     return torch.cat(logps)
 
 
-def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device, *, rows: int) -> Tensor:
-    """Do the same through one padded row per response, ``rows`` at a time, with a copy of prompt and image each."""
-    logps = []
+def padded_batches(
+    policy: Policy, groups: list[WeighedGroup], device: torch.device, *, rows: int
+) -> Iterator[tuple[dict[str, Tensor], Tensor, PackedRow]]:
+    """Yield the model's inputs of ``rows`` padded rows at a time, where their targets are, and our row of the same.
+
+    Each row has a copy of prompt and image.
+    """
     for index, group in enumerate(groups):
         prompt = torch.from_numpy(group.prompt.ids).long()
         for first in range(0, len(group.rollouts), rows):
@@ -188,17 +199,33 @@ def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.de
             is_target[:, : len(prompt)] = False
             inner: Any = policy.model.model
             inner.row_has_images, inner.rope_deltas = True, None
-            hidden = inner(
-                input_ids=ids.to(device),
-                attention_mask=mask.long().to(device),
-                mm_token_type_ids=(ids == IMAGE).int().to(device),
-                use_cache=False,
-                **{key: value.repeat(len(part), 1).to(device) for key, value in group.prompt.vision.items()},
-            ).last_hidden_state
-            predictors = hidden[:, :-1][is_target[:, 1:].to(device)]
-            logp_K, entropy_K = policy.head(predictors, packed.target_K)
-            policy_loss(logp_K, entropy_K, packed.loss, **CLIP)[0].backward()
-            logps.append(logp_K.detach())
+            inputs = {"input_ids": ids, "attention_mask": mask.long(), "mm_token_type_ids": (ids == IMAGE).int()}
+            inputs |= {key: value.repeat(len(part), 1) for key, value in group.prompt.vision.items()}
+            yield {key: value.to(device) for key, value in inputs.items()}, is_target.to(device), packed
+
+
+def padded_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device, *, rows: int) -> Tensor:
+    """Do the same through one padded row per response, ``rows`` at a time, with our chunked log-probs."""
+    logps = []
+    for inputs, is_target, packed in padded_batches(policy, groups, device, rows=rows):
+        inner: Any = policy.model.model
+        hidden = inner(**inputs, use_cache=False).last_hidden_state
+        logp_K, entropy_K = policy.head(hidden[:, :-1][is_target[:, 1:]], packed.target_K)
+        policy_loss(logp_K, entropy_K, packed.loss, **CLIP)[0].backward()
+        logps.append(logp_K.detach())
+    return torch.cat(logps)
+
+
+def trl_backward(policy: Policy, groups: list[WeighedGroup], device: torch.device, *, rows: int) -> Tensor:
+    """Do the same with the output head that TRL's trainer gives the model (add_fused_lm_head was called)."""
+    logps = []
+    for inputs, is_target, packed in padded_batches(policy, groups, device, rows=rows):
+        labels = inputs["input_ids"].masked_fill(~is_target, -100)
+        model: Any = policy.model
+        outputs = model(**inputs, labels=labels, fused_lm_head=True)
+        logp_K, entropy_K = outputs.log_probs[is_target[:, 1:]], outputs.entropy[is_target[:, 1:]]
+        policy_loss(logp_K, entropy_K, packed.loss, **CLIP)[0].backward()
+        logps.append(logp_K.detach())
     return torch.cat(logps)
 
 
@@ -220,6 +247,14 @@ class MasterAdamW:
 
 
 # --- measuring ---------------------------------------------------------------------------------------
+
+
+def trl_head() -> Callable[..., None] | None:
+    """Return TRL's function that gives a model its chunked output head, or None where TRL is not installed."""
+    try:
+        return importlib.import_module("trl.trainer.utils").add_fused_lm_head
+    except ImportError:
+        return None
 
 
 def synchronize(device: torch.device) -> None:
@@ -372,14 +407,20 @@ def print_speed(options: argparse.Namespace, device: torch.device) -> None:
         if options.checkpointing:
             policy.enable_checkpointing(offload=options.offload)
         optimizer = MasterAdamW(list(policy.model.parameters()))
-        way = partial(padded_backward, rows=options.padded_rows) if name == "padded" else shared_backward
+        if name == "trl":
+            if (add_fused_lm_head := trl_head()) is None:
+                print("| trl | not installed | | | | |", flush=True)
+                continue
+            add_fused_lm_head(policy.model, outputs=("log_probs", "entropy"))
+        padded = {"padded": padded_backward, "trl": trl_backward}
+        way = partial(padded[name], rows=options.padded_rows) if name in padded else shared_backward
         try:
             result = measure(partial(way, policy, groups, device), optimizer, device, rounds=options.rounds)
         except torch.OutOfMemoryError:
             print(f"| {name} | out of memory | | | | |", flush=True)
         else:
             mfu = useful_operations(policy, groups) / result.seconds / rate
-            plan = "" if name == "padded" else f"{planned_peak(policy, groups, name, options):.3g}"
+            plan = "" if name in padded else f"{planned_peak(policy, groups, name, options):.3g}"
             print(
                 f"| {name} | {result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} "
                 f"| {plan} |",
