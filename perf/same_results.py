@@ -14,8 +14,8 @@ have:
 
 The table gives the number of values and the largest relative difference. Any difference makes the exit code 1.
 
-What it says of the move of all modules into rooms (404d0e5 to 39bcfdb): grader 3,621 of 3,621 values equal, steps 40 of
-40. Up to e747c46~1: scores 27,761 of 27,761, quickstart 2,655 of 2,655. e747c46 sums the parts of attention in a
+What it says of the move of all modules into rooms (404d0e5 to 39bcfdb): grader 3,621 of 3,621 values equal, steps 40
+of 40. Up to e747c46~1: scores 27,761 of 27,761, quickstart 2,655 of 2,655. e747c46 sums the parts of attention in a
 different order; the last hidden states then differ by 1e-6, and the later steps of a training with them.
 """
 
