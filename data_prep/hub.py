@@ -20,7 +20,7 @@ def locate(named: str, revision: str, patterns: Sequence[str] = ()) -> tuple[Pat
         revision: the commit of a hub id, required so that the same command gives the same set next year.
         patterns: the files needed of the repository, as globs; () for all.
 
-    A revision that is in the hub's cache is not downloaded again. Raises UserError if the files cannot be had.
+    A revision that is in the hub's cache is not downloaded again. Raises UserError if the files cannot be obtained.
     """
     path = Path(named)
     if path.exists() or not _HUB_ID.fullmatch(named):

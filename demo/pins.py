@@ -128,7 +128,7 @@ class PinFile:
 
     def _parse(self, found: os.stat_result) -> tuple[Pin, ...]:
         if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"{self.path} is no file: choose a different --notes FILE")
+            raise UserError(f"{self.path} is not a file: choose a different --notes FILE")
         if found.st_size > MAX_BYTES:
             raise UserError(
                 f"{self.path} has {found.st_size:,} bytes, and notes have at most {MAX_BYTES:,}: move it away"

@@ -194,7 +194,7 @@ def sample_and_grade(
 
 
 def ability(s: Session, rewards: Sequence[Reward]) -> float | None:
-    """Return what HA-DW compares: the pass rate, or with published_code the mean reward. None where none counts."""
+    """Return what HA-DW compares: the pass rate, or with published_code the mean reward. None if all are dropped."""
     of_rewards = s.config.algorithm.hadw.variant == "published_code"
     values = [r.total if of_rewards else r.grade.correct for r in rewards if not r.dropped]
     return float(np.mean(values)) if values else None

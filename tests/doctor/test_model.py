@@ -46,11 +46,19 @@ def test_a_model_that_works(tiny_model: Path, outcomes: Callable) -> None:
     assert "transformers holds the synced weights" in page
 
 
+def test_a_name_of_the_hub_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that is not in the cache and cannot be downloaded is answered with the command that downloads it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert cli.main(["doctor", "--model", "nobody/no-such-model"]) == 2
+    said = capsys.readouterr().err
+    assert "hf download nobody/no-such-model" in said and "is not there" not in said
+
+
 def test_a_model_that_is_not_supported(tiny_model: Path, tmp_path: Path, outcomes: Callable) -> None:
     code, found, page = outcomes(save_odd(tmp_path, "llava", tiny_model))
     assert code == 1
     assert (found["model type"], found["packed rows"], found["sampler"]) == ("OFF", "?", "?")
-    assert "it needs what is off in" in page and "report this" not in page
+    assert "it depends on" in page and "report this" not in page
 
 
 def test_weights_that_are_not_finite(tiny_model: Path, tmp_path: Path, outcomes: Callable) -> None:

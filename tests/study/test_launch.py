@@ -39,7 +39,7 @@ def test_a_template_gets_words_or_a_text_that_a_shell_splits_into_the_same() -> 
         ({"jobs": 0}, "--jobs is 0"),
         ({"ranks": 0}, "--ranks is 0"),
         ({"template": "srun train"}, "does not say where the command goes"),
-        ({"template": "ssh {host} {command}"}, r"names \{host\}"),
+        ({"template": "ssh {host} {command}"}, r"unknown placeholder \{host\}"),
         ({"template": "ssh {machine} {command}"}, "give both or neither"),
         ({"machines": ("a",)}, "give both or neither"),
         ({"template": "ssh {machine} {command}", "machines": ("a", "b"), "jobs": 3}, "--machines names 2"),

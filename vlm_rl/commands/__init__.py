@@ -3,7 +3,7 @@
     before      prepare, init, config, plan, doctor
     training    sft, train, serve, study, quickstart
     measuring   eval, with compare and export; score, grade
-    showing     report, demo, export
+    showing     report, demo, track, export
     papers      paper
 
 Private to this room: shared, options and checks of several commands.

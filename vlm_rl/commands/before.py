@@ -31,7 +31,9 @@ def add_init(commands: Commands) -> None:
     init.add_argument("--data", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets to train on")
     init.add_argument("--eval", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to evaluate on")
     init.add_argument("--gpus", type=int, metavar="N", help="cards of the run (default: those of this machine)")
-    init.add_argument("--gpu-memory", type=float, metavar="GB", help="of a card (default: this machine's, or 80)")
+    init.add_argument(
+        "--gpu-memory", type=float, metavar="GB", help="memory of a card (default: this machine's, or 80)"
+    )
     init.add_argument("--lora", action="store_true", help="train low-rank adapters, which takes less memory")
     init.add_argument("--out", type=Path, metavar="FILE", help="the recipe (default: SET_MODEL.yaml)")
     init.set_defaults(command=_init)
@@ -73,17 +75,26 @@ def add_plan(commands: Commands) -> None:
     plan.add_argument("--run-gpus", type=int, metavar="N", help="with --run: cards of its learner")
     of_lengths = "a run's lengths, or the mean of made-up ones (default: those of --run, else rollout.max_tokens / 4)"
     plan.add_argument("--lengths", metavar="RUN|TOKENS", help=of_lengths)
-    plan.add_argument("--bandwidth", type=float, metavar="TB/S", help="of a card's memory (default: 3.35, assumed)")
-    plan.add_argument("--operations", type=float, metavar="TFLOP/S", help="of a card (default: 400, assumed)")
-    plan.add_argument("--sync-seconds", type=float, metavar="S", help="of a sync (default: --run's, else 3, assumed)")
     plan.add_argument(
-        "--decode-tokens-per-second", type=float, metavar="X", help="of an engine on a card with all places taken"
+        "--bandwidth", type=float, metavar="TB/S", help="bandwidth of a card's memory (default: 3.35, assumed)"
     )
     plan.add_argument(
-        "--learner-tokens-per-second", type=float, metavar="X", help="of a card, forward and backward, prompts too"
+        "--operations",
+        type=float,
+        metavar="TFLOP/S",
+        help="speed of a card's matrix products (default: 400, assumed)",
+    )
+    plan.add_argument(
+        "--sync-seconds", type=float, metavar="S", help="seconds of a sync (default: --run's, else 3, assumed)"
+    )
+    plan.add_argument(
+        "--decode-tokens-per-second", type=float, metavar="X", help="tokens that a full engine on one card draws"
+    )
+    plan.add_argument(
+        "--learner-tokens-per-second", type=float, metavar="X", help="tokens that one card trains on, prompts too"
     )
     plan.add_argument("--steps", type=int, default=12, metavar="N", help="simulated steps that count")
-    plan.add_argument("--seed", type=int, default=0, help="of the lengths")
+    plan.add_argument("--seed", type=int, default=0, help="random seed of the lengths")
     plan.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .png, or .html")
     plan.add_argument("--json", type=Path, metavar="FILE", help="also write every division to this file")
     plan.set_defaults(command=_plan)
@@ -149,9 +160,13 @@ def add_doctor(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    for path in (options.model, options.config):
-        if path is not None and not path.exists():
-            raise UserError(f"{path} is not there: correct the path")
+    if options.config is not None and not options.config.exists():
+        raise UserError(f"--config {options.config} is not there: correct the path")
+    if options.model is not None:
+        from vlm_rl.run.checkpoint_names import resolve_model
+
+        if not resolve_model(options.model).exists():
+            raise UserError(f"--model {options.model} is not there: give a folder, a run, or ORG/NAME of the hub")
     from vlm_rl.doctor.command import doctor
 
     if code := doctor(options):

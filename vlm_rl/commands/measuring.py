@@ -28,7 +28,9 @@ def add_eval(commands: Commands) -> None:
         help="a prompt of ours, or a benchmark's own, e.g. mathvision (default: the run's, else think_answer; with "
         "--mode official the benchmark's own)",
     )
-    evaluate.add_argument("--mode", choices=["strict", "official"], help="how answers are judged (default: strict)")
+    evaluate.add_argument(
+        "--mode", choices=["strict", "official"], help="how answers are judged (default: the protocol's)"
+    )
     evaluate.add_argument(
         "--temperature", type=float, help="0 is greedy (default: the benchmark's protocol, see eval protocols)"
     )
@@ -47,9 +49,9 @@ def add_eval(commands: Commands) -> None:
         "--images",
         choices=["real", "blank", "shuffled"],
         default="real",
-        help="blank, shuffled: is the image needed?",
+        help="blank or shuffled images show whether the score needs them",
     )
-    evaluate.add_argument("--seed", type=int, default=0, help="of the sampling")
+    evaluate.add_argument("--seed", type=int, default=0, help="random seed of the sampling")
     add_judge_options(evaluate)
     add_output_options(evaluate)
     evaluate.set_defaults(command=_eval)

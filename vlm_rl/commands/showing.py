@@ -1,4 +1,4 @@
-"""Commands that show a run or give it away: report, demo, track, export."""
+"""Commands that show, track or export a run: report, demo, track, export."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def add_track(commands: Commands) -> None:
-    track = commands.add_parser("track", help="send trackers what they do not have of a run")
+    track = commands.add_parser("track", help="send the trackers what they still lack of a run")
     track.add_argument("run", type=Path, help="a run directory")
     track.add_argument("overrides", nargs="*", metavar="log.KEY=VALUE", help="e.g. log.trackers=[wandb]")
     track.set_defaults(command=_track)

@@ -143,7 +143,7 @@ def add_study(commands: Commands) -> None:
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, help="a YAML file; docs/studies.md describes it")
     parser.add_argument("--jobs", type=int, help="runs at a time, which share cores and GPUs (default: 1)")
-    parser.add_argument("--ranks", type=int, default=1, help="of each run, on one machine (default: 1)")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks per run, on one machine (default: 1)")
     parser.add_argument("--launch", default="", help="a command that starts a run: 'srun --gpus 8 {command}'")
     parser.add_argument("--machines", default="", help="A,B: one run at a time on each, as {machine} of --launch")
     parser.add_argument("--out", type=Path, help="folder of the runs and the report (default: runs/NAME-OF-STUDY)")
@@ -170,7 +170,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def add_quickstart(commands: Commands) -> None:
     quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
-    quick.add_argument("--seed", type=int, default=0, help="of data, model and sampling")
+    quick.add_argument("--seed", type=int, default=0, help="random seed of data, model and sampling")
     quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
     quick.add_argument("--algorithm", default="luspo", help="a name in vlm_rl/algorithms.py")

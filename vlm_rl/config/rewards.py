@@ -16,7 +16,7 @@ class RewardPartConfig(ConfigSection):
     """What each part below has in common."""
 
     weight: float = 1.0
-    """Its value times this is added to the reward. Of no use in another role."""
+    """Its value times this is added to the reward. Only for the role part; other roles refuse it."""
     role: Literal["part", "accuracy", "logged"] = "part"
     """part: added to the reward. accuracy: it decides, instead of the grader, whether the response is right: from 0.5
     on. logged: a metric and nothing else."""
@@ -64,13 +64,13 @@ class JudgeConfig(RewardPartConfig):
     lowest: float = 0.0
     """The score whose value is 0."""
     highest: float = 1.0
-    """The range of the judge's scores, of which the value is 0 and 1. A score outside it is no score."""
+    """The score whose value is 1. A score outside lowest to highest does not count."""
     images: bool = False
     """Send the problem's images too."""
     max_tokens: PositiveInt = 512
     """Longest reply in tokens."""
     temperature: NonNegativeFloat = 0.0
-    """Of the judge's sampling; 0 is greedy."""
+    """Sampling temperature of the judge; 0 is greedy."""
     api_key_env: str = ""
     """The environment variable that holds the API key; "" sends none."""
     concurrency: PositiveInt = 16
@@ -86,7 +86,7 @@ class JudgeConfig(RewardPartConfig):
         yield from super().conflicts()
         if not is_plain_address(self.url):
             yield (
-                "url is no plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an environment "
+                "url is not a plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an environment "
                 "variable, see api_key_env"
             )
         if self.api_key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
@@ -139,7 +139,7 @@ class RewardConfig(ConfigSection):
     """What to do with a response that grader, function or judge could not judge: that part is 0, and for the grader
     the answer wrong (zero), or the response is left out (drop)."""
     grader_workers: PositiveInt = 2
-    """Processes on each rank that compare answers symbolically, and programs of a model that run at a time."""
+    """Worker processes per rank for symbolic comparisons. As many model-written programs run at a time."""
     grader_timeout: PositiveFloat = 5.0
     """CPU seconds for one symbolic comparison."""
 

@@ -50,7 +50,7 @@ class SftConfig(ConfigSection):
     """The configuration of supervised fine-tuning, `vlm-rl sft`."""
 
     seed: int = 0
-    """Of the order of the responses, and of new adapters."""
+    """Random seed of the order of the responses, and of new adapters."""
     out: str
     """The run directory."""
     model: ModelConfig

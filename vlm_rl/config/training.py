@@ -72,7 +72,7 @@ class AlgorithmConfig(ConfigSection):
     clip_high: NonNegativeFloat | None = None
     """The ratio is clipped above 1 + clip_high; null: the algorithm's."""
     dynamic_sampling: bool | None = None
-    """Draw more prompts in place of groups whose responses all have the same reward; null: the algorithm's."""
+    """Draw more prompts in place of groups whose answers are all right or all wrong; null: the algorithm's."""
     max_sampling_rounds: PositiveInt = 3
     """How many times dynamic sampling may draw prompts for one step."""
     std_ddof: Literal[0, 1] = 1
@@ -107,7 +107,7 @@ class RolloutConfig(ConfigSection):
     max_tokens: PositiveInt = 4096
     """Longest response in tokens; L_max of the overlong penalty."""
     temperature: PositiveFloat = 1.0
-    """Of the sampling; the learner's log-probs have it too."""
+    """Sampling temperature; the learner's log-probs use it too."""
     top_p: float = 1.0
     """Must be 1: otherwise the sampler's distribution would differ from the learner's."""
     top_k: int = 0
@@ -123,8 +123,8 @@ class RolloutConfig(ConfigSection):
     """k: servers draw the batches of the next k steps while a step trains, so that tokens may be k steps old. Needs
     sampler: server. 0: on policy. See docs/scaling.md."""
     max_age: NonNegativeInt | None = None
-    """Groups with a token that is more rollout steps old are dropped and replaced; below ahead. null: ahead, which no
-    token exceeds."""
+    """Largest age of a token, in rollout steps; must be below ahead. Groups with an older token are dropped and
+    replaced. null: ahead, which no token exceeds."""
     batch_size: PositiveInt = 256
     """Responses that one engine, or one server, generates at the same time."""
     tensor_parallel: PositiveInt = 1
@@ -257,7 +257,7 @@ class EvalConfig(ConfigSection):
     samples: PositiveInt = 1
     """k of avg@k; with temperature 0 it must be 1."""
     temperature: NonNegativeFloat = 0.0
-    """Of the sampling; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the most likely tokens that together have this probability; 1: from all."""
     max_tokens: PositiveInt | None = None
@@ -278,7 +278,7 @@ class CheckpointConfig(ConfigSection):
     keep_last: PositiveInt = 2
     """How many of the newest checkpoints are kept."""
     keep_every: NonNegativeInt = 0
-    """Also keep, for ever, each step that is a multiple of this; 0 keeps none."""
+    """Also keep each step that is a multiple of this, permanently; 0 keeps none."""
     async_save: bool = False
     """Write checkpoints while the training continues; each rank holds a copy of what it writes in host memory."""
 
@@ -307,7 +307,7 @@ class Config(ConfigSection):
     """The configuration of a run."""
 
     seed: int = 0
-    """Of the order of prompts and of the sampling."""
+    """Random seed of the order of prompts and of the sampling."""
     out: str
     """The run directory."""
     model: ModelConfig

@@ -14,7 +14,7 @@ from vlm_rl.errors import UserError
 
 _HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w-][\w./-]*))?")
 _SNAPSHOT = re.compile(r"models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
-# Nobody on the hub is meant by these: recipes and users keep their own folders there.
+# These are local folders, never organisations of the hub.
 _LOCAL_FOLDERS = {"checkpoints", "data", "model", "models", "output", "outputs", "raw", "runs", "weights"}
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 # Folders in a repository repeat its weights in other formats, and so does Mistral's consolidated.safetensors.
@@ -30,7 +30,7 @@ def locate_model(named: str | Path, *, weights: bool = True) -> Path:
 
     A revision that is in the cache is not downloaded again. With HF_HUB_OFFLINE=1 nothing is asked of the hub. Where
     several processes ask at once, each file is downloaded by one of them. Raises UserError, with the command that
-    downloads the model, where it cannot be had.
+    downloads the model, where it cannot be obtained.
     """
     path = Path(named)
     if path.exists() or (request := _request(str(named))) is None:

@@ -98,7 +98,7 @@ def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int
     if context is None:
         raise UserError(
             f"models of type {model_config.model_type!r} are not supported: their configuration has no "
-            "max_position_embeddings; use a model whose layers attend to its context"
+            "max_position_embeddings; use a model that states it"
         )
     wanted = prompt_tokens + response_tokens
     if wanted > context:

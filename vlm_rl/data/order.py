@@ -46,32 +46,26 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of every prompt drawn: drawn = trained + skipped (by reason) + failed + those in progress."""
+    """What became of every prompt drawn: drawn = trained + skipped (by reason) + those in progress."""
 
     drawn: int = 0
     trained: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    failed: int = 0
 
     def check(self, *, in_progress: int = 0) -> None:
         """Raise if a prompt was lost or counted twice; `in_progress` of them go on in the next step."""
-        total = self.trained + sum(self.skipped.values()) + self.failed + in_progress
+        total = self.trained + sum(self.skipped.values()) + in_progress
         if total != self.drawn:
             raise RuntimeError(f"the prompt ledger does not close: {self.drawn} drawn, {total} accounted for: {self}")
 
     def state(self) -> dict[str, Any]:
         """Return the counts for a checkpoint."""
-        return {
-            "drawn": self.drawn,
-            "trained": self.trained,
-            "skipped": dict(self.skipped),
-            "failed": self.failed,
-        }
+        return {"drawn": self.drawn, "trained": self.trained, "skipped": dict(self.skipped)}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Ledger:
         """Return the ledger of a checkpoint."""
-        return cls(state["drawn"], state["trained"], Counter(state["skipped"]), state["failed"])
+        return cls(state["drawn"], state["trained"], Counter(state["skipped"]))
 
     def metrics(self) -> Iterator[tuple[str, float]]:
         """Yield (name, value) of the metrics data/*."""

@@ -148,7 +148,7 @@ def _fault_of(row: Mapping[str, Any]) -> str:
     except (ValueError, RecursionError) as error:
         return f"has meta that is not JSON ({error})"
     if not isinstance(meta, dict):
-        return f"has meta that is no JSON object: {meta!r:.60}"
+        return f"has meta that is not a JSON object: {meta!r:.60}"
     for key, (is_right, words) in _META.items():
         if key in meta and not is_right(meta[key]):
             return f"has the {key} {meta[key]!r:.60} in its meta, which must be {words}"

@@ -4,7 +4,7 @@
 
 The module has CHECKS, and Subject, which is made of FOLDER/model, a tiny model. The answers are appended to
 FOLDER/MODULE.jsonl, and what is printed goes to FOLDER/MODULE.log. A group that hangs or dies keeps no other from
-running: what it did not answer could not be looked at.
+running: what it did not answer could not be checked.
 """
 
 from __future__ import annotations

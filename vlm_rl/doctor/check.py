@@ -16,7 +16,7 @@ class Check:
     """The answer to one question about the machine or a model."""
 
     name: str
-    outcome: Outcome  # unknown: it could not be looked at
+    outcome: Outcome  # unknown: it could not be checked
     detail: str  # what was measured, and the limit that it passes or exceeds
     next_step: str = ""  # what to do, unless the outcome is ok
 
@@ -29,7 +29,7 @@ def run_checks(
     `waiting` is called with the name of a check before it begins.
 
     A UserError is an answer: something is off, and the message names the next step. A later check with the same
-    message needs what is off, so it could not look. Neither could a check that ends in any other exception.
+    message depends on the first, so its outcome is unknown. So is that of a check that ends in any other exception.
     """
     known: dict[str, str] = {}  # a message -> the check that it came from first
     for check in checks:
@@ -42,13 +42,13 @@ def run_checks(
             if cause == name:
                 yield Check(name, "off", str(error))
             else:
-                yield Check(name, "unknown", f"it needs what is off in {cause!r}", f"fix {cause!r} first")
+                yield Check(name, "unknown", f"it depends on {cause!r}, which failed", f"fix {cause!r} first")
         except Exception as error:  # whatever a broken machine or model leads to: the other checks still run
             reason = " ".join(str(error).split())
             yield Check(name, "unknown", f"the check failed: {type(error).__name__}: {reason:.300}", "report this")
 
 
 def exit_code(answers: Sequence[Check]) -> int:
-    """Return 1 where something is off, else 2 where something could not be looked at, else 0."""
+    """Return 1 where something is off, else 2 where something could not be checked, else 0."""
     outcomes = {answer.outcome for answer in answers}
     return 1 if "off" in outcomes else 2 if "unknown" in outcomes else 0

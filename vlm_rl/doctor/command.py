@@ -114,5 +114,5 @@ def _summary(answers: list[Check]) -> str:
     if count["off"]:
         parts.append(f"{count['off']} off")
     if count["unknown"]:
-        parts.append(f"{count['unknown']} could not be looked at")
+        parts.append(f"{count['unknown']} could not be checked")
     return ", ".join(parts)

@@ -28,7 +28,7 @@ The path of a response:
 
 grader puts these together (Grader, GradeTask, task_of, GRADER_VERSION); decision holds the types that they share;
 first_answer finds where reasoning first states the answer; command is `vlm-rl grade`. All but these three and
-code_tests is private to this room. The room imports nothing else of the project than the sandbox, errors, templates
+code_tests is private to this room. The room imports nothing of the project but the sandbox, errors, templates
 and types (tests/test_architecture.py), and no torch.
 
 To add a kind of answer: write a file that reads it from a `clean` text, and call it from a rule of

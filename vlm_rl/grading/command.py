@@ -106,7 +106,7 @@ def _read(source: Path) -> list[tuple[int, Any]]:
 def _task(row: Any, where: str, template: Template, infer_type: InferType) -> GradeTask:
     """Return the grading task of a parsed line. Raises UserError with the line, the key and the value."""
     if not isinstance(row, Mapping):
-        raise UserError(f"{where}: {_shown(row)} is no object; write one with gold and response")
+        raise UserError(f"{where}: {_shown(row)} is not an object; write one with gold and response")
     missing = [key for key in ("gold", "response") if key not in row]
     if missing:
         raise UserError(f"{where}: {missing[0]!r} is missing; give gold and response")

@@ -36,7 +36,7 @@ _ARGUMENT = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log)(?:\^\{[0-9]\})?) ?([A-Za-z]|\\(?:theta|alpha|beta|phi))"
     r"(?= ?\\(?:cdot|times))"
 )
-# Numerators of the point where two expressions are compared; math-verify sees what the point does not.
+# Numerators of the point where two expressions are compared; math-verify decides what this leaves open.
 _PRIMES = (17, 23, *(n for n in range(29, 800) if all(n % prime for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23))))
 _WARM_UP = (
     r"\frac{x+1}{2}", r"2\sqrt{3}", r"\frac{5}{10}x^{2}y", r"(1,2)", r"[0, \infty)", r"\{1,2\}", "y=2x+3",

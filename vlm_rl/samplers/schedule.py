@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 def rank_room(places: int, ranks: int, *, is_ahead: bool) -> int:
     """Return how many responses of a rank a server is given at once.
 
-    Where all wait for it, twice what it draws at once: none idles between two groups then.
+    Servers that all ranks wait for get twice what they draw at once, so that none idles between two groups.
     """
     return (1 if is_ahead else 2) * places // ranks
 

@@ -30,7 +30,7 @@ _PART = 256 << 20  # bytes of gathered weights that wait to be sent
 
 @dataclass(frozen=True)
 class Peer:
-    """One start of a server: one that was started again is another."""
+    """One process of a server; a restart makes a new Peer."""
 
     url: str
     instance: str

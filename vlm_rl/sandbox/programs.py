@@ -95,7 +95,7 @@ class SandboxError(RuntimeError):
 class Sandbox:
     """A pool of launchers, each of which runs one program at a time. A context manager.
 
-    Nothing starts before the first program. Then the walls are built and proved: a program of ours tries the network,
+    Nothing starts before the first program. Then the walls are built and proved: programs of ours try the network,
     the files, a second process, threads, memory, output and time.
     """
 

@@ -36,7 +36,8 @@ class Launch:
         names = set(_PLACEHOLDER.findall(self.template))
         if unknown := names - {"command", "machine"}:
             raise UserError(
-                f"--launch names {{{min(unknown)}}}: there are {{command}}, which trains the run, and {{machine}}"
+                f"--launch has the unknown placeholder {{{min(unknown)}}}: there are {{command}}, the command of a "
+                "run, and {machine}"
             )
         if self.template and "command" not in names:
             raise UserError("--launch does not say where the command goes: write {command} there")

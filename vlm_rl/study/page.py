@@ -136,8 +136,8 @@ def _update_section(results: StudyResults) -> PageSection:
         ),
     ]
     caption = (
-        "These curves show whether the policy changes steadily, still explores, and which responses the update "
-        "listens to. Gradient mass: the share of the summed |token weight × advantage|; if every response counted "
+        "These curves show whether the policy changes steadily, still explores, and which responses drive "
+        "the update. Gradient mass: the share of the summed |token weight × advantage|; if every response counted "
         f"alike, the two charts would add up to about {10 * NUM_END_DECILES} %. Rules with a sequence ratio clip "
         "whole responses."
     )

@@ -79,7 +79,7 @@ def _parsed_lines(text: str) -> list[Any]:
         try:
             rows += [json.loads(line)] if line.strip() else []
         except ValueError as error:
-            raise ValueError(f"line {number} is no JSON: {error}") from None
+            raise ValueError(f"line {number} is not JSON: {error}") from None
     return rows
 
 
@@ -88,7 +88,7 @@ def _numbered(rows: Any) -> Iterator[tuple[str, Fields]]:
         raise ValueError(f"a table is a list or an object of rows, not {type(rows).__name__}")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(f"row {number} is no object: {row!r:.60}")
+            raise ValueError(f"row {number} is not an object: {row!r:.60}")
         yield f"row {number}", {"_number": str(number), **row}
 
 
