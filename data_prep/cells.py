@@ -60,7 +60,7 @@ def turn_of(conversation: Any, roles: tuple[str, ...]) -> Any:
 
 
 def content_text(content: Any) -> Any:
-    """Return the text of a content, a marker for each of its images; what is no list of parts stays as it is."""
+    """Return the text of a content, a marker for each of its images; what is not a list of parts stays as it is."""
     if not isinstance(content, list):
         return content
     return "\n".join(
@@ -128,7 +128,7 @@ def gold_in(answer: Any, form: str, choices: tuple[str, ...]) -> str:
 
 
 def choices_of(row: Fields, columns: list[str]) -> tuple[str, ...]:
-    """Return the options: the list in one column, or the values of several. Raises RowError where it is no list."""
+    """Return the options: the list in one column, or the values of several. Raises RowError for no list."""
     if len(columns) > 1:
         return tuple(str(value) for column in columns if (value := cell(row, column)) not in (None, ""))
     value = cell(row, columns[0]) if columns else None

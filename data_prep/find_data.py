@@ -37,7 +37,7 @@ class FoundData:
 def find_data(path: Path, split: str = "") -> FoundData:
     """Return the tables at `path`: of the split named, else of train, else of the first.
 
-    Raises UserError where there is no table, no such split, or more than one table that is no split.
+    Raises UserError where there is no table, no such split, or more than one table that is not a split.
     """
     if path.is_file():
         if path.suffix not in FORMATS:

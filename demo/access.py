@@ -159,7 +159,7 @@ def _split(public_url: str) -> SplitResult:
     except ValueError:
         is_url = False
     if public_url and not is_url:
-        raise UserError(f"--public-url {public_url!r} is no address such as https://example.org/demo")
+        raise UserError(f"--public-url {public_url!r} is not an address such as https://example.org/demo")
     return urlsplit(public_url)
 
 

@@ -147,7 +147,7 @@ class AskQueue:
             self._leave(ticket, wait=is_started)
 
     def cancel(self, page: str) -> None:
-        """End what this page asked; a page that asked nothing is no error."""
+        """End what this page asked; a page that asked nothing is not an error."""
         with self._changed:
             asked = [broadcast for waiting, broadcast in self._line if waiting == page]
         for broadcast in asked:

@@ -65,7 +65,7 @@ def parse_endpoints(words: Sequence[str], keys: Sequence[str] = ()) -> list[Endp
         url, _, model = rest.partition(",")
         if not is_plain_address(url):
             raise UserError(
-                f"--endpoint {word}: {url!r} is no plain http(s) address such as http://127.0.0.1:8000/v1; "
+                f"--endpoint {word}: {url!r} is not a plain http(s) address such as http://127.0.0.1:8000/v1; "
                 "a key goes into an environment variable, see --endpoint-key"
             )
         if not _NAME.fullmatch(name) or name in endpoints:

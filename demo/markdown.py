@@ -26,7 +26,7 @@ _FORMULAS = ("tex", "tex display")
 _SIGN = "\U0001bc9f"  # a full stop of Chinook shorthand: to Markdown a sign like any other
 _BLOCK_START = re.compile(r"(?:(?:[-*+>]|#{1,6}|\d{1,9}[.)])[ \t]+)+")  # of a line: what makes it a list or a heading
 _TEXT_RULES = ("html_block", "html_inline", "link", "image", "autolink", "entity", "escape", "reference")
-_ODD_RULES = ("code", "lheading")  # an indented line is no code, and a line of dashes makes no heading
+_ODD_RULES = ("code", "lheading")  # an indented line is not code, and a line of dashes makes no heading
 _TAGS_OF = {
     "paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote",
     "strong": "strong",

@@ -104,7 +104,7 @@ def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(base: Results, other: Results) -> Iterator[tuple[str, float]]:
-    """Yield (name, relative difference) of the values that are not equal; infinite where one is no number."""
+    """Yield (name, relative difference) of the values that are not equal; infinite where one is not a number."""
     for key in {**base, **other}:
         left, right = base.get(key), other.get(key)
         if left == right or (left != left and right != right):  # NaN on both sides is equal too

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A busy machine is no failure, and a change is judged by the same examples as the last; `make soak` draws new ones.
+# A busy machine is not a failure, and a change is judged by the same examples as the last; `make soak` draws new.
 settings.register_profile(
     "tests",
     max_examples=60,

@@ -42,7 +42,7 @@ ABOVE = {
     "train",
     "collecting",
     "session",
-    "parts",
+    "run_parts",
     "weight_sync",
     "recorder",
     "periodic_evaluation",

@@ -17,7 +17,7 @@ import vlm_rl
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
-from vlm_rl.commands import measuring, showing
+from vlm_rl.commands import measuring, reporting
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.preparation import prepare
@@ -367,7 +367,7 @@ def test_a_message_goes_to_stderr_and_stdout_stays_empty(capsys, monkeypatch: py
     def fail(_: object) -> None:
         raise UserError("the place: what is wrong; the next step")
 
-    monkeypatch.setattr(showing, "_report", fail)
+    monkeypatch.setattr(reporting, "_report", fail)
     assert cli.main(["report", "x"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "vlm-rl: the place: what is wrong; the next step\n")

@@ -342,7 +342,7 @@ def test_the_names_of_other_trainers_are_understood(minimal: Path, override: str
 
 
 def test_what_they_have_and_we_do_not_is_said(minimal: Path) -> None:
-    assert "ppo_epochs of EasyR1 and verl is no key here: each rollout" in refusal(minimal, "train.ppo_epochs=2")
+    assert "ppo_epochs of EasyR1 and verl is not a key here: each rollout" in refusal(minimal, "train.ppo_epochs=2")
 
 
 def test_every_setting_of_theirs_leads_to_a_key() -> None:

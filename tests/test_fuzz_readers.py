@@ -183,7 +183,7 @@ def a_checkpoint_manifest() -> str:
 @fuzz
 @given(EDITS, PLACES, st.booleans())
 def test_damaged_manifests_of_checkpoints(edits: list[Any], places: list[Any], seal: bool) -> None:
-    """Also one whose own checksum is right: it is no secret."""
+    """Also one whose own checksum is right: it is not a secret."""
     with TemporaryDirectory() as root:
         folder = Path(root)
         (folder / "config.json").write_bytes(b"{}")

@@ -138,7 +138,7 @@ def test_the_published_code_compares_mean_rewards_with_batches_that_include_the_
     """Batches of mean reward .2, .5 and 1.1, a window of 2: the belief is .8 for the third batch itself.
 
     A group with rewards 1.5 and -.3 has mean .6, so it is hard: 1.5 exp(.2) for the right, 1.5 exp(-.2) for the
-    other. A mean of 1 is no special case: rewards 1.5 and .5 are easy, 1.5 exp(-.2) and 1.5 exp(.2).
+    other. A mean of 1 is not a special case: rewards 1.5 and .5 are easy, 1.5 exp(-.2) and 1.5 exp(.2).
     """
     belief = Belief()
     for mean in (0.2, 0.5, 1.1):

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "perf" / "hadw_theory.py"
 
 
 def _load() -> ModuleType:
-    """The script as a module: perf/ is no package."""
+    """The script as a module: perf/ is not a package."""
     spec = spec_from_file_location("hadw_theory", SCRIPT)
     assert spec and spec.loader
     module = module_from_spec(spec)

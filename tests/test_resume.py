@@ -145,7 +145,7 @@ def test_eval_gives_the_numbers_of_the_training(toys: Toys, whole: tuple[RunDire
 
 @pytest.mark.slow
 def test_the_best_of_the_saved_steps_is_kept(toys: Toys) -> None:
-    """Evaluated after every step and saved after every second: a better step without a checkpoint is no reason
+    """Evaluated after every step and saved after every second: a better step without a checkpoint is not a reason
     to let the best of those go that have one."""
     changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 1}, "train": {"steps": 6}}
     run = toys.train_run("best", **changes, checkpoint={"every": 2, "keep_last": 1})

@@ -43,7 +43,7 @@ def grade(
             "think_box" require their tags.
         tolerance: the largest difference from the gold that is accepted of a float, in the gold's unit.
         question: the text of the problem. Where it asks for a percentage, 50% equals 50; where it asks for a ratio,
-            4:30 is no time.
+            4:30 is not a time.
         grader: a `Grader` whose worker processes serve many calls; by default each call has its own.
 
     Returns:

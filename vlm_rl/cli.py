@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import vlm_rl
-from vlm_rl.commands import before, measuring, papers, showing, training
+from vlm_rl.commands import measuring, papers, preparing, reporting, training
 from vlm_rl.errors import UserError
 
 # What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
@@ -80,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vlm-rl {vlm_rl.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        before.add_prepare,
-        before.add_init,
-        before.add_config,
-        before.add_plan,
+        preparing.add_prepare,
+        preparing.add_init,
+        preparing.add_config,
+        preparing.add_plan,
         training.add_sft,
         training.add_train,
         training.add_serve,
@@ -92,12 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         measuring.add_grade,
         training.add_study,
         papers.add_paper,
-        showing.add_report,
-        showing.add_demo,
-        showing.add_track,
-        showing.add_export,
+        reporting.add_report,
+        reporting.add_demo,
+        reporting.add_track,
+        reporting.add_export,
         training.add_quickstart,
-        before.add_doctor,
+        preparing.add_doctor,
     ):
         add(commands)
     return parser

@@ -1,4 +1,4 @@
-"""The two exceptions that are no fault of the program: a user's mistake, and a stop that was asked for."""
+"""The two exceptions that are not faults of the program: a user's mistake, and a stop that was asked for."""
 
 from __future__ import annotations
 

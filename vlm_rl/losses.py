@@ -80,7 +80,7 @@ def clip(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high:
 def cispo(ratio_K: Tensor, advantage_K: Tensor, logp_K: Tensor, low: float, high: float) -> Tensor:
     """Return l = -sg(clip(w, 1 - low, 1 + high)) A lp (CISPO, arXiv 2506.13585, equation 4).
 
-    low = 1 is no lower bound, since w > 0. A clipped token keeps a (bounded) gradient. The arguments are those of
+    low = 1 is not a lower bound, since w > 0. A clipped token keeps a (bounded) gradient. The arguments are those of
     clip.
     """
     return -ratio_K.detach().clamp(1 - low, 1 + high) * advantage_K * logp_K

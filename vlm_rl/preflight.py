@@ -117,7 +117,7 @@ def _checks(
 
 
 def _check_ranks_form_engines(size: int) -> None:
-    """Raise UserError where torchrun's ranks on this machine are no multiple of rollout.tensor_parallel."""
+    """Raise UserError where torchrun's ranks on this machine are not a multiple of rollout.tensor_parallel."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks % size:
         raise UserError(

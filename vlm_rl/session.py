@@ -35,13 +35,13 @@ from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
-from vlm_rl.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
+from vlm_rl.run_parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.samplers.base import OnGroup, SamplingParams
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
 from vlm_rl.types import Prompt, Rollout

@@ -322,7 +322,7 @@ CASES: dict[str, Case] = {
         how,
     ),
     "input that is not read": ("report('done')", LIMITS, "done", said),
-    "a program that is no text": ("\x00\ud800", LIMITS, "exit code 1", how),
+    "a program that is not a text": ("\x00\ud800", LIMITS, "exit code 1", how),
 }
 
 # Programs that want to be called right without solving anything: `secret` maps 1 to 918273 and 2 to 645546.

@@ -212,7 +212,7 @@ VISTA = {
             {"answer": "7", "choices": ["5", "7", "7"], "question_type": "multi_choice", "answer_type": "text"},
             "B", "choice", {},
         ),
-        (  # pids 168 and 849: the gold is no option
+        (  # pids 168 and 849: the gold is not an option
             {"answer": "(b)", "choices": ["x", "y"], "question_type": "multi_choice", "answer_type": "text"},
             "(b)", "text", {},
         ),

@@ -113,7 +113,7 @@ def test_what_is_no_file_of_notes_is_refused(pins):
         pins.read()
     pins.path.unlink()
     pins.path.mkdir()
-    with pytest.raises(UserError, match="is no file"):
+    with pytest.raises(UserError, match="is not a file"):
         pins.read()
     below = PinFile(Path("/dev/null/notes.jsonl"), is_writable=True)
     with pytest.raises(UserError, match="could not be written to /dev/null/notes"):

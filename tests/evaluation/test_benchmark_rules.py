@@ -45,7 +45,7 @@ def problem(gold: str, answer_type: AnswerType, *choices: str) -> Problem:
         (r"2\times(3+4)", 14),
         ("2.50", 2.5),
         ("3.0", 3),
-        ("6/2", 3.0),  # a quotient is no whole number
+        ("6/2", 3.0),  # a quotient is not a whole number
         (r"10\%", 0.1),
         (r"7\frac{1}{2}", 3.5),  # a product, as the published reader has it
         (r"\log_{2}{8}", 3.0),
@@ -277,7 +277,7 @@ def test_mathverse_hands_free_answers_to_the_grader() -> None:
     row = {"sample_index": "521", "answer": "(D)", "question_type": "multi-choice"}
     assert mathverse.read_row(row).answer == "D"
     both = mathverse.official_rule(problem("D", "choice"), Response("1", "Answer: B, D"))
-    assert isinstance(both, Judgement) and both.verdict == "wrong"  # two letters are no choice
+    assert isinstance(both, Judgement) and both.verdict == "wrong"  # two letters are not a choice
 
 
 # -- We-Math --------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def verdicts(grader: Grader, name: str, own_id: str, *programs: str) -> list[str
 def test_humaneval_plus_compares_with_its_own_solution(grader: Grader) -> None:
     programs = [
         "def double(x):\n    return x + x",
-        "def double(x):\n    return 2.0 * x + 1e-9",  # 2e-9 off a float: within the tolerance, but 2.0 is no int
+        "def double(x):\n    return 2.0 * x + 1e-9",  # 2e-9 off a float: within the tolerance, but 2.0 is not an int
         "def double(x):\n    return round(2 * x)",
         "def double(x): return {2: 2}.get(x)",
         "def other(x): return 2 * x",

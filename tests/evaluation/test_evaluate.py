@@ -428,7 +428,12 @@ def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> 
     ("kind", "choices", "meta", "words"),
     [
         ("choice", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),
-        ("text", ("x", "y"), {}, "the correct option letter, e.g., A, B, C, D,"),  # pid 168: a gold that is no option
+        (
+            "text",
+            ("x", "y"),
+            {},
+            "the correct option letter, e.g., A, B, C, D,",
+        ),  # pid 168: a gold that is not an option
         ("integer", (), {}, "the final value, e.g., 1, 2, 3,"),
         ("float", (), {"precision": 1}, "with one decimal place and provide the final value, e.g., 1.2, 1.3, 1.4,"),
         ("float", (), {"precision": 2}, "two decimal places and provide the final value, e.g., 1.23, 1.34, 1.45,"),

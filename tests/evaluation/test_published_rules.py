@@ -305,7 +305,7 @@ def oracle_dynamath(kind: str, gold: str, response: str) -> bool:
         short = str(reply.get("short answer"))
     except ValueError:
         short = re.split("\n", body)[-1][:-1]
-    except AttributeError:  # JSON that is no object fails as a whole
+    except AttributeError:  # JSON that is not an object fails as a whole
         return False
     if kind == "multiple choice":
         return short == gold if len(short) == 1 else gold in short[:3]

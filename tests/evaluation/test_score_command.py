@@ -265,7 +265,7 @@ def test_text_golds_in_their_publishers_shapes(tmp_path: Path, grader: Grader) -
         ('{"id": "1", "response": "x"}\n{"id": "2", "resp', "cannot be read: Extra data"),
         ({"1": {"reply": "x"}}, "no response: name its column one of"),
         ([], "holds no rows"),
-        (["x"], "row 0 is no object"),
+        (["x"], "row 0 is not an object"),
     ],
 )
 def test_what_cannot_be_scored_is_said(tmp_path: Path, responses: object, message: str, capsys) -> None:

@@ -52,7 +52,7 @@ def test_the_place_and_the_share(before: str, after: str, gold: str, frame: str)
     ("response", "gold"),
     [
         ("", "3"),
-        ("<think></think>\\boxed{3}", "3"),  # the answer alone is no reasoning
+        ("<think></think>\\boxed{3}", "3"),  # the answer alone is not reasoning
         ("<think>3 of the squares are red, and 2 are not</think>\\boxed{3}", "3"),  # in passing, at the beginning
         ("<think>It is 4.</think> So 3. \\boxed{3}", "3"),
         ("<think>The height is 35.</think>", "3"),

@@ -94,7 +94,7 @@ def test_closing_leaves_no_process() -> None:
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[SymbolicClient]:
-    """Yield a client of one worker, which may take 128 MiB and is replaced after each query; CPU time is no limit."""
+    """Yield a client of one worker, which may take 128 MiB and is replaced after each query. CPU time is free."""
     client = SymbolicClient(workers=1, timeout=100.0, memory_bytes=128 << 20, queries_per_worker=1)
     yield client
     client.close()

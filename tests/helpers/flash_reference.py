@@ -16,7 +16,7 @@ from torch import Tensor
 def scores(query: Tensor, key: Tensor, *, causal: bool, scale: float, left: int = -1, right: int = -1) -> Tensor:
     """Return the scaled scores [heads, queries, keys] of one run; the last query sees the last key.
 
-    A query sees this many keys to the left and to the right of its own; -1 is no limit.
+    A query sees this many keys to the left and to the right of its own; -1 is not a limit.
     """
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     all_scores = torch.einsum("qhd,khd->hqk", query, key) * scale

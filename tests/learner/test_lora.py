@@ -352,5 +352,5 @@ def test_a_text_model_gets_adapters_too(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     policy = with_adapters(tmp_path)
     assert len(adapted(policy)) == 2 * 7
-    assert isinstance(policy.model.lm_head, nn.Linear)  # the output head is no part of it
+    assert isinstance(policy.model.lm_head, nn.Linear)  # the output head is not a part of it
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2"

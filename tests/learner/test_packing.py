@@ -274,7 +274,7 @@ def test_a_layout_by_hand() -> None:
     layout = row_layout(spans)
     assert layout.own.queries.tolist() == layout.own.keys.tolist() == [0, 2, 3, 7, 10, 12, 13, 15, 20]
     assert (layout.own.longest_query, layout.own.longest_key) == (5, 5)
-    # the third prompt has no tokens of responses: it is no run of keys
+    # the third prompt has no tokens of responses: it is not a run of keys
     assert layout.shared.queries.tolist() == [0, 5, 7, 12]
     assert layout.shared.keys.tolist() == [0, 2, 5, 7]
     assert (layout.shared.longest_query, layout.shared.longest_key) == (5, 3)

@@ -171,9 +171,9 @@ FAULTS = {
     "endless": "the judge's reply is larger than 1024 KiB",
     "headers": "the connection failed: ",
     "html": "the judge sent text/html, not application/json",
-    "garbage": "the judge's reply is no chat completion",
-    "nested": "the judge's reply is no chat completion",
-    "shape": "the judge's reply is no chat completion",
+    "garbage": "the judge's reply is not a chat completion",
+    "nested": "the judge's reply is not a chat completion",
+    "shape": "the judge's reply is not a chat completion",
     "empty": "the judge's reply holds no text",
     "no_score": "the judge's reply holds no score: 'I would say 11/10'",
     "gzip": "the judge sent a compressed reply, which was not asked for",
@@ -194,7 +194,7 @@ def test_each_fault_is_named_and_kept_from_the_cache(
     assert isinstance(verdict.outcome, str) and verdict.outcome.startswith(FAULTS[behaviour])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 2**10  # KiB
     assert len(files_of(tmp_path / "cache")) == (behaviour == "no_score")
-    assert verdict.cost["completion_tokens"] == (4 if behaviour == "empty" else 0)  # paid for, and -3 is no count
+    assert verdict.cost["completion_tokens"] == (4 if behaviour == "empty" else 0)  # paid for, and -3 is not a count
 
 
 def test_no_server_at_all_is_given_up_after_as_many_failures_as_requests_run(tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_the_judge_is_a_part_and_counts_what_it_costs(tmp_path: Path, server: Ju
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"url": "ftp://x/v1"}, r"reward\.judge: url is no plain http"),
-        ({"url": "http://me:s3cret@x/v1"}, r"reward\.judge: url is no plain http"),
+        ({"url": "ftp://x/v1"}, r"reward\.judge: url is not a plain http"),
+        ({"url": "http://me:s3cret@x/v1"}, r"reward\.judge: url is not a plain http"),
         ({"api_key_env": "sk-s3cret"}, r"api_key_env must be the name of an environment variable"),
         ({"lowest": 10.0}, r"lowest is 10\.0 and highest 1\.0"),
         ({"parser": "regex"}, r"reward\.judge\.parser is 'regex'"),

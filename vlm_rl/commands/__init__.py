@@ -1,12 +1,12 @@
 """The commands of `vlm-rl`: each adds its options beside the function that runs it.
 
-    before      prepare, init, config, plan, doctor
+    preparing   prepare, init, config, plan, doctor
     training    sft, train, serve, study, quickstart
     measuring   eval, with compare and export; score, grade
-    showing     report, demo, track, export
+    reporting   report, demo, track, export
     papers      paper
 
 Private to this room: shared, options and checks of several commands.
 """
 
-__all__ = ["before", "measuring", "papers", "showing", "training"]
+__all__ = ["measuring", "papers", "preparing", "reporting", "training"]

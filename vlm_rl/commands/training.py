@@ -183,7 +183,7 @@ def _seeds(text: str) -> list[int]:
     try:
         seeds = [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers; write e.g. 0,1,2") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers; write e.g. 0,1,2") from None
     return list(dict.fromkeys(seeds))
 
 

@@ -219,7 +219,7 @@ def translate(key: str, value: Any = None) -> Iterator[str]:
         trainers = [trainer for trainer, names in setting.names if any(_is(name, key) for name in names)]
         if trainers and setting.ours != key:
             note = f" ({setting.note})" if setting.note else ""
-            ours = f"is {setting.ours} here{note}" if setting.ours else f"is no key here: {setting.note}"
+            ours = f"is {setting.ours} here{note}" if setting.ours else f"is not a key here: {setting.note}"
             yield f"{key} of {' and '.join(trainers)} {ours}"
 
 

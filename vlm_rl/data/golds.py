@@ -51,7 +51,7 @@ def unwrap_gold(answer: str) -> str | None:
 
 
 def plain_number(value: float | str) -> str:
-    """Return a number as people write it: 27.0 is "27", "073" is "73". A text that is no whole number stays."""
+    """Return a number as people write it: 27.0 is "27", "073" is "73". A text that is not a whole number stays."""
     if isinstance(value, str):
         return str(int(value)) if re.fullmatch(r"-?\d{1,4000}", value) else value  # int() takes 4,300 digits
     return str(int(value)) if value == int(value) else repr(value)

@@ -179,7 +179,7 @@ def _finite_shapes(files: Iterable[Path]) -> dict[str, Any]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                for name in weights.keys():  # noqa: SIM118 (it is not a mapping)
                     shapes[name] = torch.empty(weights.get_slice(name).get_shape(), device="meta")
             bad = non_finite_tensor(file)
         except (SafetensorError, OSError, ValueError) as error:
@@ -338,7 +338,7 @@ def declared_eos_ids(model_path: str, config: Any, tokenizer: Any) -> list[int]:
     for source in (generation, tokenizer.eos_token_id, getattr(config, "eos_token_id", None)):
         ids += source if isinstance(source, list) else [] if source is None else [source]
     if wrong := [value for value in ids if not isinstance(value, int)]:
-        raise UserError(f"model.path {model_path}: the end-of-sequence id {wrong[0]!r} is no number")
+        raise UserError(f"model.path {model_path}: the end-of-sequence id {wrong[0]!r} is not a number")
     return list(dict.fromkeys(ids))
 
 

@@ -16,7 +16,7 @@ _RATIO = re.compile(r"([1-9][0-9]{0,5}) ?: ?([1-9][0-9]{0,5})")
 
 
 def parse_time(text: str) -> tuple[int, bool] | None:
-    """Return (seconds since midnight, whether the half of the day is known), or None if a `clean` text is no time.
+    """Return (seconds since midnight, whether the half of the day is known), or None if a `clean` text is not a time.
 
     4:30 may be in the morning or in the afternoon; 4:30 PM and 16:30 are the same time.
     """

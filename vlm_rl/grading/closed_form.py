@@ -132,7 +132,7 @@ class ClosedForm:
 
 @lru_cache(maxsize=256)
 def parse_closed_form(text: str) -> ClosedForm | None:
-    """Return the exact value of a `clean` text, or None if it is no closed form or grows too large."""
+    """Return the exact value of a `clean` text, or None if it is not a closed form or grows too large."""
     if len(text) > MAX_LENGTH or _NOT_ALGEBRA.search(text):
         return None
     try:
@@ -204,7 +204,7 @@ def _as_form(value: Any) -> ClosedForm:
 
 
 def _rational(value: Any) -> Fraction:
-    """Return the value as a fraction. Raises NotReadableError if it is no rational number."""
+    """Return the value as a fraction. Raises NotReadableError if it is not a rational number."""
     number = value.as_rational() if isinstance(value, ClosedForm) else value
     if number is None:
         raise NotReadableError

@@ -221,7 +221,7 @@ class AnswerComparison(ValueComparison):
         return Decision(all_equal([self._decide(gold, answer).equal for gold, answer in pairs]), "equation")
 
     def _named_ratio(self, gold: str, answer: str) -> Decision:
-        """Compare the values of V_1:V_2, of which 4:30 is no time."""
+        """Compare the values of V_1:V_2, of which 4:30 is not a time."""
         return self._ratio(gold, answer) or self._decide(gold, answer)
 
     def _ratio(self, gold: str, answer: str) -> Decision | None:

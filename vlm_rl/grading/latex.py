@@ -79,7 +79,7 @@ _TEXT = re.compile(
     rf"\\(?:{_FONTS}|operatorname\*?|[mhf]box|framebox|ensuremath|unit|si|underline|emph)\s*"
     r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
-# 3,\!250 and 3{,}250, whose comma is no comma of a list
+# 3,\!250 and 3{,}250, whose comma is not a comma of a list
 _THOUSANDS = re.compile(
     r"(?<=[0-9])\s*(?:(?:\\!\s*)*,\s*(?:\\!\s*)+|\\!\s*,|\{,\}\s*(?:\\!)?)\s*(?=[0-9]{3}(?![0-9]))"
 )

@@ -45,7 +45,7 @@ def parse_words(text: str) -> Fraction | None:
 
 
 def parse_ordinal(text: str) -> int | None:
-    """Return 57 for `57th`, 3 for `third` or `the third`; None if a `clean` text is no ordinal number."""
+    """Return 57 for `57th`, 3 for `third` or `the third`; None if a `clean` text is not an ordinal number."""
     text = text.strip().casefold().removeprefix("the ").strip()
     if len(text) > 100:
         return None

@@ -235,7 +235,7 @@ def _chinese_unit(name: str) -> Unit:
 
 
 def _hindi_unit(name: str) -> Unit | None:
-    """Return the unit of वर्ग मीटर or किमी/घंटा; a counted noun is its own unit. None for words that are no unit."""
+    """Return the unit of वर्ग मीटर or किमी/घंटा; a counted noun is its own unit. None for words that are not a unit."""
     exponents: dict[str, int] = {}
     for side, part in zip((1, -1), name.split("/"), strict=False):
         words = part.split()

@@ -19,5 +19,5 @@ def asks_percentage(question: str) -> bool:
 
 
 def asks_ratio(question: str) -> bool:
-    """Return whether the question is about a ratio, so that 4:30 is no time."""
+    """Return whether the question is about a ratio, so that 4:30 is not a time."""
     return _RATIO.search(question) is not None

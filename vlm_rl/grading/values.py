@@ -88,7 +88,7 @@ class ValueComparison:
         return parse_unit(clean(str(stated))) if stated else None
 
     def _decimal(self, text: str) -> Fraction | str | None:
-        """Return the value of a number such as 5\\sqrt{3}; "" if it is no number, None while that is not known."""
+        """Return the value of a number such as 5\\sqrt{3}; "" if it is not a number, None while that is not known."""
         exact = as_rational(text)
         if exact is not None:
             return exact
@@ -113,7 +113,7 @@ class ValueComparison:
     def _symbolic(self, gold: str, answer: str) -> Decision:
         """Ask math-verify, unless the texts differ in what it does not see."""
         if self.answer_type == "text":
-            return Decision(False, "text")  # 6:30 on a clock is no quotient
+            return Decision(False, "text")  # 6:30 on a clock is not a quotient
         if (rule := unseen_difference(gold, answer)) is not None:
             return Decision(False, rule)
         refuse_explosive(answer)

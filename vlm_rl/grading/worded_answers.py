@@ -51,7 +51,7 @@ def stated_outcome(text: str) -> str | None:
 
 
 def chemical_formula(text: str) -> str | None:
-    """Return `H_2O` and `H2O` in one spelling; None for what has no count of atoms or is no formula."""
+    """Return `H_2O` and `H2O` in one spelling; None for what has no count of atoms or is not a formula."""
     if len(text) > 80 or not _FORMULA.fullmatch(text) or not any(character.isdigit() for character in text):
         return None
     return "".join(character for character in text if character not in "_{} ")

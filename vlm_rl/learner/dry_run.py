@@ -128,7 +128,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None, ranks_shown: Sequen
 
 
 def _check_ranks(ranks: int, rollout: RolloutConfig) -> None:
-    """Raise UserError where no rank is planned for, or the ranks are no multiple of rollout.tensor_parallel."""
+    """Raise UserError where no rank is planned for, or the ranks are not a multiple of rollout.tensor_parallel."""
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; it must be at least 1")
     if rollout.sampler != "server" and ranks % rollout.tensor_parallel:

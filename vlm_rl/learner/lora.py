@@ -108,7 +108,7 @@ def add_adapters(model: Any, config: LoraConfig, *, seed: int) -> None:
         layer.lora_B.to(model.dtype)
     if any(".experts.base_layer." in name for name, _ in model.named_parameters()):
         raise UserError(
-            "model.lora.targets: PEFT would also adapt the experts of this model, which are no linear layers: name "
+            "model.lora.targets: PEFT would also adapt the experts of this model, which are not linear layers: name "
             "layers outside of its MLPs, such as q_proj, k_proj, v_proj and o_proj"
         )
 

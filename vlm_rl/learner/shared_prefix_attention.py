@@ -64,7 +64,7 @@ def shared_prefix_attention(
 def takes_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether torch's flash attention takes such tensors [1, heads, T, head_dim] on this GPU.
 
-    torch asks for the dtype, the card and head_dim; it would fill up a head_dim that is no multiple of 8, we do not.
+    torch asks for the dtype, the card and head_dim; it would pad a head_dim that is not a multiple of 8; we do not.
     """
     return query.shape[-1] % 8 == 0 and can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, True, True))
 

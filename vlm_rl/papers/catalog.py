@@ -21,7 +21,7 @@ class TableColumn:
 
     @property
     def folder(self) -> str:
-        """Return the name of the prepared set: a split that is no default has a folder of its own."""
+        """Return the name of the prepared set: a split that is not a default has a folder of its own."""
         return f"{self.benchmark}_{self.split}" if self.split else self.benchmark
 
     @property

@@ -38,7 +38,7 @@ def export(options: argparse.Namespace) -> Path:
 
     With `options.push`, a name on the hub, it is uploaded too.
 
-    Raises UserError for what is no checkpoint of a run, for a damaged one, for a folder that exists, and where the
+    Raises UserError for what is not a checkpoint of a run, for a damaged one, for a folder that exists, and where the
     hub cannot be reached; the folder is written then.
     """
     if options.push:

@@ -94,7 +94,7 @@ def _completion(data: bytes) -> Completion:
         usage = tree.get("usage") or {}
         counts = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise JudgeError("the judge's reply is no chat completion") from None
+        raise JudgeError("the judge's reply is not a chat completion") from None
     prompt_tokens, completion_tokens = (n if type(n) is int and 0 <= n < 10**9 else 0 for n in counts)
     return Completion(text if isinstance(text, str) else "", prompt_tokens, completion_tokens)
 

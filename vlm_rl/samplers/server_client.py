@@ -143,7 +143,7 @@ def _checked(item: Mapping[str, Any], params: SamplingParams, *, builder: Prompt
         raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs, of at most {params.max_tokens}")
     size = builder.config.get_text_config().vocab_size
     if not all(type(token) is int and 0 <= token < size and token not in builder.banned_ids for token in ids):
-        raise ValueError("a token that is no id of the vocabulary, or is banned")
+        raise ValueError("a token that is not an id of the vocabulary, or is banned")
     if not all(isinstance(number, float | int) and math.isfinite(number) for number in logprobs):
         raise ValueError("a log-prob that is not finite")
     if ids[-1] not in builder.eos_ids and len(ids) < params.max_tokens:

@@ -20,7 +20,7 @@ _EXACT = 2**53  # integers up to here are the same in every reader of JSON
 
 
 class Opaque:
-    """A value that is no plain data, such as a generator. It equals nothing but itself."""
+    """A value that is not plain data, such as a generator. It equals nothing but itself."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -79,7 +79,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     answers = os.dup(1)
     nothing = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):  # what the program prints is no answer
+    for descriptor in (0, 1, 2):  # what the program prints is not an answer
         os.dup2(nothing, descriptor)
     try:
         function = find(request["function"])

@@ -85,7 +85,7 @@ def lengths_of_step(run: RunDirectory, step: int, *, responses: int) -> np.ndarr
     lengths = run.rollouts(step, ["length"])["length"].to_numpy()
     if len(lengths) % responses:
         raise UserError(
-            f"{run.path}: step {step} has {len(lengths)} responses, which are no groups of "
+            f"{run.path}: step {step} has {len(lengths)} responses, which are not groups of "
             f"rollout.responses_per_prompt = {responses}: name a different run"
         )
     return lengths.reshape(-1, responses)

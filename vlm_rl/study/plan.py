@@ -122,7 +122,7 @@ class Study(ConfigSection):
     @model_validator(mode="after")
     def _baseline_is_a_rule(self) -> Study:
         if self.baseline not in self.rules:
-            raise ValueError(f"baseline is {self.baseline!r}, which is no rule; rules: {', '.join(self.rules)}")
+            raise ValueError(f"baseline is {self.baseline!r}, which is not a rule; rules: {', '.join(self.rules)}")
         return self
 
     @property

@@ -50,7 +50,7 @@ def read_row(row: RawRow) -> Problem:
     """Return the problem of a row of testmini.json or of the hub's table.
 
     The gold of a multiple choice is the option's text; the grader compares its letter. Of options that occur twice
-    (pids 587, 740, 781) the first one's letter is taken; a gold that is no option (168, 849) stays text.
+    (pids 587, 740, 781) the first one's letter is taken; a gold that is not an option (168, 849) stays text.
     """
     gold, choices = gold_text(row, "answer"), texts(row, "choices")
     published_type, question_type = str(first_of(row, "answer_type")), first_of(row, "question_type")

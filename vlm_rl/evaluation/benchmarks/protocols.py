@@ -31,7 +31,7 @@ class EvalProtocol:
 
     split: Stated  # that papers report; "" where there is one
     mode: Stated  # strict or official
-    template: Stated  # of models that are no checkpoints of a run, in official mode
+    template: Stated  # of models that are not checkpoints of a run, in official mode
     temperature: Stated  # 0 is greedy
     top_p: Stated
     samples: Stated  # responses a problem: the k of avg@k
