@@ -21,6 +21,7 @@ from vlm_rl.data.carry_over import begin
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import UserError
+from vlm_rl.hadw import Belief
 from vlm_rl.metrics import update_metrics
 from vlm_rl.recorder import Timings
 from vlm_rl.samplers.server_client import ServerError, ServerResponse
@@ -129,7 +130,9 @@ def test_no_prompt_is_lost_and_no_token_is_too_old(
     rollouts = SERVERS | {"ahead": ahead, "max_age": max_age, "prompts_per_step": wanted, "responses_per_prompt": 2}
     train = {"mini_batch_prompts": 1, "steps": 7}
     config = parse_config({**TREE, "algorithm": {"name": "dapo"}, "rollout": rollouts, "train": train})
-    s: Any = SimpleNamespace(config=config, in_progress=(), ahead=(), prompts_ahead={}, versions=(0,), step=0)
+    s: Any = SimpleNamespace(
+        config=config, in_progress=(), ahead=(), prompts_ahead={}, versions=(0,), step=0, belief=Belief()
+    )
     s.algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
     s.ledger, s.problems, s.order = Ledger(), PROBLEMS, PromptOrder(len(PROBLEMS), 0)
     s.learner, s.sampler = SimpleNamespace(num_updates=0), None

@@ -24,6 +24,7 @@ from vlm_rl.data.carry_over import FILE, GroupInProgress, begin, carry_metrics, 
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import EXIT_STOPPED, UserError
+from vlm_rl.hadw import Belief
 from vlm_rl.losses import policy_loss
 from vlm_rl.recorder import Timings
 from vlm_rl.run.directory import RunDirectory
@@ -167,7 +168,14 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     s = cast(
         Any,
         SimpleNamespace(
-            config=config, in_progress=(), ahead=(), ledger=Ledger(), step=0, builder=None, problems=PROBLEMS
+            config=config,
+            in_progress=(),
+            ahead=(),
+            belief=Belief(),
+            ledger=Ledger(),
+            step=0,
+            builder=None,
+            problems=PROBLEMS,
         ),
     )
     s.algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)

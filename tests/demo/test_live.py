@@ -376,11 +376,11 @@ def test_an_endpoints_stream_is_broken_off(server, how):
 @pytest.mark.parametrize(
     ("words", "keys", "message"),
     [
-        (["http://127.0.0.1/v1"], [], "no plain http|NAME=URL"),
-        (["a=ftp://h/v1"], [], "no plain http"),
+        (["http://127.0.0.1/v1"], [], "not a plain http|NAME=URL"),
+        (["a=ftp://h/v1"], [], "not a plain http"),
         (["a=http://u:p@h/v1"], [], "a key goes into an environment variable"),
-        (["a=http://h/v1?key=1"], [], "no plain http"),
-        (["a=http://h:99999/v1"], [], "no plain http"),
+        (["a=http://h/v1?key=1"], [], "not a plain http"),
+        (["a=http://h:99999/v1"], [], "not a plain http"),
         (["a=http://h/v1", "a=http://h/v1"], [], "is taken"),
         (["<b>=http://h/v1"], [], "not made of letters"),
         (["a=http://h/v1"], ["b=HOME"], "no --endpoint of this name"),
