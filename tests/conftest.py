@@ -59,7 +59,6 @@ LONGEST = (
     "test_hostile.py",
     "test_report.py",
     "test_breaks.py",
-    "test_walk.py",
     "test_families.py",
 )
 

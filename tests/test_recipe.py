@@ -8,16 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.images import plain_png
-from tests.helpers.own_data import FORMS
 from tests.helpers.prepared_sets import write_problems
-from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
 from vlm_rl.config import Config, load_config
-from vlm_rl.data_prep.find_data import find_data
-from vlm_rl.data_prep.guess import guess
-from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.learner.dry_run import dry_run
-from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
 SEVEN_B = "models/Qwen2.5-VL-7B-Instruct"
@@ -104,22 +98,3 @@ def test_a_recipe_is_not_overwritten(tmp_path: Path, capsys) -> None:
     arguments = ["--model", SEVEN_B, "--data", str(data), "--out", str(tmp_path / "recipe.yaml")]
     assert cli.main(["init", *arguments]) == 2 and "exists already" in capsys.readouterr().err
     assert (tmp_path / "recipe.yaml").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_own_data_trains_as_the_recipe_is_written(runner: Runner, tiny_model: Path, tmp_path: Path) -> None:
-    FORMS["webdataset"](tmp_path / "raw")
-    mapping = guess(tmp_path / "raw", find_data(tmp_path / "raw"), {})
-    prepare("generic", tmp_path / "raw", tmp_path / "mine", mapping=mapping)
-    recipe, out = tmp_path / "recipe.yaml", tmp_path / "run"
-    sets = ["--data", str(tmp_path / "mine"), "--eval", str(tmp_path / "mine")]
-    for arguments in (
-        ["init", "--model", str(tiny_model), *sets, "--gpus", "0", "--out", str(recipe)],
-        ["train", str(recipe), f"out={out}"],
-    ):
-        result = runner(*arguments)
-        assert result.code == 0, result.output[-3000:]
-    steps = load_config(recipe).train.steps
-    run = RunDirectory(out).open()
-    assert len(run.metrics()) == steps and [step for step, _ in run.checkpoints()][-1] == steps
-    assert run.evals("mine")

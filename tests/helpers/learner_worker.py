@@ -441,7 +441,10 @@ def families(folder: Path, stage: int) -> dict[str, Any]:
 
 
 def one_family(model: Path, stage: int) -> dict[str, Any]:
-    """Take a step with text on one rank and images on the other, and save; take one with a frozen tower."""
+    """Take a step with text on one rank and images on the other, and save.
+
+    Qwen2.5-VL and InternVL take one with a frozen tower too: one with and one without windows of attention.
+    """
     case = Case(model, stage, lr=GRADIENT_LR)
     case.train(case.unequal_rows(), steps=1)
     saved = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
@@ -451,7 +454,7 @@ def one_family(model: Path, stage: int) -> dict[str, Any]:
     barrier()
     if rank() == 0:
         shutil.rmtree(saved)
-    if case.policy.vision is not None:
+    if case.policy.model.config.model_type in ("qwen2_5_vl", "internvl"):
         frozen = Case(model, stage, freeze=VISION_PARTS, lr=GRADIENT_LR)
         frozen.train(frozen.learner.with_image_features(frozen.unequal_rows()), steps=1)
         result["frozen_delta"] = frozen.delta()

@@ -45,9 +45,9 @@ ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families
 LATER = ("offloaded", "started_recipes", "gradient_sums")  # what the fast start leaves to the slow ones
 MOST = tuple(name for name in ALL if name not in (*LATER, "adapters"))
 # What depends on how ranks share gradients and state; the other cases run on one rank and in ZeRO 2.
-SHARED = ("three_steps", "text_here_images_there", "guarded", "saved", "some_algorithms")
+SHARED = ("three_steps", "text_here_images_there", "guarded", "saved")
 # What depends on weights in shards, each of which every rank must gather as often as all others.
-GATHERED = ("head_in_chunks", "frozen_features", "one_group", "adapters", "rates_by_part", "offloaded")
+GATHERED = ("some_algorithms", "head_in_chunks", "frozen_features", "one_group", "rates_by_part", "offloaded")
 
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
 FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]

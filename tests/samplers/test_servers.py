@@ -127,7 +127,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     ),
     "aborted": (changed(lambda r: r.update(ids=[65], logprobs=[-1.0], versions=[[0, 1, "x"]])), "without an end"),
     "no number": (changed(lambda r: r["logprobs"].__setitem__(0, math.nan)), "not finite"),
-    "no token": (changed(lambda r: r["ids"].__setitem__(0, 10**9)), "no id of the vocabulary"),
+    "no token": (changed(lambda r: r["ids"].__setitem__(0, 10**9)), "not an id of the vocabulary"),
     "old weights": (changed(lambda r: r["versions"][0].__setitem__(2, "old")), "its tokens are of the weights"),
     "a gap": (changed(lambda r: r["versions"][0].__setitem__(0, 1)), "versions with gaps"),
 }
