@@ -82,6 +82,14 @@ def test_what_is_given_decides() -> None:
         chosen("mathvision", samples=4)
 
 
+def test_a_set_of_programs_takes_no_template_that_asks_for_a_box() -> None:
+    own = chosen("livecodebench").template.name
+    assert chosen("livecodebench", template="plain").template.name == own
+    assert chosen("livecodebench", run_with(data={"template": "think_box"})).template.name == own
+    assert chosen("livecodebench", template="think_code").template.name == "think_code"
+    assert chosen("livecodebench", run_with(data={"template": "think_code"})).template.name == "think_code"
+
+
 def test_a_default_gives_way_to_the_models_context_and_a_given_length_does_not() -> None:
     short = chosen("math500").fitted(1000)
     assert short.params.max_tokens == 1000 and short.sources["max_tokens"].startswith("the model's context")

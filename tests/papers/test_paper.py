@@ -126,7 +126,7 @@ def test_the_table_holds_the_number_that_papers_print(tmp_path: Path) -> None:
     ba = PAPERS["ba"]
     other = as_markdown(make_table(ba, table_rows(ba, runs_of("ba"), tmp_path)))
     cell = re.compile(r"\\| no source / not measured (?=\\|)")
-    assert len(cell.findall(other)) == (12 + 2) * (6 + 1)
+    assert len(cell.findall(other)) == (12 + 2) * (7 + 1)
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_a_tracker_that_hangs_is_left_behind(run) -> None:
     file = Path("data/toy-train/data.parquet")
     file.unlink()
     os.mkfifo(file)
-    tracking = Tracking(run.path, TrackersConfig(trackers=["tensorboard"], project="p"))
+    tracking = Tracking(run.path, TrackersConfig(trackers=["tensorboard"], project="p"), samples_every=2)
     (pid,) = [process.pid for process in tracking._processes.values()]
     (line,) = tracking.close(seconds=1)
     assert "tensorboard does not have all of the run: it did not finish" in line

@@ -92,9 +92,9 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
-    def choose(name: str, *others: tuple[Any, str]) -> Any:
+    def choose(name: str, *others: tuple[Any, str], is_fit: bool = True) -> Any:
         stated = getattr(protocol, name)
-        given = getattr(options, name)
+        given = getattr(options, name) if is_fit else None
         candidates = [(given, _FLAG), *others, (stated.value, stated.source)]
         chosen[name], sources[name] = next(pair for pair in candidates if pair[0] is not None)
         return chosen[name]
@@ -105,7 +105,9 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
     choose("samples", *([(1, "greedy decoding gives one response")] if is_greedy else []))
     choose("top_p")
     choose("max_tokens", *_tokens_of(run))
-    choose("template", *_template_of(run, mode, has_programs=benchmark is not None and benchmark.has_programs))
+    has_programs = benchmark is not None and benchmark.has_programs
+    is_fit = options.template is None or not has_programs or _asks_for_a_program(options.template)
+    choose("template", *_template_of(run, mode, has_programs=has_programs), is_fit=is_fit)
     if temperature == 0 and chosen["samples"] != 1:
         raise UserError(
             f"--samples is {chosen['samples']} at temperature 0: greedy decoding gives one response; "
@@ -132,12 +134,17 @@ def _tokens_of(run: Config | None) -> Sequence[tuple[int | None, str]]:
 
 
 def _template_of(run: Config | None, mode: Mode, *, has_programs: bool) -> Sequence[tuple[str | None, str]]:
-    if has_programs:  # a template that asks for a box gets no program
-        is_fit = run is not None and TEMPLATES[run.data.template].has_program
-        return [(run.data.template, "the run's data.template")] if run is not None and is_fit else []
-    if run is not None:
+    if run is not None and (not has_programs or _asks_for_a_program(run.data.template)):
         return [(run.data.template, "the run's data.template")]
+    if has_programs:
+        return []
     return [] if mode == "official" else [("think_answer", "ours: strict looks where it asks for the answer")]
+
+
+def _asks_for_a_program(name: str) -> bool:
+    """Tell whether a template gets a program; one that asks for a box gets none."""
+    named = eval_template(name)
+    return named is not None and named[0].has_program
 
 
 def split_note(protocol: EvalProtocol, split: str) -> str:
