@@ -19,7 +19,7 @@ from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, PROTOCOLS, EvalPr
 from vlm_rl.evaluation.benchmarks.registry import eval_template, template_names
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.templates import TEMPLATES, Template
+from vlm_rl.templates import Template
 
 _FLAG = "the command line"
 

@@ -162,8 +162,8 @@ BA = Paper(
     source="no source at hand gives the cells of this table",
     differs=[
         _HARNESS,
-        "the paper has six reasoning and coding benchmarks, MATH500, AIME24, AIME25 and LiveCodeBench among them; the "
-        "other three here are ours, so the averages are not the paper's",
+        "the paper has six reasoning and coding benchmarks, MATH500, AIME24, AIME25 and LiveCodeBench among them; "
+        "the other three here are ours, so the averages are not the paper's",
         "which release of LiveCodeBench the paper takes is not at hand: here release_v6, official, its own prompt",
         "the hyper-parameters of the paper are not public: all but models, data and aggregations are ours",
     ],
