@@ -39,6 +39,7 @@ from vlm_rl.preflight import check_resumable
 from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
 from vlm_rl.run_parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
@@ -60,6 +61,7 @@ class Session:
         stages = Stages()
         self.config = config
         self.stop_requested, self.stop_reason = False, "stopped by SIGTERM"
+        self.interrupts = Interrupts()
         self.algorithm = resolve_algorithm(config.algorithm)
         check_quantization(config.model)
         self.device = init_ranks()
@@ -94,7 +96,7 @@ class Session:
             template=self.builder.template,
             max_tokens=config.rollout.max_tokens,
             grader=self.grader,
-            is_stopped=lambda: self.stop_requested,
+            is_stopped=self._is_stopped,
             model_type=self.builder.config.model_type,
             judge_cache=self.run.path / "judge_cache",
         )
@@ -119,7 +121,7 @@ class Session:
             model_path,
             builder=self.builder,
             learner=self.learner,
-            is_stopped=lambda: self.stop_requested,
+            is_stopped=self._is_stopped,
             note=lambda text: self.recorder.note(text),
         )
         stages.done("engine", self.sampler.name)
@@ -157,6 +159,7 @@ class Session:
         if resume:
             self.recorder.note(self._where_it_resumes(checkpoint))
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        self.interrupts.listen()
         self.grader.start()
 
     def _checkpoint(self) -> ResumePoint | None:
@@ -375,8 +378,9 @@ class Session:
         """Save this state, unless its step is saved already, and raise StoppedError if any rank received SIGTERM.
 
         Otherwise commit an asynchronous save that all ranks have written. Raises UserError where another machine has
-        taken the run directory over.
+        taken the run directory over, and KeyboardInterrupt after Ctrl-C.
         """
+        self.interrupts.check()
         from_main(self.lock.check)
         stops = any(all_gather(self.stop_requested))
         self.checkpoints.finish(wait=stops)
@@ -389,6 +393,10 @@ class Session:
             command = resume_command(self.run.path)
             print(f"{self.stop_reason} after step {state['step']}; resume with: {command}", flush=True)
         raise StoppedError
+
+    def _is_stopped(self) -> bool:
+        """Tell whether what waits should give up."""
+        return self.stop_requested or self.interrupts.noted
 
     def _on_sigterm(self, *_: object) -> None:
         self.stop_requested = True

@@ -8,6 +8,7 @@ checkpoint   checkpoints that are complete or absent
 checkpoint_names  what a user may call a checkpoint
 manifest     what a checkpoint says of its files, and of the run that it resumes
 lock         one writer at a time in a run directory
+interrupts   Ctrl-C that is not lost
 writing      what the file system refuses, as a message
 run_log      log.txt: what rank 0 shows, with the time
 trackers     TensorBoard, wandb, trackio, MLflow and SwanLab behind one interface
@@ -23,6 +24,7 @@ __all__ = [
     "cores",
     "directory",
     "eval_record",
+    "interrupts",
     "lock",
     "manifest",
     "paired",
