@@ -1,24 +1,29 @@
-"""Make the data of the study of response length: the shades task and two warm-started tiny models.
+"""Make the data of a study of response length: a task's problems, and tiny models warm-started on it.
 
-    python -m vlm_rl.data_prep.study_data runs/study-data
+    python -m vlm_rl.data_prep.study_data runs/study-data                  # counting_shades, the short study
+    python -m vlm_rl.data_prep.study_data runs/votes-data --task votes     # counting_votes, the long one
 
-Each start is a random tiny Qwen2.5-VL with its own weights and images. It has learned to scan and was then shown
-every style of response (vlm_rl.data_prep.counting_shades). Each is made by a process with a single thread. What
-exists is kept, so the same command makes what is missing.
+Each start is a random tiny Qwen2.5-VL with its own weights and images, taught by its task's lessons one after the
+other. Each is made by a process with a single thread. What exists is kept, so the same command makes what is missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.counting_shades import SHADED_SQUARES
+from vlm_rl.data_prep.counting_task import CountingTask
+from vlm_rl.data_prep.counting_votes import MAX_LEAD, VOTES, CountingVotes
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.quickstart_data import DRAWN, warm_examples
 from vlm_rl.learner.sft import Example, warm_start
@@ -28,43 +33,83 @@ from vlm_rl.templates import TEMPLATES
 STARTS = {"a": 0, "b": 1}  # name -> seed
 SETS_SEED = 7
 NUM_TRAIN, NUM_HELDOUT = 1024, 256
-SCAN_PROBLEMS, SCAN_PASSES, SCAN_SPRINKLED, SCAN_MIXTURE = 4096, 4, 1200, 3600
-SHOWN_PROBLEMS, SHOWN_MIXTURE = 1024, 2400
 WARM_BATCH = 8
+ONE_ROW = CountingVotes(1, most_start=MAX_LEAD)
 WEIGHT_STD = 0.08  # about 1 / sqrt(128), the model's width
-SCAN = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
-SHOW = TrainConfig(lr=5e-4, warmup_steps=20, schedule="cosine", zero_stage=0)
-"""The first phase ends at a learning rate of almost 0, so the mixture has its own phase: without it the
-styles do not come out in their proportions."""
 
 
-def make_study_data(out: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A part of a warm start: traces, and how they are learned."""
+
+    task: CountingTask[Any]
+    problems: int
+    passes: int  # over each problem's clean trace
+    sprinkled: int  # mixed traces among the clean ones
+    mixture: int  # mixed traces in all; those that are not sprinkled follow the clean ones
+    train: TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTask:
+    """A task, its tiny model's vocabulary, and the lessons of a warm start."""
+
+    task: CountingTask[Any]
+    vocabulary: int
+    lessons: Sequence[Lesson]
+
+
+def _rate(lr: float) -> TrainConfig:
+    return TrainConfig(lr=lr, warmup_steps=20, schedule="cosine", zero_stage=0)
+
+
+# A lesson ends at a learning rate of almost 0, so the mixture of styles has its own: without it the styles do not
+# come out in their proportions.
+STUDY_TASKS = {
+    "shades": StudyTask(
+        SHADED_SQUARES,
+        vocabulary=512,
+        lessons=[
+            Lesson(SHADED_SQUARES, 4096, passes=4, sprinkled=1200, mixture=3600, train=_rate(1.5e-3)),
+            Lesson(SHADED_SQUARES, 1024, passes=0, sprinkled=0, mixture=2400, train=_rate(5e-4)),
+        ],
+    ),
+    "votes": StudyTask(
+        VOTES,
+        vocabulary=1500,
+        lessons=[
+            Lesson(ONE_ROW, 4800, passes=0, sprinkled=0, mixture=4800, train=_rate(2e-3)),
+            Lesson(VOTES, 2400, passes=0, sprinkled=0, mixture=2400, train=_rate(1.5e-3)),
+        ],
+    ),
+}
+
+
+def make_study_data(out: Path, study: str) -> None:
     """Make what is missing in `out`: train, heldout, and start-NAME for every start, side by side."""
-    prepare_sets(out)
+    prepare_sets(out, STUDY_TASKS[study].task)
     missing = [name for name in STARTS if not (out / f"start-{name}").is_dir()]
     make_console().print(f"warm starts to make: {', '.join(missing) or 'none'}")
-    command = [sys.executable, "-m", "vlm_rl.data_prep.study_data", str(out)]
+    command = [sys.executable, "-m", "vlm_rl.data_prep.study_data", str(out), "--task", study, "--start"]
     processes = [subprocess.Popen([*command, name]) for name in missing]
     failed = [name for name, process in zip(missing, processes, strict=True) if process.wait() != 0]
     if failed:
         raise SystemExit(f"these warm starts failed: {', '.join(failed)}; run the same command again")
 
 
-def prepare_sets(out: Path) -> None:
+def prepare_sets(out: Path, task: CountingTask[Any]) -> None:
     """Make the problems that every run trains on, and the held-out ones."""
     if all((out / split).is_dir() for split in ("train", "heldout")):
         return
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out) as name:
-        raw = SHADED_SQUARES.write(
-            Path(name) / "raw", seed=SETS_SEED, train=NUM_TRAIN, heldout=NUM_HELDOUT, warm=1, mixture=0
-        )
+        raw = task.write(Path(name) / "raw", seed=SETS_SEED, train=NUM_TRAIN, heldout=NUM_HELDOUT, warm=1, mixture=0)
         for split in ("train", "heldout"):
             prepare("virl39k", raw / split, out / split, DRAWN)
 
 
-def make_start(out: Path, name: str) -> None:
-    """Warm-start a tiny model in two phases; `out`/start-NAME appears when it is complete."""
+def make_start(out: Path, study: StudyTask, name: str) -> None:
+    """Warm-start a tiny model, lesson by lesson; `out`/start-NAME appears when it is complete."""
     import torch
 
     from vlm_rl.toy.tiny_model import build_tiny_model
@@ -72,33 +117,34 @@ def make_start(out: Path, name: str) -> None:
     torch.set_num_threads(1)
     seed, work = STARTS[name], out / f"work-{name}"
     shutil.rmtree(work, ignore_errors=True)
-    texts = SHADED_SQUARES.tokenizer_texts()
-    tiny = build_tiny_model(work / "tiny", seed=seed, tokenizer_texts=texts, weight_std=WEIGHT_STD)
-    scan = _examples(
-        work / "scan", seed, SCAN_PROBLEMS, passes=SCAN_PASSES, sprinkled=SCAN_SPRINKLED, mixture=SCAN_MIXTURE
+    texts = study.task.tokenizer_texts()
+    model = build_tiny_model(
+        work / "tiny", seed=seed, tokenizer_texts=texts, vocabulary=study.vocabulary, weight_std=WEIGHT_STD
     )
-    scans = _learn(scan, work / "scans", tiny, SCAN)
-    show = _examples(work / "show", len(STARTS) + seed, SHOWN_PROBLEMS, passes=0, sprinkled=0, mixture=SHOWN_MIXTURE)
-    _learn(show, work / "model", scans, SHOW).rename(out / f"start-{name}")
+    for number, lesson in enumerate(study.lessons):
+        folder = work / str(number)
+        examples = _examples(folder, lesson, seed=number * len(STARTS) + seed)
+        builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
+        model = warm_start(
+            examples, folder / "model", model_path=model, builder=builder, config=lesson.train, batch_size=WARM_BATCH
+        )
+    model.rename(out / f"start-{name}")
     shutil.rmtree(work)
 
 
-def _examples(
-    work: Path, seed: int, problems: int, *, passes: int, sprinkled: int, mixture: int
-) -> Sequence[Example]:
-    raw = SHADED_SQUARES.write(work / "raw", seed=seed, train=1, heldout=1, warm=problems, mixture=mixture)
+def _examples(work: Path, lesson: Lesson, *, seed: int) -> Sequence[Example]:
+    raw = lesson.task.write(work / "raw", seed=seed, train=1, heldout=1, warm=lesson.problems, mixture=lesson.mixture)
     prepare("virl39k", raw / "warm", work / "warm", DRAWN)
-    return warm_examples(raw / "warm", work / "warm", seed=seed, passes=passes, sprinkled=sprinkled)
-
-
-def _learn(examples: Sequence[Example], out: Path, model: Path, config: TrainConfig) -> Path:
-    builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
-    return warm_start(examples, out, model_path=model, builder=builder, config=config, batch_size=WARM_BATCH)
+    return warm_examples(raw / "warm", work / "warm", seed=seed, passes=lesson.passes, sprinkled=lesson.sprinkled)
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/study-data")
-    if len(sys.argv) > 2:
-        make_start(folder, sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/study-data"))
+    parser.add_argument("--task", choices=STUDY_TASKS, default="shades")
+    parser.add_argument("--start", choices=STARTS, help="make this start only")
+    arguments = parser.parse_args()
+    if arguments.start:
+        make_start(arguments.out, STUDY_TASKS[arguments.task], arguments.start)
     else:
-        make_study_data(folder)
+        make_study_data(arguments.out, arguments.task)
