@@ -18,7 +18,7 @@ from vlm_rl.cli import main
 from vlm_rl.papers.catalog import BASE, PAPERS, Paper
 from vlm_rl.papers.command import Setup, make_paper
 from vlm_rl.papers.downloads import MODELS, TRAINING_SETS
-from vlm_rl.papers.steps import PlannedRun, downloads, eval_step, plan_runs, prepare_steps, table_rows
+from vlm_rl.papers.steps import PlannedRun, downloads, eval_steps, plan_runs, prepare_steps, table_rows
 from vlm_rl.papers.table import as_markdown, make_table
 from vlm_rl.run.directory import RunDirectory
 
@@ -71,13 +71,26 @@ def test_every_set_that_is_trained_on_or_measured_is_prepared() -> None:
         used = {name for one in runs for name in (*one.planned.config.data.train, *one.planned.config.data.eval)}
         rows = table_rows(paper, runs, Path("out"))
         for row in rows:
-            words = eval_step(paper, row, Path("data")).words
-            used |= {*words[words.index("--data") + 1 : words.index("--out")]}
+            for step in eval_steps(paper, row, Path("data")):
+                used |= {*step.words[step.words.index("--data") + 1 : step.words.index("--out")]}
         assert used == prepared
         assert len(rows) == len(paper.runs) + len(paper.models) and rows[0].rule == BASE
         assert len({row.results for row in rows}) == len(rows)
         raw = {step.words[step.words.index("--source") + 1] for step in prepare_steps(paper, Path("data"))}
         assert raw == {one.folder for one in downloads(paper) if one.is_data}
+
+
+def test_programs_are_measured_apart_within_the_context_of_the_run() -> None:
+    """A question of LiveCodeBench may take half of a context of 4,096; mathematics keeps the run's limits."""
+    base, trained = table_rows(PAPERS["ba"], runs_of("ba"), Path("out"))[:2]
+    mathematics, code = (step.words for step in eval_steps(PAPERS["ba"], base, Path("data")))
+    assert code[-4:] == ["--max-prompt-tokens", "2048", "--max-tokens", "2048"]
+    assert "data/livecodebench" in code and "data/livecodebench" not in mathematics
+    assert mathematics[-6:] == ["--max-prompt-tokens", "1024", "--template", "think_box", "--max-tokens", "3072"]
+    assert [step.words[-2:] for step in eval_steps(PAPERS["ba"], trained, Path("data"))] == [
+        ["--max-prompt-tokens", "1024"],
+        ["--max-tokens", "2048"],
+    ]
 
 
 def test_published_numbers_are_of_rows_and_columns_that_exist() -> None:

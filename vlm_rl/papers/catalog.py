@@ -164,7 +164,8 @@ BA = Paper(
         _HARNESS,
         "the paper has six reasoning and coding benchmarks, MATH500, AIME24, AIME25 and LiveCodeBench among them; "
         "the other three here are ours, so the averages are not the paper's",
-        "which release of LiveCodeBench the paper takes is not at hand: here release_v6, official, its own prompt",
+        "which release of LiveCodeBench the paper takes is not at hand: here release_v6, official, its own prompt; "
+        "its questions may take 2,048 tokens of the run's context",
         "the hyper-parameters of the paper are not public: all but models, data and aggregations are ours",
     ],
 )

@@ -26,7 +26,7 @@ from vlm_rl.papers.steps import (
     PlannedRun,
     Step,
     downloads,
-    eval_step,
+    eval_steps,
     plan_runs,
     prepare_steps,
     table_rows,
@@ -162,7 +162,8 @@ def _eval_steps(
     paper: Paper, runs: Sequence[PlannedRun], setup: Setup, *, without: Sequence[Path] = ()
 ) -> list[Step]:
     rows = table_rows(paper, runs, setup.out)
-    return [eval_step(paper, row, setup.data, setup.eval_words) for row in rows if row.folder not in without]
+    measured = [row for row in rows if row.folder not in without]
+    return [step for row in measured for step in eval_steps(paper, row, setup.data, setup.eval_words)]
 
 
 def _run_steps(steps: Sequence[Step], *, ranks: int) -> int:

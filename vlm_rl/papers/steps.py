@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vlm_rl.config import Config, load_config
 from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.papers.catalog import BASE, Paper, PaperRun
 from vlm_rl.papers.downloads import MODELS, TRAINING_SETS, Download, benchmark_download
 from vlm_rl.run.directory import RunDirectory
@@ -16,6 +17,7 @@ from vlm_rl.study.launch import Launch
 from vlm_rl.study.plan import Planned
 
 RANKS_OF_A_NODE = 8
+CODE_PROMPT_TOKENS = 2048  # ours: a program's question with its examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,27 @@ def prepare_steps(paper: Paper, data: Path) -> list[Step]:
     return steps
 
 
-def eval_step(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = ()) -> Step:
-    """Return the command that measures a row, with the limits of its run also where it is a model before training."""
+def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = ()) -> list[Step]:
+    """Return the commands that measure a row, with the limits of its run also where it is a model before training.
+
+    Sets of programs have a command of their own: their questions are longer than the training's, and what their
+    prompts take of the run's context is taken from the responses.
+    """
     config = row.config
-    names = [column.folder for column in paper.columns]
-    words = ["eval", "--model", str(row.folder), "--data", *(str(data / name) for name in names)]
-    words += ["--out", str(row.results), "--max-prompt-tokens", str(config.data.max_prompt_tokens)]
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
+    longer = max(prompt, min(CODE_PROMPT_TOKENS, (prompt + response) // 2))
+    has_programs = {column.folder: BENCHMARKS[column.benchmark].has_programs for column in paper.columns}
+    limits = {
+        False: ["--max-prompt-tokens", str(prompt)],
+        True: ["--max-prompt-tokens", str(longer), "--max-tokens", str(prompt + response - longer)],
+    }
     if row.rule == BASE:
-        words += ["--template", config.data.template, "--max-tokens", str(config.rollout.max_tokens)]
-    return Step([*words, *extra], {*names} <= {result.benchmark for result in RunDirectory(row.results).evals()})
+        limits[False] += ["--template", config.data.template, "--max-tokens", str(response)]
+    measured = {result.benchmark for result in RunDirectory(row.results).evals()}
+    steps = []
+    for kind, words in limits.items():
+        if names := [name for name, is_code in has_programs.items() if is_code is kind]:
+            sets = [str(data / name) for name in names]
+            command = ["eval", "--model", str(row.folder), "--data", *sets, "--out", str(row.results)]
+            steps.append(Step([*command, *words, *extra], {*names} <= measured))
+    return steps
