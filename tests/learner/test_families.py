@@ -22,7 +22,7 @@ from vlm_rl.learner.policy import Head, Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.templates import TEMPLATES
 
-TOLERANCE = 1e-5  # of log-probs, and of a gradient's distance over its norm
+TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm; up to 1.2e-5 on some processors
 FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
