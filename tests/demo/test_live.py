@@ -650,9 +650,10 @@ def test_two_checkpoints_answer_side_by_side_and_the_broken_one_says_so(page):
         counts = [int(text) for text in tab.locator(".live-card.ended .live-counts b").all_inner_texts()]
         assert len(counts) == 2 and all(0 < count <= 40 for count in counts)
         texts = [card.inner_text() for card in tab.locator(".live-card.ended").all()]
-        tab.click("#live-ask")
-        tab.wait_for_selector(".live-status b:not(:text-is('done'))")
-        tab.wait_for_selector(".live-status b:text-is('done')")
+        for seed in (6, 5):
+            fill(tab, tokens=40, temperature=1.0, seed=seed)
+            tab.click("#live-ask")
+            tab.wait_for_selector(f".live-status:has-text('seed {seed}') b:text-is('done')")
         assert [card.inner_text() for card in tab.locator(".live-card.ended").all()] == texts, (
             "the same seed, the same text"
         )

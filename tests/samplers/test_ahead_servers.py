@@ -34,9 +34,9 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 STEPS = 5
 
 
-def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int) -> None:
-    begun = [begin(toy_problem(index, "train", 12), 1, responses=4).rollouts for index in range(8)]
-    sampler.begin(step, fleet.prompts, begun, PARAMS, seed=1)
+def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int, params: SamplingParams = PARAMS) -> None:
+    begun = [begin(toy_problem(index, "train", 12), 1, responses=params.responses).rollouts for index in range(8)]
+    sampler.begin(step, fleet.prompts, begun, params, seed=1)
 
 
 def wait_for(sampler: ServerSampler, step: int, groups: int) -> None:
@@ -66,33 +66,43 @@ def learner_logps(fleet: Fleet, prompt: Prompt, rollouts: Sequence[Rollout]) -> 
 
 
 def test_each_token_is_of_the_weights_that_it_names(fleet: Fleet) -> None:
-    """Weights change three times while two batches are drawn. The learner at those weights gives every token the
-    log-prob that its server reported, and at the other weights another one: no key and value is left of those."""
+    """Weights change while batches are drawn, until responses have tokens of two versions. The learner at those
+    weights gives every token the log-prob that its server reported, and at the earlier weights another one: no key
+    and value is left of those."""
     sampler = fleet.sampler()
+    params = SamplingParams(temperature=1.0, max_tokens=90, responses=2)
     weights: dict[int, Any] = {}
-    for version in (1, 2, 3, 4):
-        fleet.sync(sampler, version)
-        weights[version] = {name: tensor.clone() for name, tensor in fleet.model.state_dict().items()}
-        if version == 1:
-            begin_batch(sampler, fleet, 7)
-            begin_batch(sampler, fleet, 8)
-        wait_for(sampler, 7, min(2 * version, 7))
-    seen: list[int] = []
-    batches = [sampler.take(7, lambda index, _: seen.append(index)), sampler.take(8, lambda index, _: None)]
-    assert sorted(seen) == list(range(8))
-    mixed, others = 0, []
-    for prompt, group in [pair for batch in batches for pair in zip(fleet.prompts, batch, strict=True)]:
-        at = {}
-        for version, state in weights.items():
-            fleet.model.load_state_dict(state)
-            at[version] = learner_logps(fleet, prompt, group)
+
+    def sync() -> None:
+        fleet.sync(sampler, len(weights) + 1)
+        weights[len(weights) + 1] = {name: tensor.clone() for name, tensor in fleet.model.state_dict().items()}
+
+    sync()
+    mixed: list[tuple[Prompt, list[Rollout]]] = []
+    for step in range(7, 27):
+        begin_batch(sampler, fleet, step, params)
+        sync()
+        seen: list[int] = []
+        groups = sampler.take(step, lambda index, _, seen=seen: seen.append(index))
+        assert sorted(seen) == list(range(8))
+        pairs = zip(fleet.prompts, groups, strict=True)
+        mixed += [pair for pair in pairs if any(rollout.older for rollout in pair[1])]
+        if len(mixed) >= 3:
+            break
+    assert mixed
+    differences: list[float] = []
+    for prompt, group in mixed:
         versions_K = np.concatenate([rollout.versions_R for rollout in group])
         sampled_K = np.concatenate([rollout.logprobs for rollout in group])
+        at = {}
+        for version in np.unique(versions_K):
+            fleet.model.load_state_dict(weights[version])
+            at[version] = learner_logps(fleet, prompt, group)
         expected_K = np.array([at[version][k] for k, version in enumerate(versions_K)])
         np.testing.assert_allclose(sampled_K, expected_K, atol=1e-4)
-        others += [abs(at[1][k] - at[version][k]) for k, version in enumerate(versions_K) if version > 1]
-        mixed += sum(bool(rollout.older) for rollout in group)
-    assert mixed > 0 and np.max(others) > 1e-2
+        first = versions_K.min()
+        differences += [abs(at[first][k] - at[version][k]) for k, version in enumerate(versions_K) if version > first]
+    assert max(differences) > 1e-2
     sampler.close()
 
 

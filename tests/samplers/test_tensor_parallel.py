@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,21 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 WORKER = "tests.helpers.tensor_parallel_worker"
 
 
+@pytest.fixture
+def left_behind() -> Iterator[None]:
+    """Shared memory as a killed engine of vLLM's own leaves it. Ours must start all the same, and leave none."""
+    shared = Path("/dev/shm")
+    paths = [shared / f"-tp:0-[0-1]-cpushm_{rank}" for rank in range(2)]
+    for path in paths:
+        path.touch()
+    yield
+    for path in paths:
+        path.unlink()
+    assert list(shared.glob("*cpushm*")) == []
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("left_behind")
 def test_two_ranks_draw_and_prove_what_each_would_alone(tiny_model: Path, runner: Runner, tmp_path: Path) -> None:
     """A model with images, experts, and a head of keys and values that both ranks hold."""
     pytest.importorskip("vllm")

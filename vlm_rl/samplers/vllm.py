@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.fingerprint import (
@@ -108,7 +110,7 @@ class VllmSampler:
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
         try:
-            with _global_random_state_kept(), _memory_left_alone(), _threads_kept():
+            with _global_random_state_kept(), _memory_left_alone(), _threads_kept(), _own_shared_memory():
                 self._llm = self._vllm.LLM(**settings)
         except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
             reason = " ".join(str(error).split())
@@ -440,6 +442,32 @@ def _threads_kept() -> Iterator[None]:
     finally:
         torch.set_num_threads = set_threads
         set_threads(threads)
+
+
+@contextmanager
+def _own_shared_memory() -> Iterator[None]:
+    """Give this run's engines shared memory of their own.
+
+    Without a GPU the ranks of an engine reduce in shared memory, which vLLM names after the end of the address where
+    they meet. To a launcher's ranks that is env:// in every run, so two runs on a machine would share it, and what a
+    killed run left behind would keep every later one from starting. The name goes once all ranks have joined.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    method = ExecutorWithExternalLauncher._distributed_args
+    name = from_main(lambda: f"vlm-rl-{uuid4().hex}")
+
+    def with_name(self: ExecutorWithExternalLauncher) -> tuple[str, int, int]:
+        _, rank, local_rank = method(self)
+        return f"env://:{name}", rank, local_rank
+
+    ExecutorWithExternalLauncher._distributed_args = with_name
+    try:
+        yield
+    finally:
+        ExecutorWithExternalLauncher._distributed_args = method
+        for path in Path("/dev/shm").glob(f"{name}-*"):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
