@@ -7,6 +7,7 @@ model can be run on them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,7 +21,6 @@ from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, authors_gold
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError
-from vlm_rl.evaluation.benchmarks.saved_files import with_trial
 from vlm_rl.types import IMAGE_MARKER
 
 
@@ -34,7 +34,11 @@ def read_benchmark(benchmark: Benchmark, path: Path, split: str = "") -> Iterato
         )
         return
     for place, table in enumerate(_trial_tables(path, patterns), start=1):
-        rows = ((where, _with_trial(row, table, place)) for where, row in _numbered(read_tables([table])))
+        rows = (
+            (where, part)
+            for where, row in _numbered(read_tables([table]))
+            for part in (benchmark.saved_rows(row, table, place).values() if isinstance(row, dict) else [row])
+        )
         yield from convert_rows(rows, partial(_convert, benchmark, _Images(table, benchmark)))
 
 
@@ -52,22 +56,22 @@ def _split_tables(benchmark: Benchmark, path: Path, split: str) -> list[Path]:
 
 def _trial_tables(path: Path, patterns: list[str]) -> list[Path]:
     """Return the tables of all trials in the order of their numbers: trial2 before trial10."""
+
+    def numbers(table: Path) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", table.relative_to(path).as_posix())]
+
     if path.is_file():
         return [path]
     tables = next((tables for pattern in patterns if (tables := sorted(path.glob(pattern)))), [])
     if not tables:
-        raise UserError(f"{path}: no trial1/dataset.json there; give the folder that holds trial1, trial2, ...")
-    return sorted(tables, key=lambda table: (int(with_trial({}, table, 0)["trial"]), table.name))
+        raise UserError(f"{path}: no {patterns[0]} there; give the folder that holds them all")
+    return sorted(tables, key=numbers)
 
 
 def _numbered(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the rows with their number in the published order, by which rows without an id are known."""
     for number, (where, row) in enumerate(rows):
         yield where, {"_number": number, **row} if isinstance(row, dict) else row
-
-
-def _with_trial(row: Any, table: Path, place: int) -> Any:
-    return with_trial(row, table, place) if isinstance(row, dict) else row
 
 
 class _Images:

@@ -79,6 +79,11 @@ def test_the_algorithm_the_reward_and_the_benchmark_work(changed: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_projects_own_tests_hold_the_protocol_of_the_new_benchmark(changed: Path) -> None:
+    run([sys.executable, "-m", "pytest", "-q", "tests/evaluation/test_protocols.py"], changed)
+
+
+@pytest.mark.slow
 def test_the_projects_own_tests_hold_the_new_algorithm_and_the_new_family(changed: Path) -> None:
     """The losses of the algorithm, and the log-probs of the model family."""
     words = ["dr_gspo or published or olmo2", "tests/test_losses.py", "tests/learner/test_families.py"]

@@ -345,7 +345,7 @@ Annotated = Callable[[str], list[Problem]]
 
 @pytest.mark.parametrize("name", ["mathvision", "mathvista", "wemath", "dynamath", "logicvista"])
 def test_a_gold_is_its_own_right_answer(name: str, annotated: Annotated) -> None:
-    """By every published rule, but for the two golds of MathVista that fail its normaliser."""
+    """By every published rule, except for the two golds of MathVista that fail its normaliser."""
     benchmark = BENCHMARKS[name]
     missed = set()
     for asked in annotated(name):

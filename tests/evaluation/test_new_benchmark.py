@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PARITY = '''"""Parity: is a number odd or even?"""
 
+from dataclasses import replace
+
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Judgement, PublishedPrompt
+from vlm_rl.evaluation.benchmarks.protocols import TEXT, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text
 
 
@@ -43,6 +46,7 @@ BENCHMARK = Benchmark(
     facets=lambda problem: {"digits": problem.meta["digits"]},
     response_ids=("n",),
     prompt=PublishedPrompt("parity", "nowhere", before="Odd or even? "),
+    protocol=replace(TEXT, max_tokens=Stated(4, "one word")),
 )
 '''
 
@@ -52,7 +56,7 @@ from vlm_rl.cli import main
 model, rows, responses = sys.argv[1:]
 assert main(["prepare", "parity", "--source", rows, "--out", "set/parity"]) == 0
 assert main(["eval", "--model", model, "--data", "set/parity", "--out", "run", "--mode", "official",
-             "--template", "parity", "--max-tokens", "4", "--sampler", "transformers"]) == 0
+             "--template", "parity", "--sampler", "transformers"]) == 0
 for mode in ("official", "strict"):
     assert main(["score", "--benchmark", "parity", "--annotations", rows, "--responses", responses,
                  "--mode", mode, "--json", mode + ".json"]) == 0
@@ -84,6 +88,7 @@ def test_one_file_and_its_registry_line_are_enough(tmp_path: Path, tiny_model: P
 
     summary = json.loads((tmp_path / "run/eval/parity/step-000000.json").read_text(encoding="utf-8"))
     assert (summary["benchmark"], summary["rule"], summary["num_problems"]) == ("parity", "official", 4)
+    assert summary["protocol"]["max_tokens"] == "one word"
     assert summary["by"]["digits"]["1"]["n"] == 4 and summary["template_words"]["before"] == "Odd or even? "
     verdicts = {
         mode: [row["verdict"] for row in json.loads((tmp_path / f"{mode}.json").read_text(encoding="utf-8"))["rows"]]

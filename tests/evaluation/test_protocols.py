@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from vlm_rl.cli import main
 from vlm_rl.config import Config, parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, PROTOCOLS
+from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template
 from vlm_rl.evaluation.settings import SetSettings, choose_settings, split_note
 
@@ -27,14 +28,19 @@ def run_with(**sections: Any) -> Config:
     return parse_config(tree | sections)
 
 
-def test_every_benchmark_has_a_protocol_with_sources() -> None:
-    assert PROTOCOLS.keys() == BENCHMARKS.keys()
-    for name, protocol in PROTOCOLS.items():
-        stated = {field.name: getattr(protocol, field.name) for field in fields(protocol)}
-        assert all(setting.source for setting in stated.values()), name
-        assert protocol.split.value in ("", *BENCHMARKS[name].splits)
-        assert eval_template(protocol.template.value) is not None
-        assert protocol.samples.value == 1 or protocol.temperature.value > 0
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_setting_of_a_protocol_can_be_used_and_has_a_source(name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    protocol, template = benchmark.protocol, benchmark.stated_template
+    settings = [template, *(getattr(protocol, field.name) for field in fields(protocol))]
+    assert all(setting.source for setting in settings)
+    assert protocol.split.value in ("", *benchmark.splits)
+    assert eval_template(template.value) is not None
+    assert (protocol.samples.value > 1) == (protocol.temperature.value > 0)
+    for mode in (None, "official"):
+        how = chosen(name, mode=mode)
+        assert how.params.responses == protocol.samples.value
+        assert how.sources["temperature"] == protocol.temperature.source
 
 
 def test_a_foreign_model_is_measured_by_the_protocol() -> None:
@@ -99,11 +105,15 @@ def test_a_default_gives_way_to_the_models_context_and_a_given_length_does_not()
 
 
 def test_a_part_of_the_reported_split_is_said() -> None:
-    assert split_note(PROTOCOLS["mathvision"], "test") == ""
-    assert "testmini" in (note := split_note(PROTOCOLS["mathvision"], "testmini")) and "reported is test" in note
+    protocol = BENCHMARKS["mathvision"].protocol
+    assert split_note(protocol, "test") == ""
+    assert "testmini" in (note := split_note(protocol, "testmini")) and "reported is test" in note
 
 
 def test_the_protocols_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "protocols"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"\n{name}\n" in f"\n{printed}" for name in BENCHMARKS) and "arXiv 2602.05261" in printed
+    assert all(f"\n{name}\n" in f"\n{printed}" for name in BENCHMARKS)
+    aime = BENCHMARKS["aime24"].protocol
+    (line,) = re.findall(r"^aime24\n(?:  .*\n)*?  samples +(.*)", printed, re.MULTILINE)
+    assert line.split(maxsplit=1) == [str(aime.samples.value), aime.samples.source]

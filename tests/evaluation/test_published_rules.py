@@ -130,7 +130,7 @@ def oracle_extract(response: str) -> str:
 
 
 def oracle_dress(text: str) -> str:
-    """Braces for what stands bare behind a root or, in texts with a root, a fraction; one half; a/b."""
+    """Braces for what is bare behind a root or, in texts with a root, a fraction; one half; a/b."""
     if text.count("\\approx") == 1:
         text = text[text.index("\\approx") + 7 :]
     if "sqrt" in text:

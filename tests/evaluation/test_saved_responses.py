@@ -75,7 +75,7 @@ def trials(tmp_path: Path) -> list[Problem]:
 
 
 def test_golds_of_dynamath_are_read_from_its_other_form(tmp_path: Path) -> None:
-    """The rows of its splits have an id, and the gold under another name; the file is named by its split."""
+    """The rows of its splits have an id, and the gold under a different name; the file is named by its split."""
     rows = [{"id": "7", "question": "?", "ground_truth": "2.5", "answer_type": "float", "knowledge_level": "x"}]
     benchmark, file = BENCHMARKS["dynamath"], write(tmp_path / "sample_variant4-00000-of-00001.json", rows)
     (problem,) = read_annotations(benchmark, [file])

@@ -21,15 +21,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import Config, check_benchmark_name, parse_config
-from vlm_rl.data.model_folder import check_context, check_model_folder, check_weights
+from vlm_rl.config import Config, RolloutConfig, check_benchmark_name, parse_config
+from vlm_rl.data.model_folder import (
+    check_context,
+    check_divides,
+    check_model_folder,
+    check_weights,
+    context_of,
+)
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
 from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
-from vlm_rl.evaluation.benchmarks.protocols import PROTOCOLS
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import score_line
@@ -98,6 +103,8 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
         builder.with_template(eval_set.how.template).check_template()
     check_patch_size([eval_set.path for eval_set in sets], builder.patch_size)
     builder.allow_videos(problem for eval_set in sets for problem in eval_set.problems)
+    engine = RolloutConfig(sampler="vllm", tensor_parallel=options.tensor_parallel)
+    check_divides(builder.config, engine, setting="--tensor-parallel")
     sets = _fitted(sets, builder, options.max_prompt_tokens)
     context = check_context(
         builder.config,
@@ -116,6 +123,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             batch_size=options.batch_size,
             dtype=model_dtype(device),
             vllm_options={"gpu_memory_utilization": 0.85} if device.type == "cuda" else None,
+            tensor_parallel=options.tensor_parallel,
             seed=options.seed,
         )
         with closing(sampler):
@@ -197,6 +205,7 @@ def _settings(
         "mode": how.mode,
         "template_words": asdict(how.prompt) if how.prompt else None,
         "max_prompt_tokens": options.max_prompt_tokens,
+        "tensor_parallel": options.tensor_parallel,
         "judge_model": judge_model.name if judge_model else None,
     } | answer_settings(
         eval_set.problems,
@@ -241,10 +250,8 @@ def _judge_model(options: argparse.Namespace, sets: Sequence[EvalSet]) -> JudgeM
 
 def _fitted(sets: Sequence[EvalSet], builder: PromptBuilder, prompt_tokens: int) -> list[EvalSet]:
     """Return the sets; where a default of the longest response is too long for the model, with what fits."""
-    context = getattr(builder.config.get_text_config(), "max_position_embeddings", None)
-    if context is None:
-        return list(sets)
-    return [replace(item, how=item.how.fitted(context - prompt_tokens)) for item in sets]
+    room = context_of(builder.config) - prompt_tokens
+    return [replace(item, how=item.how.fitted(room)) for item in sets]
 
 
 def _open_set(path: Path, options: argparse.Namespace, origin: Origin) -> EvalSet:
@@ -256,8 +263,8 @@ def _open_set(path: Path, options: argparse.Namespace, origin: Origin) -> EvalSe
     name = check_benchmark_name(path.resolve().name)
     benchmark = benchmark_of(problems)
     note = ""
-    if benchmark is not None and (protocol := PROTOCOLS.get(benchmark.name)):
-        note = split_note(protocol, recorded.get("options", {}).get("split") or benchmark.splits[0])
+    if benchmark is not None:
+        note = split_note(benchmark.protocol, recorded.get("options", {}).get("split") or benchmark.splits[0])
     return EvalSet(
         path=path,
         name=name if options.images == "real" else f"{name}-{options.images}",

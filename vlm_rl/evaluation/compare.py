@@ -1,7 +1,8 @@
 """`vlm-rl eval compare A B ...`: what changed between evaluations of the same problems.
 
 A, B, ... are results folders of `vlm-rl eval` (the newest step of each set), its record files (Parquet), or JSON
-files of `vlm-rl score`. Everything is compared with A.
+files of `vlm-rl score`. Everything is compared with A. With --by-pass-rate R the comparison is also split into hard,
+medium and easy problems by the share of R's responses that are right.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _SETTINGS = (
     *("rule", "template", "images", "sampling", "dtype", "min_pixels", "max_pixels", "data_sha256", "grader_version"),
 )
 _MOST_LINES = 40  # categories that are printed
+_HARD, _EASY = 1 / 3, 2 / 3  # ours: below and above these pass rates; between them is medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,26 @@ class SetResult:
     summary: Mapping[str, Any]  # the benchmark's own scores, and how they came about
 
 
+@dataclass(frozen=True, slots=True)
+class PassRates:
+    """The result that says which problems are hard, on one set."""
+
+    name: str
+    problems: Scores
+    is_compared: bool  # it is A or B as well
+
+
 def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
     """Print the tables and return them as plain JSON. Raises UserError for results that do not fit each other."""
     if len(options.results) < 2:
         raise UserError("eval compare needs two results or more: vlm-rl eval compare A B")
-    loaded = [read_results(path) for path in options.results]
+    given = [*options.results, *filter(None, [options.by_pass_rate])]
+    loaded = [read_results(path) for path in given]
     names = [str(path) for path in options.results]
     if all(len(sets) == 1 for sets in loaded):  # single files: their names need not agree
         only = next(iter(loaded[0]))
         loaded = [{only: next(iter(sets.values()))} for sets in loaded]
+    rated = loaded.pop() if options.by_pass_rate else None
     tree: dict[str, Any] = {"baseline": names[0], "table": _table(loaded, names), "compared": []}
     print(_table_text(tree["table"]))
     for name, sets in zip(names[1:], loaded[1:], strict=True):
@@ -58,14 +71,19 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
             )
         for benchmark in shared:
             a, b = loaded[0][benchmark], sets[benchmark]
-            tree["compared"].append(_compared(a, b, names=(benchmark, names[0], name)))
+            rates = None
+            if rated is not None:
+                known = rated[benchmark].problems if benchmark in rated else {}
+                is_compared = options.by_pass_rate in (options.results[0], Path(name))
+                rates = PassRates(str(options.by_pass_rate), known, is_compared)
+            tree["compared"].append(_compared(a, b, rates, names=(benchmark, names[0], name)))
     if options.json:
         text = json.dumps(tree, indent=1, ensure_ascii=False)
         write_atomically(options.json, lambda path: path.write_text(text, encoding="utf-8"))
     return tree
 
 
-def _compared(a: SetResult, b: SetResult, *, names: tuple[str, str, str]) -> dict[str, Any]:
+def _compared(a: SetResult, b: SetResult, rates: PassRates | None, *, names: tuple[str, str, str]) -> dict[str, Any]:
     """Print and return how two results on one set differ; `names`: of the set, of A and of B."""
     benchmark, name_a, name_b = names
     whole = pair(a.problems, b.problems)
@@ -78,6 +96,7 @@ def _compared(a: SetResult, b: SetResult, *, names: tuple[str, str, str]) -> dic
     other = [key for key in _SETTINGS if key in a.summary and key in b.summary and a.summary[key] != b.summary[key]]
     headline = {} if own is None else {a.summary["headline"]: own}
     print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other))
+    by_rate = {} if rates is None else _by_pass_rate(a.problems, b.problems, rates, benchmark=benchmark)
     return {
         "set": benchmark,
         "a": name_a,
@@ -87,7 +106,39 @@ def _compared(a: SetResult, b: SetResult, *, names: tuple[str, str, str]) -> dic
         "headline": {name: asdict(change) for name, change in headline.items()},
         "other_settings": other,
         "by_category": {key: asdict(part) for key, part in parts.items()},
+        "by_pass_rate": {key: asdict(part) for key, part in by_rate.items()},
     }
+
+
+def _by_pass_rate(a: Scores, b: Scores, rates: PassRates, *, benchmark: str) -> dict[str, Paired]:
+    """Print and return the change on hard, medium and easy problems. Raises UserError where none has a pass rate."""
+    known = {
+        name: replace(score, category=_difficulty(rates.problems[name].score))
+        for name, score in a.items()
+        if name in rates.problems
+    }
+    changes = by_category(known, b)
+    if not changes:
+        raise UserError(
+            f"{rates.name} has no problem of {benchmark} in common with what is compared; give results of the same "
+            "problems to --by-pass-rate"
+        )
+    changes = {key: changes[key] for key in ("hard", "medium", "easy") if key in changes}
+    lines = [f"  by the pass rate of {rates.name}: hard below 1/3, easy above 2/3"]
+    lines += [f"    {key}: {_line(change)}" for key, change in changes.items()]
+    if missing := sum(name in b and name not in known for name in a):
+        lines.append(f"    not split: {missing} problem{'s' * (missing > 1)} without a pass rate")
+    if rates.is_compared:
+        lines.append(
+            "    the split and the comparison share these responses: part of the change is regression to the mean; "
+            "an evaluation with a different --seed would not have it"
+        )
+    print("\n".join(lines))
+    return changes
+
+
+def _difficulty(pass_rate: float) -> str:
+    return "hard" if pass_rate < _HARD else "easy" if pass_rate > _EASY else "medium"
 
 
 def _headline_parts(result: SetResult) -> Scores:

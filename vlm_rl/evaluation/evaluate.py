@@ -133,7 +133,7 @@ def evaluate(
     records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
     if judge_model is not None:
         spent = all_gather({name: number - cost[name] for name, number in judge_model.cost.items()})
-        cost = {name: sum(one[name] for one in spent) for name in cost}
+        cost = {name: sum(rank_cost[name] for rank_cost in spent) for name in cost}
     conditions = {
         "mode": mode,
         "rule": rule_name(benchmark, mode, judge_model),
@@ -148,7 +148,7 @@ def evaluate(
         "policy_version": sampler.policy_version,
         "grader_version": GRADER_VERSION,
     }
-    summary = summarise(records, seed=seed) | _benchmark_scores(benchmark, shown, records) | conditions
+    summary = summarise(records) | _benchmark_scores(benchmark, shown, records) | conditions
     return Evaluation(_with_kept_images(records, shown, samples=params.responses), summary)
 
 
@@ -308,7 +308,7 @@ def _score_so_far(answered: Mapping[str, Sequence[EvalRecord]]) -> str:
     return f"accuracy {np.mean(verdicts):.3f}" if verdicts else ""
 
 
-def summarise(records: Sequence[EvalRecord], *, seed: int) -> dict[str, Any]:
+def summarise(records: Sequence[EvalRecord]) -> dict[str, Any]:
     """Return the scores of an evaluation as plain JSON; a mean over nothing is None.
 
     accuracy            avg@k: the mean over problems of the share of right samples
@@ -328,7 +328,7 @@ def summarise(records: Sequence[EvalRecord], *, seed: int) -> dict[str, Any]:
         "num_responses": len(records),
         "k": max(map(len, right.values()), default=0),
         "accuracy": _mean(score_P),
-        "interval": list(score_interval(score_P, seed=seed)) if len(score_P) else None,
+        "interval": list(score_interval(score_P)) if len(score_P) else None,
         "box_share": _mean([record.has_box for record in records]),
         "truncated_share": _mean([record.stop_reason == "length" for record in records]),
         "timeouts": sum(record.verdict == "timeout" for record in records),

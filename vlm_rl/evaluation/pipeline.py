@@ -27,8 +27,13 @@ def overlapped(
 ) -> Generator[Done]:
     """Yield after(item, ready, heavy(ready)) of every item, with ready = before(item).
 
-    `heavy` runs in the caller's thread. Meanwhile `before` of the next item and `after` of the previous one run in a
-    thread each, so that at most three items are in memory. An error of a stage is raised here after all earlier
+    Args:
+        items: in the order of the results.
+        before: prepares an item, in a thread, while `heavy` has the item before it.
+        heavy: the stage that takes longest; runs in the caller's thread.
+        after: finishes an item, in a thread, while `heavy` has the item behind it.
+
+    At most three items are in memory. An error of a stage is raised here after all earlier
     results have been yielded, as in the plain loop. Nothing is left running.
     """
     with ThreadPoolExecutor(1, "ahead") as ahead, ThreadPoolExecutor(1, "behind") as behind:

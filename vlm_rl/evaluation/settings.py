@@ -1,7 +1,7 @@
 """The settings of one set's evaluation: from the command line, else from the model's run, else from the protocol.
 
 A checkpoint of a run keeps what belongs to the policy, the run's template and longest response. The benchmark's
-protocol (benchmarks/protocols.py) says how it is measured: temperature, top-p, samples, mode.
+protocol, in the benchmark's own file, says how it is measured: temperature, top-p, samples, mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from vlm_rl.config import Config
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Mode, PublishedPrompt
-from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, PROTOCOLS, EvalProtocol
+from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, EvalProtocol, Stated
 from vlm_rl.evaluation.benchmarks.registry import eval_template, template_names
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
@@ -88,12 +88,13 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
 
     Raises UserError for several samples at temperature 0.
     """
-    protocol = OTHER_SETS if benchmark is None else PROTOCOLS.get(benchmark.name, OTHER_SETS)
+    protocol = OTHER_SETS if benchmark is None else benchmark.protocol
+    template = Stated("think_answer", "ours") if benchmark is None else benchmark.stated_template
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
     def choose(name: str, *others: tuple[Any, str], is_fit: bool = True) -> Any:
-        stated = getattr(protocol, name)
+        stated = template if name == "template" else getattr(protocol, name)
         given = getattr(options, name) if is_fit else None
         candidates = [(given, _FLAG), *others, (stated.value, stated.source)]
         chosen[name], sources[name] = next(pair for pair in candidates if pair[0] is not None)

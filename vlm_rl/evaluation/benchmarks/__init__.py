@@ -1,12 +1,12 @@
 """One file per benchmark: how a row is read, what is asked, the authors' rule, and the scores.
 
-    registry         the benchmarks by name
+    registry         the benchmarks by name, and `vlm-rl eval protocols`
     benchmark        the fields of a benchmark, and what a rule judges
     raw_rows         what the readers of rows share
     saved_files      files of annotations
     judging          the two modes: strict and official
     judge_model      a model in the place of the authors' judge
-    protocols        how each benchmark is measured where nobody says otherwise
+    protocols        what a benchmark's file says of how it is measured where nobody says otherwise
     score_command    `vlm-rl score`
 
 Private to this folder: the benchmarks (mathvista, mathvision, ..., wemath; each one's BENCHMARK is a row of the

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from vlm_rl.evaluation.benchmarks.protocols import EvalProtocol, Stated
 from vlm_rl.templates import Template
 from vlm_rl.types import IMAGE_MARKER, Problem, Verdict, name_videos
 
@@ -133,6 +135,11 @@ def nothing(_: object) -> dict[str, Any]:
     return {}
 
 
+def one_row(row: RawRow, _path: Path, _place: int) -> Mapping[str, RawRow]:
+    """Return a row of a file as it is: the default of a benchmark without layouts of its own."""
+    return {"": row}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """Everything that is particular to one benchmark: how it is read, asked, judged and reported.
@@ -147,6 +154,9 @@ class Benchmark:
     results have been from published ones.
 
     `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
+
+    `saved_rows` takes a row, its file and the file's place among several. It returns name -> row of what the row
+    stands for in a layout of the authors' own, such as a table with a column per trial. The names are for messages.
     """
 
     name: str  # the problems' `source`, and the prefix of their ids
@@ -160,6 +170,7 @@ class Benchmark:
     response_ids: tuple[str, ...]  # columns, or templates of columns, that name a response's problem
     facets: Callable[[Problem], Mapping[str, Any]] = nothing
     prompt: PublishedPrompt | None = None
+    protocol: EvalProtocol  # how it is measured where the command line says nothing
 
     # Scores, of judged responses. None: accuracy and pass@k.
     scores: Callable[[Sequence[JudgedResponse]], dict[str, Any]] | None = None
@@ -168,8 +179,9 @@ class Benchmark:
 
     has_programs: bool = False  # an answer is a program, which no template that asks for a box can get
 
-    # Files of responses.
-    has_short_answers: bool = False  # the rule starts from a short answer, which a file may hold alone
+    # Files of annotations and of responses.
+    saved_rows: Callable[[RawRow, Path, int], Mapping[str, RawRow]] = one_row
+    short_answer: str = ""  # what the rule starts from: its key in a reply that is JSON; a file may hold it alone
     carries_annotations: bool = False  # files of responses hold the annotated rows' columns as well
 
     # Preparation.
@@ -183,6 +195,13 @@ class Benchmark:
     image_folder: str = ""  # where images that the rows name are, beside the table
     has_trials: bool = False  # every file that fits `tables` is a trial of its own
     needs_options: bool = False  # a row whose options cannot be told apart cannot be asked
+
+    @property
+    def stated_template(self) -> Stated:
+        """Return the template of models that are not checkpoints of a run, in official mode, with its source."""
+        if self.prompt is None:
+            return Stated("plain", "ours: its authors publish no prompt")
+        return Stated(self.prompt.name, self.prompt.source)
 
     def own_id(self, problem: Problem) -> str:
         """Return the authors' id of a problem."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Judgement, PublishedPrompt, RawRow, Response
+from vlm_rl.evaluation.benchmarks.protocols import CODE
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, id_text, problem_of, text
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.templates import last_program
@@ -28,7 +29,18 @@ def code_problem(
     meta: Mapping[str, Any],
     category: str = "",
 ) -> Problem:
-    """Return a problem whose answer is a program. Raises UnusableRowError for tests that make no sense."""
+    """Return a problem whose answer is a program.
+
+    Args:
+        benchmark: the benchmark's name.
+        own_id: the id in the benchmark.
+        question: the text that is asked.
+        tests: fields of CodeTests; the limit of memory is the benchmarks' own.
+        meta: what the problem's meta has besides the tests.
+        category: of the problem.
+
+    Raises UnusableRowError for tests that make no sense.
+    """
     try:
         checked = CodeTests(memory_mib=_MEMORY_MIB, **tests)
     except UserError as error:
@@ -102,6 +114,7 @@ def evalplus_benchmark(
         license="Apache-2.0",
         tables=(f"{prefix}*.jsonl",),
         num_rows=(num_rows,),
+        protocol=CODE,
         images=no_images,
         read_row=read_row,
         official_rule=fenced_or_bare_program,

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.golds import parse_choices
@@ -23,12 +26,15 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     Response,
     authors_gold,
 )
+from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, gold_text, id_text, problem_of, text, unwrapped
 from vlm_rl.evaluation.benchmarks.scores import accuracy_by_problem, with_interval
 from vlm_rl.types import AnswerType, Problem
 
 _TYPES: dict[str, AnswerType] = {"float": "float", "multiple choice": "choice", "text": "text"}
 TOLERANCE = 0.001
+_SHORT_ANSWER = "short answer"  # the key in a JSON reply
+_TRIAL = re.compile(r"(?i)(?:sample[_ -]?)?(?:trial|variant|split)[_ -]?(\d+)")
 
 
 def read_row(row: RawRow) -> Problem:
@@ -57,6 +63,47 @@ def read_row(row: RawRow) -> Problem:
             "tolerance": TOLERANCE if kind == "float" else None,
         },
     )
+
+
+def saved_rows(row: RawRow, path: Path, place: int) -> dict[str, RawRow]:
+    """Return name -> row of each variant that a row of a file stands for.
+
+    A file may be a table with a column for each (Question ID, Variant 1, ...), or hold objects by trial and seed, in
+    either order. Each row gets "trial": what it says itself (trial or variant), else the number by which its file or
+    folder is named (trial3, 3.json), else its file's place.
+    """
+    match = _TRIAL.search(path.stem) or re.fullmatch(r"0*(\d+)", path.stem) or _TRIAL.fullmatch(path.parent.name)
+    of_file = match[1] if match else str(place)
+    return {name: {**variant, "trial": _trial(variant) or of_file} for name, variant in _variants(row).items()}
+
+
+def _trial(row: RawRow) -> str:
+    said = row.get("trial", row.get("variant"))
+    return "" if said is None else str(said).lower().removeprefix("trial").removeprefix("variant").strip(" _-")
+
+
+def _variants(row: RawRow) -> dict[str, RawRow]:
+    seed = row.get("_key")
+    if isinstance(seed, str):
+        seed = re.sub(r"^[Qq](?=\d+$)", "", seed)  # the authors number Q1, Q2 in their tables
+        row = {**row, "_key": seed}
+    cells = {name: cell for name, cell in row.items() if name not in ("_key", "_number")}
+    are_numbered = cells != {} and all(name.isdigit() and isinstance(cell, dict) for name, cell in cells.items())
+    if are_numbered and (trial := _TRIAL.fullmatch(str(seed))):
+        return {name: {"_key": name, "trial": trial[1], **cell} for name, cell in cells.items()}
+    trials = {name: match[1] for name in cells if (match := _TRIAL.fullmatch(name.strip()))}
+    trials |= {name: name for name in cells if are_numbered}
+    if not trials:
+        return {"": row}
+    return {name: {"_key": seed, "trial": trial, **_cell(cells[name])} for name, trial in trials.items()}
+
+
+def _cell(cell: Any) -> RawRow:
+    """Return what a table says of one variant: a row, an answer, or the verdict that the authors publish instead."""
+    if isinstance(cell, dict):
+        return cell
+    is_verdict = str(cell).strip().lower() in ("correct", "fail")
+    return {"_value": "", "result": str(cell).strip()} if is_verdict else {"_value": cell}
 
 
 def facets(problem: Problem) -> dict[str, Any]:
@@ -98,7 +145,7 @@ def short_answer(response: str) -> str:
         tree = json.loads(body, strict=False)
     except (ValueError, RecursionError):
         return body.split("\n")[-1][:-1]
-    return str(tree.get("short answer")) if isinstance(tree, dict) else ""
+    return str(tree.get(_SHORT_ANSWER)) if isinstance(tree, dict) else ""
 
 
 def _number(text: str) -> float | None:
@@ -155,6 +202,7 @@ BENCHMARK = Benchmark(
     tables=("trial*/dataset.json", "**/sample_variant*.parquet"),
     has_trials=True,
     num_rows=(5010,),
+    protocol=replace(VISION, split=Stated("", "all ten variants, as its authors' worst case needs")),
     read_row=read_row,
     facets=facets,
     official_rule=official_rule,
@@ -163,7 +211,8 @@ BENCHMARK = Benchmark(
     headline="worst_case",
     headline_parts=worst_cases,
     response_ids=("{ID}-v{key}", *(f"{{{name}}}-v{{trial}}" for name in ("_key", "id", "ID", "key", "question_id"))),
-    has_short_answers=True,
+    saved_rows=saved_rows,
+    short_answer=_SHORT_ANSWER,
     prompt=PublishedPrompt(
         "dynamath",
         "DynaMath/DynaMath, its script for open models, Apache-2.0",

@@ -42,7 +42,8 @@ class JudgeModel:
             cache: folder of replies that are not asked for again.
             key_env: the environment variable that holds the API key; "" sends none.
 
-        Raises UserError for an address that is none, a server that does not answer, and a model that it has not.
+        Raises UserError for an address that is not plain http(s), a server that does not answer, and a model that
+        the server does not have.
         """
         if not is_plain_address(url):
             raise UserError(
@@ -128,6 +129,14 @@ def open_judge(
     url: str | None, *, name: str, key_env: str, cache: Path, mode: str, benchmarks: Sequence[Benchmark]
 ) -> JudgeModel | None:
     """Return the judge of --judge, or None without one.
+
+    Args:
+        url: of the server; None where no judge is asked for.
+        name: of the model; "" takes the only one that the server has.
+        key_env: the environment variable that holds the API key; "" sends none.
+        cache: folder of replies that are not asked for again.
+        mode: of the scoring; only official has a judge.
+        benchmarks: those that are scored.
 
     Raises UserError where a benchmark's published rule asks no model, or its authors' words are not known here.
     """

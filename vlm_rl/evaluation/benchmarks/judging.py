@@ -123,7 +123,14 @@ def rule_name(benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel |
 def judge_facts(
     benchmark: Benchmark | None, mode: Mode, judge_model: JudgeModel | None, cost: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return what a summary says of the judge model, with what it took (`cost`); or of its emulation."""
+    """Return what a summary says of the judge model, or of its emulation; {} for a rule without one.
+
+    Args:
+        benchmark: None where the problems belong to none.
+        mode: of the scoring.
+        judge_model: that was asked; None where its rule was emulated.
+        cost: what it took, by judge_endpoint.COSTS.
+    """
     if benchmark is None or mode != "official" or not benchmark.needs_judge_model:
         return {}
     published = benchmark.judge

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import pickletools
+from dataclasses import replace
 from typing import Any
 
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, PublishedPrompt, RawRow
 from vlm_rl.evaluation.benchmarks.code_sets import code_problem, fenced_program, no_images
+from vlm_rl.evaluation.benchmarks.protocols import CODE, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, id_text, text
 from vlm_rl.grading.code_tests import unpacked
 from vlm_rl.types import Problem
 
 _SECONDS = 6.0  # of a test: `--timeout` of its runner
+_SAMPLING = "LiveCodeBench, lcb_runner/runner/parser.py"
 _SOURCE = "LiveCodeBench, lcb_runner/prompts/code_generation.py, MIT"
 _WITH_STARTER = (
     "### Format: You will use the following starter code to write the solution to the problem and enclose your code "
@@ -116,12 +119,20 @@ def _unpickled_text(packed: str) -> str:
 
 BENCHMARK = Benchmark(
     name="livecodebench",
+    license="CC, its card does not say which",
     hub="livecodebench/code_generation_lite",
     hub_files=("test*.jsonl",),
     tables=("{split}.jsonl",),
     split_files=_RELEASES | _PARTS,
     splits=(*reversed(_RELEASES), *_PARTS),
     num_rows=(1055, 880, 713, 612, 511, 400),
+    protocol=replace(
+        CODE,
+        split=Stated("release_v6", "ours: the newest release that we know; name a paper's own with --split"),
+        temperature=Stated(0.2, _SAMPLING),
+        top_p=Stated(0.95, _SAMPLING),
+        samples=Stated(10, _SAMPLING),
+    ),
     images=no_images,
     read_row=read_row,
     official_rule=fenced_program,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from vlm_rl.data.golds import infer_answer_type, parse_choices
@@ -23,6 +24,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     question_text,
 )
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, first_of, problem_of, text, unwrapped
 from vlm_rl.types import Problem
 
@@ -99,9 +101,9 @@ def _compared(problem: Problem, named: list[str]) -> Judgement:
 
 def _choices_in(reply: str) -> list[str]:
     """Return the list "choices" of the reply's JSON. Raises UnreadableReplyError where there is none."""
-    found = re.search(r"\{.*\}", reply, re.DOTALL)
+    match = re.search(r"\{.*\}", reply, re.DOTALL)
     try:
-        choices = json.loads(found[0])["choices"] if found else None
+        choices = json.loads(match[0])["choices"] if match else None
     except (ValueError, KeyError, TypeError, RecursionError):
         choices = None
     if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
@@ -139,6 +141,7 @@ BENCHMARK = Benchmark(
     tables=("dataset.json", "data/dataset.json", "**/{split}-*.parquet", "dataset*.json"),
     splits=("test",),
     num_rows=(448,),
+    protocol=replace(VISION, split=Stated("test", "there is one")),
     images=one_image("image", "imagename"),
     image_folder="images",
     read_row=read_row,

@@ -1,5 +1,6 @@
 """MATH-500 (HuggingFaceH4/MATH-500): 500 problems of MATH, by level and subject."""
 
+from vlm_rl.evaluation.benchmarks.protocols import TEXT
 from vlm_rl.evaluation.benchmarks.text_sets import text_benchmark
 
 BENCHMARK = text_benchmark(
@@ -9,4 +10,5 @@ BENCHMARK = text_benchmark(
     tables=("test.jsonl", "**/test-*.parquet", "math500*.jsonl", "*.parquet"),
     category="subject",
     num_rows=(500,),
+    protocol=TEXT,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vlm_rl.data.golds import infer_answer_type, parse_choices
@@ -23,6 +24,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     question_text,
 )
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.protocols import LUSPO, VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import first_of, gold_text, id_text, mapping, problem_of, text, unwrapped
 from vlm_rl.types import Problem
 
@@ -198,6 +200,7 @@ BENCHMARK = Benchmark(
     tables=("{split}.json", "**/{split}-*.parquet", "{split}*.parquet", "{split}*.json"),
     splits=("testmini", "testmini_text_only"),
     num_rows=(3940, 788),
+    protocol=replace(VISION, split=Stated("testmini", f"{LUSPO}, Table 3, reports its Vision Only rows")),
     images=images,
     image_folder="images",
     read_row=read_row,

@@ -9,6 +9,7 @@ the values rounded to two digits, are equal. There the text becomes code; here i
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from vlm_rl.data.golds import infer_answer_type, with_choices
@@ -21,6 +22,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     authors_gold,
 )
 from vlm_rl.evaluation.benchmarks.mathvision_values import is_beyond, value_of
+from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text, texts, unwrapped
 from vlm_rl.types import IMAGE_MARKER, Problem
 
@@ -226,6 +228,7 @@ BENCHMARK = Benchmark(
     tables=("{split}.jsonl", "data/{split}.jsonl", "**/{split}-*.parquet", "*.jsonl"),
     splits=("testmini", "test"),
     num_rows=(304, 3040),
+    protocol=replace(VISION, split=Stated("test", "ours: the full 3,040; testmini is a tenth of them")),
     read_row=read_row,
     facets=facets,
     official_rule=official_rule,

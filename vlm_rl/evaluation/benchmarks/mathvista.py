@@ -25,6 +25,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     question_text,
 )
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
+from vlm_rl.evaluation.benchmarks.protocols import LUSPO, VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import (
     UnusableRowError,
     first_of,
@@ -286,6 +287,7 @@ BENCHMARK = Benchmark(
     tables=("{split}.json", "data/{split}.json", "**/{split}-*.parquet", "{split}*.json"),
     splits=("testmini", "test"),
     num_rows=(1000, 5141),
+    protocol=replace(VISION, split=Stated("testmini", f"{LUSPO}, Table 3: MathVista-mini")),
     read_row=read_row,
     facets=facets,
     official_rule=official_rule,

@@ -3,6 +3,7 @@
 The gold is a text, the last box of a solution, or a list of alternatives.
 """
 
+from vlm_rl.evaluation.benchmarks.protocols import TEXT
 from vlm_rl.evaluation.benchmarks.text_sets import text_benchmark
 
 BENCHMARK = text_benchmark(
@@ -12,4 +13,5 @@ BENCHMARK = text_benchmark(
     tables=("**/test-*.parquet", "minerva*.jsonl", "minerva*.parquet", "*.jsonl"),
     category="type",
     num_rows=(272,),
+    protocol=TEXT,
 )

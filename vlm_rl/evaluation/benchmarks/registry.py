@@ -7,6 +7,7 @@ template, prompt = eval_template("mathvista")
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from vlm_rl.evaluation.benchmarks import (
     aime24,
@@ -69,3 +70,15 @@ def eval_template(name: str) -> tuple[Template, PublishedPrompt | None] | None:
 def template_names() -> str:
     """Return the names that --template accepts, joined by commas."""
     return ", ".join([*TEMPLATES, *published_prompts()])
+
+
+def describe_protocols() -> str:
+    """Return how each benchmark is measured by default, one setting a line, with its source."""
+    lines = []
+    for name, benchmark in BENCHMARKS.items():
+        protocol = benchmark.protocol
+        stated = {"split": protocol.split, "mode": protocol.mode, "template": benchmark.stated_template}
+        stated |= {field.name: getattr(protocol, field.name) for field in fields(protocol)}
+        lines.append(name)
+        lines += [f"  {setting:<12}{default.value!s:<16}{default.source}" for setting, default in stated.items()]
+    return "\n".join(lines)

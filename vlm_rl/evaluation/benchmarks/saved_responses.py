@@ -9,28 +9,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Response
-from vlm_rl.evaluation.benchmarks.saved_files import Fields
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, RawRow, Response
 
 _TEXTS = (
     *("response", "model_response", "prediction", "output", "completion", "model_answer"),
     *("short answer", "answer"),
 )
-_SHORT = ("_value", "short answer", "answer")  # columns of the answer itself, where the others hold the whole reply
 _ANNOTATED = ("question", "problem")  # beside one of these "answer" is the gold
 _GOLDS = ("Ground truth", "ground_truth")
 _VERDICTS = ("correct", "true_false", "result", "hit", "joker", "judgement")
 _RIGHT, _WRONG = ("correct", "true", "1"), ("fail", "false", "wrong", "incorrect", "0")
 
 
-def responses_in(benchmark: Benchmark, rows: Sequence[tuple[str, Fields]]) -> list[Response]:
+def responses_in(benchmark: Benchmark, rows: Sequence[tuple[str, RawRow]]) -> list[Response]:
     """Return the responses of one file's rows.
 
     All are in one column; a row without it has an empty response. Repeated ids, or a list in the column, are
     samples of one problem. Raises UserError for a file without responses and for a row without an id.
     """
     column = _text_column(rows)
-    is_short = benchmark.has_short_answers and column in _SHORT
     num_samples: Counter[str] = Counter()
     responses: list[Response] = []
     for where, row in rows:
@@ -38,12 +35,12 @@ def responses_in(benchmark: Benchmark, rows: Sequence[tuple[str, Fields]]) -> li
         name = str(row["problem_id"]).removeprefix(f"{benchmark.name}-") if is_ours else _id(row, benchmark, where)
         value = row.get(column) if _holds(row, column) else None
         for text in (value or [None]) if isinstance(value, list) else [value]:
-            responses.append(_response(row, name, text, num_samples[name], is_short=is_short))
+            responses.append(_response(benchmark, row, name, column, text, num_samples[name]))
             num_samples[name] += 1
     return responses
 
 
-def _text_column(rows: Sequence[tuple[str, Fields]]) -> str:
+def _text_column(rows: Sequence[tuple[str, RawRow]]) -> str:
     """Return the file's column of responses. Raises UserError where it has neither one nor extractions."""
     for name in ("_value", *_TEXTS):
         if any(_holds(row, name) for _, row in rows):
@@ -57,11 +54,11 @@ def _text_column(rows: Sequence[tuple[str, Fields]]) -> str:
     )
 
 
-def _holds(row: Fields, name: str) -> bool:
+def _holds(row: RawRow, name: str) -> bool:
     return name in row and not (name == "answer" and any(key in row for key in _ANNOTATED))
 
 
-def _id(row: Fields, benchmark: Benchmark, where: str) -> str:
+def _id(row: RawRow, benchmark: Benchmark, where: str) -> str:
     for template in benchmark.response_ids:
         names = re.findall(r"\{([^}]+)\}", template) or [template]
         if all(row.get(name) not in (None, "") for name in names):
@@ -77,14 +74,15 @@ def _plain(value: Any) -> str:
     return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
-def _response(row: Fields, name: str, text: Any, sample: int, *, is_short: bool) -> Response:
-    extraction = row.get("extraction")
+def _response(benchmark: Benchmark, row: RawRow, name: str, column: str, text: Any, sample: int) -> Response:
+    short_answer, extraction = benchmark.short_answer, row.get("extraction")
     if text is None or text != text:  # NaN, which some writers put for nothing
         text = ""
-    if isinstance(text, dict):  # DynaMath's reports keep the parsed JSON reply
-        extraction, text = str(text.get("short answer")), json.dumps(text, ensure_ascii=False)
-    elif is_short and text != "" and "{" not in str(text):
-        extraction = text
+    if isinstance(text, dict):  # a JSON reply, parsed
+        extraction = str(text.get(short_answer)) if short_answer else extraction
+        text = json.dumps(text, ensure_ascii=False)
+    elif short_answer and column in ("_value", short_answer, "answer") and text != "" and "{" not in str(text):
+        extraction = text  # these columns hold the short answer itself, the others the whole reply
     return Response(
         id=name,
         text=str(text),
@@ -97,7 +95,7 @@ def _response(row: Fields, name: str, text: Any, sample: int, *, is_short: bool)
     )
 
 
-def _published(row: Fields) -> bool | None:
+def _published(row: RawRow) -> bool | None:
     for name in _VERDICTS:
         shown = str(row.get(name)).strip().lower()
         if shown in _RIGHT or shown in _WRONG:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Response
+from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, RawRow, Response
 from vlm_rl.evaluation.benchmarks.judging import judge, matched, response_record, summary_of
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template, template_names
-from vlm_rl.evaluation.benchmarks.saved_files import read_rows, with_trial
+from vlm_rl.evaluation.benchmarks.saved_files import read_rows
 from vlm_rl.evaluation.benchmarks.saved_responses import responses_in
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import write_atomically
@@ -95,9 +95,9 @@ def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Proble
     """Return the annotated problems; a row that is known to be published without a gold is left out."""
     problems: dict[str, Problem] = {}
     for place, path in enumerate(paths, start=1):
-        for where, row in read_rows(path):
+        for where, row in _rows_in(benchmark, path, place):
             try:
-                problem = benchmark.read_row(with_trial(row, path, place))
+                problem = benchmark.read_row(row)
             except UnusableRowError as error:
                 if error.known:
                     continue
@@ -108,12 +108,18 @@ def read_annotations(benchmark: Benchmark, paths: Sequence[Path]) -> list[Proble
 
 
 def read_responses(benchmark: Benchmark, paths: Sequence[Path]) -> list[Response]:
-    """Read the responses of all files; a row's trial is its own, or its file's by name or by place."""
+    """Read the responses of all files."""
     responses: list[Response] = []
     for place, path in enumerate(paths, start=1):
-        rows = [(where, with_trial(row, path, place)) for where, row in read_rows(path)]
-        responses += responses_in(benchmark, rows)
+        responses += responses_in(benchmark, [*_rows_in(benchmark, path, place)])
     return responses
+
+
+def _rows_in(benchmark: Benchmark, path: Path, place: int) -> Iterator[tuple[str, RawRow]]:
+    """Yield (where, row) of what the rows of a file, one of several, stand for."""
+    for where, row in read_rows(path):
+        for name, part in benchmark.saved_rows(row, path, place).items():
+            yield f"{where} {name!r}" if name else where, part
 
 
 def describe(summary: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
-def with_interval(scores: Iterable[float], *, seed: int = 0) -> dict[str, Any]:
+def with_interval(scores: Iterable[float]) -> dict[str, Any]:
     """Return {score, n, interval}: the mean of independent scores in [0, 1] with its 95 % interval; None for none."""
     scores_P = np.array(list(scores), dtype=np.float64)
     if not len(scores_P):
@@ -27,7 +27,7 @@ def with_interval(scores: Iterable[float], *, seed: int = 0) -> dict[str, Any]:
     return {
         "score": float(scores_P.mean()),
         "n": len(scores_P),
-        "interval": list(score_interval(scores_P, seed=seed)),
+        "interval": list(score_interval(scores_P)),
     }
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from vlm_rl.data.golds import parse_choices, with_choices
@@ -23,6 +25,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     Response,
     one_image,
 )
+from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text, unwrapped
 from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, by_problem, with_interval
 from vlm_rl.types import Problem
@@ -30,6 +33,7 @@ from vlm_rl.types import Problem
 Case = Literal["CM", "IG", "IK", "RM"]
 _WORTH: dict[Case, float] = {"CM": 1.0, "IG": 0.5, "IK": 0.0, "RM": 0.0}
 _REMOVED = re.compile("[<>:.]")
+_STEP = re.compile(r"[23]steps_(\d|multi)")
 
 
 def read_row(row: RawRow) -> Problem:
@@ -48,6 +52,15 @@ def read_row(row: RawRow) -> Problem:
         category=row.get("knowledge concept"),
         meta={"problem": problem, "key": key},
     )
+
+
+def saved_rows(row: RawRow, _path: Path, _place: int) -> dict[str, RawRow]:
+    """Return the row of each step, where a file holds an object of steps by the problem's ID."""
+    steps = {name: cell for name, cell in row.items() if _STEP.fullmatch(name)}
+    return {
+        name: {"ID": row.get("_key"), "key": name, **(cell if isinstance(cell, dict) else {"_value": cell})}
+        for name, cell in steps.items()
+    } or {"": row}
 
 
 def facets(problem: Problem) -> dict[str, Any]:
@@ -140,6 +153,7 @@ BENCHMARK = Benchmark(
     tables=("{split}.json", "data/{split}.json", "**/{split}-*.parquet"),
     splits=("testmini",),
     num_rows=(1740,),
+    protocol=replace(VISION, split=Stated("testmini", "its authors' leaderboard")),
     images=one_image("image_path", "image"),
     needs_options=True,
     read_row=read_row,
@@ -150,6 +164,7 @@ BENCHMARK = Benchmark(
     headline="score_strict",
     headline_parts=headline_parts,
     response_ids=("{ID}-{key}", "_key", "id"),
+    saved_rows=saved_rows,
     carries_annotations=True,
     prompt=PublishedPrompt(
         "wemath",
