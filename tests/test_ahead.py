@@ -23,11 +23,11 @@ from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.metrics import update_metrics
-from vlm_rl.recorder import Timings
 from vlm_rl.samplers.server_client import ServerError, ServerResponse
 from vlm_rl.samplers.server_drawing import Drawing
 from vlm_rl.samplers.server_fleet import Fleet
-from vlm_rl.session import Session
+from vlm_rl.session.recorder import Timings
+from vlm_rl.session.session import Session
 from vlm_rl.types import Grade, Group, Problem, Reward, Rollout
 
 RIGHT, WRONG = (Grade(verdict, None, "test", "") for verdict in ("correct", "wrong"))
@@ -71,7 +71,7 @@ def test_without_fresh_tokens_no_gap_is_reported() -> None:
 
 
 def test_a_token_of_other_weights_is_refused() -> None:
-    """Versions may only grow, from that of the request on; the label of another run is none of ours."""
+    """Versions may only grow, from that of the request on; the label of a different run is not one of ours."""
     fleet: Any = SimpleNamespace(_run="ab", version=5, label="ab-5")
     fleet.version_of = lambda label: Fleet.version_of(fleet, label)
     drawing: Any = SimpleNamespace(_fleet=fleet)

@@ -26,9 +26,9 @@ from vlm_rl.data.prompts import PromptCache
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.losses import policy_loss
-from vlm_rl.recorder import Timings
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.partial_batch import PartialBatch
+from vlm_rl.session.recorder import Timings
 from vlm_rl.train import check_gap
 from vlm_rl.types import Grade, Group, LossInputs, Problem, Reward, Rollout
 

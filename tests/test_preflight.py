@@ -5,18 +5,22 @@ import logging
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.example_run import build_run
 from vlm_rl.config import load_config, parse_config
+from vlm_rl.data import model_folder
 from vlm_rl.errors import UserError
-from vlm_rl.preflight import preflight
+from vlm_rl.learner.policy import load_model
 from vlm_rl.run.checkpoint_names import find_checkpoint, resolve_model
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.run_log import RunLog
 from vlm_rl.run.terminal import next_commands
+from vlm_rl.session.preflight import preflight, preflight_eval
 
 RUN_ALL = """
 import contextlib, io, json, sys
@@ -151,3 +155,29 @@ def test_nothing_is_downloaded_for_a_run_that_cannot_start(tmp_path: Path) -> No
     with pytest.raises(UserError, match="absent") as refused:
         preflight(config, resume=False)
     assert "Org/Tiny" not in str(refused.value)
+
+
+def test_a_transformers_that_ignores_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a run, before an evaluation, and where a model is loaded."""
+    config = parse_config(
+        {"out": str(tmp_path / "run"), "model": {"path": str(tmp_path)}, "data": {"train": [str(tmp_path)]}},
+        where="the recipe",
+    )
+    for command in (
+        lambda: preflight(config, resume=False),
+        lambda: preflight_eval(tmp_path, [tmp_path], sampler="auto", tensor_parallel=1),
+        lambda: load_model(tmp_path, dtype=torch.float32),
+    ):
+        monkeypatch.setattr(model_folder, "version", lambda _: "5.17.0")
+        with pytest.raises(UserError, match=r"transformers 5\.17\.0 is too old.*: install transformers>=5\.18"):
+            command()
+        for new_enough in ("5.18.0rc1", "5.19.0", "6.0"):
+            monkeypatch.setattr(model_folder, "version", lambda _, known=new_enough: known)
+            with pytest.raises((UserError, OSError, ValueError)) as refused:  # there is no model
+                command()
+            assert "too old" not in str(refused.value)
+
+
+def test_the_package_asks_for_the_transformers_that_it_accepts() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert "transformers>=" + ".".join(map(str, model_folder.OLDEST_TRANSFORMERS)) in project["dependencies"]

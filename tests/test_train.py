@@ -36,12 +36,13 @@ from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.hadw import Belief
-from vlm_rl.recorder import Timings
 from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
+from vlm_rl.session.recorder import Timings
 from vlm_rl.train import weigh
+from vlm_rl.types import Group
 
 # the names that other trainers of this kind use, so that curves can be compared
 KNOWN_NAMES = {
@@ -284,17 +285,17 @@ def test_hadw_scales_the_advantages(run: RunDirectory, one_batch_run: RunDirecto
         assert [row["advantage"] for row in group] == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_belief_counts_what_dynamic_sampling_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 of 4 right (dropped), 1 of 4 (kept), then 0 of 4 in the second round (dropped): 5 of 12."""
-    rounds = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]
-    groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in rounds]
-    drawn, graded = iter(groups), iter(groups)
+ROUNDS = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]  # of dynamic sampling, of groups, of rewards
+
+
+def session_of(rounds: list[list[Group]], ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what a step needs to collect these groups, round by round."""
+    drawn, graded = iter(rounds), iter(rounds)
     monkeypatch.setattr(collecting, "draw_problems", lambda *_: [(group.problem, 9) for group in next(drawn)])
     monkeypatch.setattr(
         collecting, "sample_and_grade", lambda *_, **__: [(g.problem, g.rollouts, g.rewards) for g in next(graded)]
     )
-    ledger = Ledger(drawn=3)
-    s: Any = SimpleNamespace(
+    return SimpleNamespace(
         algorithm=ALGORITHMS["dapo"],
         config=parse_config(
             {
@@ -315,10 +316,24 @@ def test_the_belief_counts_what_dynamic_sampling_drops(monkeypatch: pytest.Monke
         belief=Belief(),
         recorder=SimpleNamespace(note=lambda _: None),
     )
-    batch = collect(s, cast(Timings, None))
+
+
+def test_the_belief_counts_what_dynamic_sampling_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 of 4 right (dropped), 1 of 4 (kept), then 0 of 4 in the second round (dropped): 5 of 12."""
+    groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in ROUNDS]
+    ledger = Ledger(drawn=3)
+    batch = collect(session_of(groups, ledger, monkeypatch), cast(Timings, None))
     assert batch.belief.ability == pytest.approx(5 / 12)
     assert [group.rewards for group in batch.groups] == [groups[0][1].rewards]
     assert ledger.skipped == {"all_right": 1, "all_wrong": 1}
+
+
+@pytest.mark.parametrize("drawn", [2, 4])
+def test_a_prompt_that_was_lost_ends_the_step(monkeypatch: pytest.MonkeyPatch, drawn: int) -> None:
+    """Three groups come back: one too many, or one too few."""
+    groups = [[make_group([4] * 4, rewards, [0.0] * 4) for rewards in graded] for graded in ROUNDS]
+    with pytest.raises(RuntimeError, match=rf"does not close: {drawn} drawn, 3 accounted for"):
+        collect(session_of(groups, Ledger(drawn=drawn), monkeypatch), cast(Timings, None))
 
 
 @pytest.mark.parametrize(("masked", "tokens"), [(False, 2 + 3), (True, 3)])
@@ -463,6 +478,17 @@ def test_a_run_that_no_server_serves_saves_and_stops(toys: Toys) -> None:
     assert [step for step, _ in toys.run("unserved").checkpoints()] == [0]
 
 
+def test_a_run_whose_servers_go_in_an_evaluation_saves_and_stops(toys: Toys) -> None:
+    """The first evaluation is at step 0, the second at step 2, where no checkpoint is due."""
+    changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 2}, "checkpoint": {"every": 4}}
+    fault = {"lose_servers_in": {"phase": "evaluation", "step": 2}}
+    result = toys.runner("train", str(toys.config("servers-gone", **changes)), faults=fault)
+    assert result.code == EXIT_STOPPED, result.output[-3000:]
+    assert "no rollout server has worked: stopped after step 2; resume with: vlm-rl train" in result.output
+    run = toys.run("servers-gone")
+    assert [step for step, _ in run.checkpoints()] == [2] and [e.step for e in run.evals()] == [0]
+
+
 @pytest.mark.slow
 def test_every_key_is_read(toys: Toys) -> None:
     """Two runs that turn features on: a key that nothing reads is an option that does nothing."""
@@ -502,6 +528,40 @@ def test_the_keys_that_only_validation_reads_are_refused(toys: Toys, key: str, v
     result = toys.runner("train", str(toys.config("refused")), f"rollout.{key}={value}")
     assert result.code == 2
     assert f"{key} {value}" in result.output
+
+
+# -- the card, which engine and learner share ---------------------------------------------------------
+
+
+def test_the_optimizer_is_on_the_host_whenever_the_engine_is_awake(toys: Toys) -> None:
+    """From before the engine starts or wakes until it sleeps: a card that the engine shares may hold no more. A run
+    that is stopped and resumed has the same optimizer, bit for bit, as one whose optimizer never moves."""
+    changes: dict[str, Any] = {
+        "data": {"eval": [str(toys.heldout)]},
+        "eval": {"every": 2},
+        "train": {"zero_stage": 2, "optimizer": "adamw"},
+        "checkpoint": {"every": 1},
+    }
+    log = toys.folder / "card.jsonl"
+    config = toys.config("card", rollout={"offload_optimizer": True}, **changes)
+    stops = {"terminate_in": {"phase": "rollout", "step": 2}}
+    stopped = toys.runner("train", str(config), faults={"record_card": {"out": str(log)}, **stops})
+    assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
+    resumed = toys.runner("train", str(config), "--resume", faults={"record_card": {"out": str(log)}})
+    assert resumed.code == 0, resumed.output[-3000:]
+
+    seen = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [doing for doing, _ in seen].count("restore") == 1
+    engine_has_card = {"start": True, "wake": True, "draw": True, "save": True, "sleep": True}
+    learner_has_card = {"restore": False, "train": False}
+    on_host = engine_has_card | learner_has_card
+    assert {doing for doing, _ in seen} == on_host.keys()
+    assert all(states == (["hp_params", "optim_states"] if on_host[doing] else []) for doing, states in seen), seen
+    awake = False
+    for doing, _ in seen:
+        assert not (awake and doing in learner_has_card), seen
+        awake = doing != "sleep" and (awake or doing in ("start", "wake"))
+    assert_equal_runs(toys.run("card"), toys.train_run("card-never-moved", **changes))
 
 
 # -- responses that the grader could not judge --------------------------------------------------------
@@ -569,6 +629,18 @@ def test_a_gap_between_sampler_and_learner_stops_the_run(toys: Toys) -> None:
     assert result.code == 1
     assert "GapError: step 1" in result.output
     assert "rollout.max_gap=1e-12" in result.output
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_a_trainer_that_lost_its_lease_stops_at_the_end_of_its_step(toys: Toys, every: int) -> None:
+    """Also before it would save: the checkpoints are another machine's by then."""
+    name = f"taken-over-{every}"
+    run = toys.run(name)
+    fault = {"lose_lease_in": {"phase": "update", "step": 2, "folder": str(run.path)}}
+    result = toys.runner("train", str(toys.config(name, checkpoint={"every": every})), faults=fault)
+    assert "was taken over by another process (host elsewhere, pid 7" in one_message(result)
+    assert [record["step"] for record in run.metrics()] == [1, 2]
+    assert [step for step, _ in run.checkpoints()] == ([1] if every == 1 else [])
 
 
 def benchmark_set(toys: Toys, name: str) -> Path:
@@ -657,12 +729,15 @@ def test_evaluating_on_what_was_trained_on_is_refused(toys: Toys) -> None:
 def test_two_ranks_train_and_resume_as_one_run(toys: Toys, stage: int) -> None:
     """The same prompts, rewards and (up to the order of sums) gradients as on one rank, also after two resumes.
 
-    The third step is made on one rank alone, from what two have saved, and the fourth on two again.
+    SIGTERM to the second rank alone stops both. The third step is made on one rank, from what two have saved, and the
+    fourth on two again.
     """
     changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 4}}
     single = toys.train_run(f"single-{stage}", train={"zero_stage": stage}, **changes)
     config = toys.config(f"double-{stage}", train={"zero_stage": stage}, **changes)
-    stopped = toys.runner("train", config, ranks=2, faults={"terminate_in": {"phase": "update", "step": 2}})
+    stop = {"terminate_in": {"phase": "update", "step": 2}}
+    stopped = toys.runner("train", config, ranks=2, faults_of_ranks=[{}, stop])
+    assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
     command = (
         f"torchrun --nproc-per-node 2 --shutdown-timeout 1800 -m vlm_rl train {toys.run(f'double-{stage}').path}"
     )

@@ -23,11 +23,11 @@ from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.planning import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
-from vlm_rl.periodic_evaluation import evaluate_if_due
-from vlm_rl.recorder import Timings, step_metrics
 from vlm_rl.run.lock import RunLock
 from vlm_rl.samplers.servers import ServersGoneError
-from vlm_rl.session import Session
+from vlm_rl.session.periodic_evaluation import evaluate_if_due
+from vlm_rl.session.recorder import Timings, step_metrics
+from vlm_rl.session.session import Session
 from vlm_rl.types import Group
 
 
@@ -60,8 +60,7 @@ def train_step(s: Session) -> None:
     """Run one rollout step: collect a batch of groups, take its optimizer steps, sync the new weights."""
     before, timings = s.state(), Timings(s.recorder.phase)
     try:
-        with s.making_room():
-            batch = collect(s, timings)
+        batch = collect(s, timings)
     except ServersGoneError as error:
         s.ask_to_stop(error)
         s.stop_if_asked(before)
@@ -71,7 +70,7 @@ def train_step(s: Session) -> None:
     parts = split(batch.groups, s.config.train.mini_batch_prompts)
     weights = [weigh(s, part) for part in parts]
     mini_batches = [pack(s, batch, part, weights_PG) for part, weights_PG in zip(parts, weights, strict=True)]
-    s.sampler.sleep()
+    s.give_card_to_learner()
     with building_next_prompts(s):
         results = optimize(s, mini_batches, timings)
     with timings.phase("sync"):

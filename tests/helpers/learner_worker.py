@@ -28,13 +28,14 @@ from torch import Tensor
 from tests.helpers.groups import WeighedGroup, make_prompt, noise_image, pack, random_group
 from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS, Algorithm
-from vlm_rl.config import Config, LoraConfig, ModelPart, TrainConfig, load_config
+from vlm_rl.config import Config, LoraConfig, ModelPart, TrainConfig, load_config, load_sft_config
 from vlm_rl.data.adapters import ADAPTER_WEIGHTS, BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief, difficulty_weights
 from vlm_rl.learner import policy as policy_module
+from vlm_rl.learner.dry_run import without_sampling
 from vlm_rl.learner.guard import GuardAbortError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import Chunk, PackedRow
@@ -328,16 +329,27 @@ def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 
 def aborts(model: Path, stage: int) -> dict[str, Any]:
+    """Too many bad steps; then a good one that is refused once its sums are known."""
     case = Case(model, stage, max_skipped_in_a_row=2)
     rows, bad = case.rows(), partial(poisoned, math.nan)
-    tries = 0
+    tries, error = 0, ""
     try:
         for function in (loss_function, bad, loss_function, bad, bad, loss_function):
             tries += 1
             case.learner.update(rows, function)
-    except GuardAbortError as error:
-        return {"tries": all_gather(tries), "error": str(error)}
-    return {"tries": all_gather(tries), "error": ""}
+    except GuardAbortError as abort:
+        error = str(abort)
+
+    def refuse(sums: Mapping[str, float]) -> None:
+        raise ValueError(f"{sums['tokens']:g} tokens")
+
+    before, refusal = case.weights(), ""
+    try:
+        case.learner.update(rows, loss_function, before_step=refuse)
+    except ValueError as refused:
+        refusal = str(refused)
+    kept = equal(case.weights(), before)
+    return {"tries": all_gather(tries), "error": error, "refusal": refusal, "kept_when_refused": kept}
 
 
 def saved(model: Path, stage: int) -> dict[str, Any]:
@@ -634,8 +646,9 @@ def offloaded(model: Path, stage: int) -> dict[str, Any]:
         case = Case(model, stage or 2, optimizer="adamw", deepspeed={"zero_optimization": zero})
         for _ in range(2):
             if between:
-                with case.learner.optimizer_on_host():
-                    states.append(sorted(state.value for state in case.learner.engine.optimizer.offloaded_states))
+                case.learner.offload_optimizer()
+                states.append(sorted(state.value for state in case.learner.engine.optimizer.offloaded_states))
+                case.learner.reload_optimizer()
                 assert not case.learner.engine.optimizer.offloaded_states
             case.train(case.rows(), 1)
         deltas.append(case.delta())
@@ -657,8 +670,11 @@ SETTINGS = {  # the words of the table in docs/performance.md, and what they set
 def recipes() -> Iterator[tuple[str, Config]]:
     """Yield every shipped recipe, and the rows of the documentation's table of settings as overrides of one."""
     root = Path(__file__).parents[2]
-    for path in sorted((root / "configs").glob("*.yaml")):
-        yield path.stem, load_config(path)
+    for path in sorted((root / "configs").rglob("*.yaml")):
+        if path.parent.name == "sft":
+            yield path.stem, without_sampling(load_sft_config(path))
+        elif path.parent.name != "studies":  # which train what toy.yaml does
+            yield path.stem, load_config(path)
     table = (root / "docs" / "performance.md").read_text().split("a row's activations, GB | settings |\n")[1]
     for line in table.split("\n\n")[0].splitlines()[1:]:
         machine, *_, settings = line.strip("| ").split(" | ")

@@ -36,7 +36,6 @@ from tests.helpers import crash_points
 from tests.helpers.processes import children_of
 from tests.helpers.served import free_port
 from tests.helpers.warm_grader import use_own_grader, use_warm_grader
-from vlm_rl import periodic_evaluation, session
 from vlm_rl import train as loop
 from vlm_rl.cli import main
 from vlm_rl.config import ConfigSection
@@ -45,11 +44,14 @@ from vlm_rl.grading.grader import Grader
 from vlm_rl.learner import saving
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.deepspeed import import_deepspeed
-from vlm_rl.recorder import Timings
+from vlm_rl.learner.learner import Learner
 from vlm_rl.run import lock
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.samplers.vllm import import_vllm
+from vlm_rl.session import periodic_evaluation, session
+from vlm_rl.session.recorder import Timings
 from vlm_rl.types import Grade
 
 Job = dict[str, Any]
@@ -106,6 +108,29 @@ def pause_in(phase: str, step: int, begun: str, until: str) -> None:
     _before(phase, step, pause)
 
 
+def lose_lease_in(phase: str, step: int, folder: str) -> None:
+    """Let another machine take over the run's folder when the phase begins for the step-th time, and be noticed."""
+    lock.RENEWAL_SECONDS = 0.05
+
+    def take_over() -> None:
+        lease = Path(folder) / "lease"
+        lease.write_text(json.dumps({"host": "elsewhere", "pid": 7, "holder": "another"}))
+        lease.replace(lease.with_name(lock.LOCK))
+        (renewing,) = (thread for thread in threading.enumerate() if thread.name == "run-lock")
+        renewing.join()
+
+    _before(phase, step, take_over)
+
+
+def lose_servers_in(phase: str, step: int) -> None:
+    """Raise what a sampler raises that has lost all its servers when the phase begins for the step-th time."""
+
+    def lose() -> None:
+        raise ServersGoneError("no rollout server has worked")
+
+    _before(phase, step, lose)
+
+
 def turn_clock_back_in(phase: str, step: int) -> None:
     """Set the clock that Python reads back by an hour when the phase begins for the step-th time."""
 
@@ -135,7 +160,7 @@ def poison(what: str, number: int) -> None:
 def hold_save(number: int, phase: str, step: int, then: str = "") -> None:
     """Let the thread of the number-th save write nothing before the phase begins for the step-th time.
 
-    Then it goes on, or writes one file and kills the process (`then` is "SIGKILL"), or finds no folder ("vanish").
+    Then it continues, or writes one file and kills the process (`then` is "SIGKILL"), or finds no folder ("vanish").
     """
     write, times, begun = CheckpointFiles.write, {"count": 0}, threading.Event()
     _before(phase, step, begun.set)
@@ -202,6 +227,21 @@ def finish_batches_first() -> None:
             time.sleep(0.01)
 
     loop.begin_ahead = waiting
+
+
+def kill_servers(of_step: dict[str, int]) -> None:
+    """SIGKILL a rollout server, by its process id, once the first group of this step has arrived."""
+    generate = ServerSampler.generate
+
+    def killing(self: ServerSampler, prompts: Any, params: Any, *, on_group: Any = None, **of_call: Any) -> Any:
+        def kill_after(index: int, group: Any) -> None:
+            if pid := of_step.pop(str(of_call["step"]), None):
+                os.killpg(pid, signal.SIGKILL)
+            on_group(index, group)
+
+        return generate(self, prompts, params, on_group=kill_after if on_group else None, **of_call)
+
+    ServerSampler.generate = killing
 
 
 def _before(phase: str, number: int, act: Callable[[], None]) -> None:
@@ -321,6 +361,37 @@ def record_keys(out: str) -> None:
     loop.train = recorded
 
 
+def record_card(out: str) -> None:
+    """Note in `out`, in order, what the engine and the learner do, each with what of the optimizer is on the host."""
+    learners: list[Learner] = []
+
+    def note(doing: str) -> None:
+        states = learners[-1].engine.optimizer.offloaded_states if learners else ()
+        with Path(out).open("a") as file:
+            file.write(json.dumps([doing, sorted(state.value for state in states)]) + "\n")
+
+    def noted(owner: type, name: str, doing: str) -> None:
+        function = getattr(owner, name)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if owner is Learner and self not in learners:
+                learners.append(self)
+            note(doing)
+            return function(self, *args, **kwargs)
+
+        setattr(owner, name, call)
+
+    def started(learner: Learner, *args: Any, **kwargs: Any) -> None:
+        start(learner, *args, **kwargs)
+        learners.append(learner)
+
+    start, Learner.__init__ = Learner.__init__, started
+    for name, doing in {"__init__": "start", "load_weights": "wake", "generate": "draw", "sleep": "sleep"}.items():
+        noted(TransformersSampler, name, doing)
+    for name, doing in {"load": "restore", "update": "train", "save": "save"}.items():
+        noted(Learner, name, doing)
+
+
 FAULTS: dict[str, Callable[..., None]] = {
     "undecided": undecided,
     "die_at_point": die_at_point,
@@ -330,15 +401,19 @@ FAULTS: dict[str, Callable[..., None]] = {
     "full_disk_at": full_disk_at,
     "remove_run_in": remove_run_in,
     "pause_in": pause_in,
+    "lose_lease_in": lose_lease_in,
+    "lose_servers_in": lose_servers_in,
     "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
     "interrupt_in": interrupt_in,
     "finish_batches_first": finish_batches_first,
+    "kill_servers": kill_servers,
     "kill_after_answers": kill_after_answers,
     "raise_in": raise_in,
     "skip_sync": skip_sync,
     "rescale_attention": rescale_attention,
     "drop_tensor": drop_tensor,
+    "record_card": record_card,
     "record_keys": record_keys,
 }
 

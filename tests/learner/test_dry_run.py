@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionL
 
 from tests.helpers.families import build_family
 from tests.helpers.groups import make_prompt, pack, random_group
+from tests.helpers.recipes import PAPER_RECIPES, RECIPES
 from vlm_rl.config import Config, RolloutConfig, load_config, parse_config
 from vlm_rl.data.model_folder import SHIPPED
 from vlm_rl.data.prompts import rope_positions
@@ -30,10 +31,8 @@ from vlm_rl.learner.memory_plan import cache_bytes, stack_bytes_per_token
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs"
-CONFIGS = sorted(FOLDER.glob("*.yaml"))
-PAPERS = [pytest.param(path, marks=pytest.mark.slow) for path in sorted(FOLDER.glob("papers/*/*.yaml"))]
-LUSPO_7B = next(path for path in CONFIGS if path.stem == "virl39k_luspo_7b")
+PAPERS = [pytest.param(path, marks=pytest.mark.slow) for path in PAPER_RECIPES]
+LUSPO_7B = next(path for path in RECIPES if path.stem == "virl39k_luspo_7b")
 
 # As the published checkpoints' safetensors headers count them.
 PUBLISHED = {
@@ -100,7 +99,7 @@ def plan_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
     return dry_run(load_config(path, overrides), num_ranks=ranks)
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, *PAPERS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*RECIPES, *PAPERS], ids=lambda path: path.stem)
 def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(path)
     on_tiny = not (SHIPPED / f"{Path(config.model.path).name}.json").exists()
@@ -116,7 +115,7 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
     assert on_tiny == (path.stem in ("toy", "smoke")), "a recipe's model has no shipped configuration"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
     if path.stem in ("toy", "smoke") or "lora" in path.stem:
         return
@@ -132,7 +131,7 @@ def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_mod
 @pytest.mark.parametrize("gigabytes", [24, 48])
 def test_the_recipe_for_one_card_fits_on_it(gigabytes: int) -> None:
     """A 7B model with adapters: the update beside a sleeping engine, and the rollout beside the learner."""
-    (path,) = (path for path in CONFIGS if path.stem.endswith(f"lora_{gigabytes}gb"))
+    (path,) = (path for path in RECIPES if path.stem.endswith(f"lora_{gigabytes}gb"))
     plan, card = plan_of(path, ranks=1), gigabytes * 1e9
     assert plan.num_trainable == SEVEN_B_ADAPTERS[plan.config.model.lora.rank]
     engine = plan.config.rollout.vllm["gpu_memory_utilization"] * card
@@ -178,7 +177,7 @@ def test_bytes_of_every_stage_by_hand() -> None:
 
 
 def test_head_buckets_and_images_by_hand() -> None:
-    # Qwen2.5-VL-7B: 152,064 ids x 3,584. The head's weight gradient is summed in float32; beside it lies a product in
+    # Qwen2.5-VL-7B: 152,064 ids x 3,584. The head's weight gradient is summed in float32; beside it is a product in
     # bfloat16, or at the end a copy. Four float32 chunks of 2^26 logits. A bucket of 5e8 elements.
     logits, matrix = 4 * 4 * 2**26, 152_064 * 3584
     memory = plan_of(LUSPO_7B).memory
@@ -212,10 +211,24 @@ def test_host_memory_by_hand() -> None:
     assert [word in shown(LUSPO_7B) for word in words] == [True, False, False]
 
 
-def shown(path: Path, *overrides: str) -> str:
+def test_what_other_choices_would_hold_is_shown() -> None:
+    """ZeRO 1 holds all N gradients and their float32 sums; the engine takes its share of a card of 74.5 GiB."""
+    n, weights, optimizer = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 15.45, 11.58
+    assert f"train.zero_stage=1 sums once a step, and holds {6 * n / 2**30:.2f} GiB" in shown(LUSPO_7B)
+    assert "train.zero_stage=1" not in shown(LUSPO_7B, "train.zero_stage=1")
+    card = 80e9
+    page = shown(LUSPO_7B, "rollout.vllm.gpu_memory_utilization=0.4", card=card)
+    share = 0.4 * card / 2**30
+    assert f"engine's share {share:.2f}" in page
+    assert f"with that share {weights + optimizer + share:.1f}" in page
+    moved = shown(LUSPO_7B, "rollout.offload_optimizer=true", "rollout.vllm.gpu_memory_utilization=0.7", card=card)
+    assert f"with that share {weights + 0.7 * card / 2**30:.1f}" in moved
+
+
+def shown(path: Path, *overrides: str, card: float | None = None) -> str:
     """Return what --dry-run prints, with every run of spaces as one."""
     with redirect_stdout(io.StringIO()) as page:
-        print_dry_run(plan_of(path, *overrides))
+        print_dry_run(plan_of(path, *overrides), card=card)
     return " ".join(page.getvalue().replace("│", " ").split())
 
 

@@ -291,6 +291,12 @@ def test_too_many_bad_gradients_in_a_row_abort_on_every_rank(results) -> None:
     assert "2 optimizer steps in a row" in case["error"]
 
 
+@over("aborts")
+def test_what_is_raised_before_the_step_leaves_the_weights_alone(results) -> None:
+    """Where sampler and learner disagree, the run ends so; the sums are those of all ranks."""
+    assert results["aborts"]["refusal"] == "145 tokens" and results["aborts"]["kept_when_refused"]
+
+
 @over("adapters")
 def test_adapters_alone_are_trained_and_saved(results, single) -> None:
     """In every stage and on any number of ranks: the same merged weights, of which no frozen one moved by a bit."""
@@ -332,7 +338,8 @@ def test_an_optimizer_on_the_host_takes_the_same_step(results, request: pytest.F
 @over("started_recipes")
 def test_every_recipe_and_every_documented_setting_starts(results) -> None:
     norms = results["started_recipes"]["norms"]
-    assert {"virl39k_luspo_7b", "toy", "1 x 24 GB", "8 x 80 GB"} <= norms.keys()
+    some = {"virl39k_luspo_7b", "toy", "qwen3_30b_a3b_luspo", "llama3.2_3b_dapo_hadw", "cold_start_7b"}
+    assert some | {"1 x 24 GB", "8 x 80 GB"} <= norms.keys()
     assert all(0 < norm < math.inf for norm in norms.values()), norms
 
 

@@ -44,6 +44,6 @@ def test_the_command_ends_with_it(monkeypatch: pytest.MonkeyPatch, capsys, failu
         raise failure
 
     monkeypatch.setattr("vlm_rl.train.train", fail)
-    monkeypatch.setattr("vlm_rl.preflight.preflight", lambda config, *, resume: config)
+    monkeypatch.setattr("vlm_rl.session.preflight.preflight", lambda config, *, resume: config)
     assert main(["train", str(RECIPE)]) == 2
     assert capsys.readouterr().err.startswith("vlm-rl: out of memory: DefaultCPUAllocator")

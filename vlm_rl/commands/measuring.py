@@ -45,6 +45,8 @@ def add_eval(commands: Commands) -> None:
         "--max-prompt-tokens", type=int, default=4096, help="most tokens of a prompt, its images included"
     )
     evaluate.add_argument("--batch-size", type=int, default=64, help="responses generated at a time")
+    help_tensor_parallel = "how many neighbouring ranks of torchrun form one vLLM engine, for a model beyond one card"
+    evaluate.add_argument("--tensor-parallel", type=int, default=1, help=help_tensor_parallel)
     evaluate.add_argument(
         "--images",
         choices=["real", "blank", "shuffled"],
@@ -64,12 +66,14 @@ def add_eval(commands: Commands) -> None:
 
 def _eval(options: argparse.Namespace) -> None:
     refuse_bare_srun()
-    from vlm_rl.preflight import preflight_eval
+    from vlm_rl.session.preflight import preflight_eval
 
     for name in ("model", "data", "out"):  # the parser cannot require them: compare and export go without
         if getattr(options, name) is None:
             raise UserError(f"--{name} is missing; vlm-rl eval needs --model, --data and --out")
-    options.model = preflight_eval(options.model, options.data)
+    options.model = preflight_eval(
+        options.model, options.data, sampler=options.sampler, tensor_parallel=options.tensor_parallel
+    )
     from vlm_rl.evaluation.command import evaluate_sets
 
     evaluate_sets(options)
@@ -78,6 +82,8 @@ def _eval(options: argparse.Namespace) -> None:
 def _add_eval_compare(actions: Commands) -> None:
     compare = actions.add_parser("compare", help="compare evaluations problem by problem")
     compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
+    help_rates = "split by this result's pass rates, e.g. those of the model before training: hard, medium and easy"
+    compare.add_argument("--by-pass-rate", type=Path, metavar="RESULTS", help=help_rates)
     compare.add_argument("--json", type=Path, help="also write the comparison to this file")
     compare.set_defaults(command=_eval_compare)
 
@@ -105,7 +111,7 @@ def _eval_export(options: argparse.Namespace) -> None:
 
 
 def _eval_protocols(_: argparse.Namespace) -> None:
-    from vlm_rl.evaluation.benchmarks.protocols import describe_protocols
+    from vlm_rl.evaluation.benchmarks.registry import describe_protocols
 
     print(describe_protocols())
 

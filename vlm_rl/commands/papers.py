@@ -66,7 +66,7 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
             "model.gradient_checkpointing": "false",
             "data.train": f"[{data / 'train'}]",
             "data.eval": "[]",
-            "data.max_prompt_tokens": 160,
+            "data.max_prompt_tokens": 512,  # LiveCodeBench's words around a question are 400 of the tiny tokenizer's
             "reward.overlong_buffer": min(8, config.reward.overlong_buffer),
             "rollout.sampler": "transformers",
             "rollout.prompts_per_step": 4,
@@ -75,7 +75,7 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
             "rollout.tensor_parallel": 1,
             "train.steps": 2,
             "train.mini_batch_prompts": 2,
-            "train.micro_batch_tokens": 300,
+            "train.micro_batch_tokens": 600,
             "train.zero_stage": 0,
             "eval.every": 0,
             "checkpoint.every": 2,

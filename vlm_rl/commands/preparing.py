@@ -40,7 +40,7 @@ def add_init(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> None:
-    from vlm_rl.preflight import preflight_sets
+    from vlm_rl.session.preflight import preflight_sets
 
     preflight_sets([*options.data, *options.eval])
     from vlm_rl.recipe.command import init
@@ -102,7 +102,7 @@ def add_plan(commands: Commands) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     from vlm_rl.config import load_config
-    from vlm_rl.preflight import preflight_plan
+    from vlm_rl.session.preflight import preflight_plan
 
     _check_plan(options)
     config = preflight_plan(load_config(options.config, options.overrides))

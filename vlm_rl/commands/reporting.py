@@ -82,14 +82,14 @@ def _demo(options: argparse.Namespace) -> None:
 
     for folder in options.runs:
         find_runs(folder)
-    from vlm_rl.demo.default_runs import FIRST_VIEW, default_folders
+    from vlm_rl.demo.default_runs import default_folders, first_view
 
-    first_view = "" if options.runs else FIRST_VIEW
     if options.bundle is not None:
         from vlm_rl.demo.bundle import write_bundle
 
         folders = options.runs or default_folders()
-        size = write_bundle(folders, options.bundle, view=options.view or first_view, notes=options.notes)
+        view = options.view or first_view(folders)
+        size = write_bundle(folders, options.bundle, view=view, notes=options.notes)
         print(f"{options.bundle / 'index.html'}: {size}")
         return
     if options.view:
@@ -112,7 +112,7 @@ def _demo(options: argparse.Namespace) -> None:
         public_url=options.public_url,
         token_file=options.token_file,
         live=live,
-        first_view=first_view,
+        first_view=first_view(folders),
         notes=options.notes,
     )
 

@@ -36,7 +36,7 @@ def _sft(options: argparse.Namespace) -> None:
 
     path = options.config / SFT_CONFIG if options.config.is_dir() else options.config
     config = load_sft_config(path, options.overrides)
-    from vlm_rl.preflight import preflight_sft, with_planned_model
+    from vlm_rl.session.preflight import preflight_sft, with_planned_model
 
     if options.dry_run:
         config = with_planned_model(config)
@@ -80,7 +80,7 @@ def _train(options: argparse.Namespace) -> None:
 
     path = options.config / "config.yaml" if options.config.is_dir() else options.config
     config = load_config(path, options.overrides)
-    from vlm_rl.preflight import preflight, preflight_plan
+    from vlm_rl.session.preflight import preflight, preflight_plan
 
     if options.dry_run:
         config = preflight_plan(config)
@@ -123,7 +123,7 @@ def add_serve(commands: Commands) -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     from vlm_rl.config import load_config
-    from vlm_rl.preflight import preflight_plan
+    from vlm_rl.session.preflight import preflight_plan
 
     config = preflight_plan(load_config(options.config, options.overrides))
     from vlm_rl.samplers.serve import serve

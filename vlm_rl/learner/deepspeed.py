@@ -59,12 +59,19 @@ def save_checkpoint(
 def load_checkpoint(engine: Any, folder: Path, *, tag: str, strict: bool = True) -> bool:
     """Restore what `engine.save_checkpoint(folder, tag)` wrote, and run no code; return False where there is nothing.
 
-    With `strict` every parameter must be there; otherwise those that are not keep their values. The number of ranks
-    may differ from that of the run that wrote it. Under ZeRO 3 the caller then loads the frozen weights.
+    The number of ranks may differ from that of the run that wrote it. Under ZeRO 3 the caller then loads the frozen
+    weights.
 
     DeepSpeed's files are pickles, and a pickle may name any function to be called. torch is told to build nothing but
-    tensors, plain values and the three classes that DeepSpeed stores. Raises UserError, which names the file, for
-    anything else.
+    tensors, plain values and the three classes that DeepSpeed stores.
+
+    Args:
+        engine: of DeepSpeed; all ranks call this together.
+        folder: that it was saved to.
+        tag: the name of the folder in it.
+        strict: every parameter must be there; otherwise those that are not keep their values.
+
+    Raises UserError, which names the file, for anything else in a file.
     """
     import_deepspeed()
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
@@ -185,9 +192,8 @@ def gathered_where_used(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-@contextmanager
-def optimizer_on_host(engine: Any) -> Iterator[None]:
-    """Keep masters and moments in host memory for the length of a `with` block. The engine is of ZeRO 2.
+def offload_optimizer(engine: Any) -> None:
+    """Move masters and moments to host memory, until the engine reloads its states. The engine is of ZeRO 2.
 
     In ZeRO 1 in bfloat16 DeepSpeed cannot move them, and in ZeRO 3 for an optimizer of its own alone.
     """
@@ -195,10 +201,6 @@ def optimizer_on_host(engine: Any) -> Iterator[None]:
 
     on_gpu = engine.device.type == "cuda"
     engine.offload_states(include=[State.optim_states, State.hp_params], pin_memory=on_gpu)
-    try:
-        yield
-    finally:
-        engine.reload_states()
 
 
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:

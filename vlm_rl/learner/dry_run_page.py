@@ -10,7 +10,7 @@ from rich.table import Table
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.dry_run import DryRun
-from vlm_rl.learner.fit import verdict
+from vlm_rl.learner.fit import engine_share, verdict
 from vlm_rl.learner.memory_plan import most_resident, optimizer_is_offloaded, row_images, row_tokens
 from vlm_rl.run.terminal import make_console
 
@@ -44,7 +44,7 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
         console.print(f"rows       padded, {PADDED_COST}")
     batch = f"{config.algorithm.name}, {batch}" if samples else f"supervised, {r.prompts_per_step} responses"
     console.print(f"algorithm  {batch} a step")
-    console.print(_memory_table(plan, samples=samples))
+    console.print(_memory_table(plan, samples=samples, card=card))
     totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
     console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
     if card is not None:
@@ -62,7 +62,7 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
     console.print(json.dumps(plan.deepspeed, indent=2))
 
 
-def _memory_table(plan: DryRun, *, samples: bool) -> Table:
+def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
     m, stage, checkpointing = plan.memory, plan.config.train.zero_stage, plan.config.model.gradient_checkpointing
     many = "rank" if plan.num_ranks == 1 else "ranks"
     table = Table(title=f"memory per rank, ZeRO {stage} on {plan.num_ranks} {many}", title_justify="left")
@@ -73,9 +73,11 @@ def _memory_table(plan: DryRun, *, samples: bool) -> Table:
     if most_resident(plan.config.train) < math.inf:
         where = "those in use; ZeRO 3 keeps the others in host memory"
     table.add_row("weights", _gib(m.weights), where)
-    summed = (
-        "divided; summed over the ranks after each row" if stage >= 2 else "whole; summed over the ranks once a step"
-    )
+    summed = "divided; summed over the ranks after each row"
+    if stage < 2:
+        summed = "whole; summed over the ranks once a step"
+    elif stage == 2 and plan.num_ranks > 1:
+        summed += f". train.zero_stage=1 sums once a step, and holds {_gib(plan.num_ranks * m.gradients)} GiB"
     table.add_row("gradients", _gib(m.gradients), summed)
     if optimizer_is_offloaded(plan.config.train):
         table.add_row("optimizer", _gib(m.optimizer), "in host memory, where DeepSpeed takes the step")
@@ -106,6 +108,11 @@ def _memory_table(plan: DryRun, *, samples: bool) -> Table:
         else "with the learner's weights and optimizer"
     )
     table.add_row("rollout phase", _gib(m.rollout), kept, style="bold")
+    if card is not None and plan.is_on_gpu and not m.is_served:
+        share = engine_share(plan.config)
+        what = f"{share:g} of the card: its weights, CUDA graphs, and the cache in what is left"
+        table.add_row("engine's share", _gib(int(share * card)), what)
+        table.add_row("with that share", _gib(int(m.kept + share * card)), "the rollout phase, at most", style="bold")
     place = "on each server" if m.is_served else "on top"
     if shared > 1:
         place += ", each of its cards" if m.is_served else ", on each card"

@@ -97,12 +97,17 @@ def smaller_settings(config: Config) -> Iterator[tuple[str, str]]:
     yield f"rollout.max_tokens={rollout.max_tokens // 2}", "shorter responses"
 
 
+def engine_share(config: Config) -> float:
+    """Return the share of a card that vLLM takes, weights and CUDA graphs included."""
+    return config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE)
+
+
 def _shares(plan: DryRun, card: float) -> tuple[float, float, float]:
     """Return the least and the largest share of a card that the engine may have, and the share that it gets."""
     memory, rollout = plan.memory, plan.config.rollout
     response = (plan.config.data.max_prompt_tokens + rollout.max_tokens) * plan.kv_bytes_per_token
-    share = rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE)
-    return (memory.engine_weights + response) / card, ROLLOUT_SHARE - memory.kept / card, share
+    least = (memory.engine_weights + response) / card
+    return least, ROLLOUT_SHARE - memory.kept / card, engine_share(plan.config)
 
 
 def _needs_more_than_a_share(plan: DryRun, card: float) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from vlm_rl.learner.deepspeed import (
     check_zero_stage,
     gathered,
     load_checkpoint,
-    optimizer_on_host,
+    offload_optimizer,
     save_checkpoint,
     start_engine,
 )
@@ -184,9 +183,16 @@ class Learner:
         grads = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
-    def optimizer_on_host(self) -> AbstractContextManager[None]:
-        """Keep masters and moments in host memory for the length of a `with` block, in ZeRO 2. Changes no number."""
-        return optimizer_on_host(self.engine)
+    def offload_optimizer(self) -> None:
+        """Move masters and moments to host memory, in ZeRO 2, until `reload_optimizer`. Changes no number.
+
+        A checkpoint may be saved meanwhile; `update` and `load` need them back.
+        """
+        offload_optimizer(self.engine)
+
+    def reload_optimizer(self) -> None:
+        """Move masters and moments back to the device, if they are in host memory."""
+        self.engine.reload_states()
 
     # --- weights ------------------------------------------------------------------------------
 

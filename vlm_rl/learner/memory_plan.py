@@ -2,8 +2,8 @@
 
 Bytes per parameter follow the ZeRO paper (arXiv 1910.02054, section 3) for DeepSpeed's optimizers. Activations are
 counted from what a decoder layer keeps for its backward pass; attention needs no mask, and what its own backward pass
-makes is less than the MLP's tensors that are freed by then. Not included: what the allocator wastes, NCCL's buffers,
-the engine's CUDA graphs. Leave a tenth of the card free.
+makes is less than the MLP's tensors that are freed by then. Not included: what the allocator wastes, NCCL's buffers.
+The engine's CUDA graphs are part of its share, and stay while it sleeps. Leave a tenth of the card free.
 """
 
 from __future__ import annotations
@@ -95,7 +95,16 @@ def _trains_tower(config: Config) -> bool:
 def memory_of_rank(
     config: Config, model: PreTrainedModel, dtype: torch.dtype, ranks: int, *, patched: bool, on_gpu: bool
 ) -> Memory:
-    """Return the plan of a rank whose device is a GPU or a CPU."""
+    """Return the plan of a rank's memory.
+
+    Args:
+        config: of the run.
+        model: of its architecture, whose weights may be on the meta device.
+        dtype: of the weights.
+        ranks: of the run.
+        patched: whether layer patches are used.
+        on_gpu: whether the device is a GPU, which holds buckets of gradients whole.
+    """
     stage = config.train.zero_stage
     total, trainable = count_parameters(config, model)
     lora = config.model.lora
@@ -205,6 +214,12 @@ def cache_bytes(config: Any, tokens: int, dtype: torch.dtype, *, ranks: int = 1)
 
     A layer keeps keys and values of all tokens, or of those in its window. Linear attention keeps a state in
     float32, and the last inputs of its convolution.
+
+    Args:
+        config: the model's, of transformers.
+        tokens: of the sequence.
+        dtype: of keys and values.
+        ranks: that share the engine.
     """
     text = config.get_text_config()
     window = active_window(config) or tokens

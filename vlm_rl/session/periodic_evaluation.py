@@ -9,7 +9,7 @@ from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_se
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.servers import ServersGoneError
-from vlm_rl.session import Session
+from vlm_rl.session.session import Session
 
 
 def evaluate_if_due(s: Session) -> None:
@@ -33,7 +33,7 @@ def evaluate_if_due(s: Session) -> None:
         settings = {"weights": weights, **answer_settings(problems, **how)}
         if from_main(partial(_is_complete, s.run, name, s.step, settings)):
             continue
-        with s.recorder.progress(name, total=len(share(problems))) as advance, s.making_room():
+        with s.recorder.progress(name, total=len(share(problems))) as advance:
             try:
                 summary = evaluate_into(
                     s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how

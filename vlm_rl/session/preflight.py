@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, SftConfig, load_sft_config
 from vlm_rl.data.hub_models import is_hub_name, pinned
-from vlm_rl.data.model_folder import check_model_folder, is_shipped, read_model_config
+from vlm_rl.data.model_folder import check_model_folder, check_transformers, is_shipped, read_model_config
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint_names import resolve_model
@@ -67,10 +67,32 @@ def preflight_sets(sets: Iterable[Path]) -> None:
     _raise_all(partial(check_is_set, name) for name in sets)
 
 
-def preflight_eval(model: Path, sets: Iterable[Path]) -> Path:
-    """Return the folder of the model to evaluate. Raises UserError with a line for each mistake."""
+def preflight_eval(model: Path, sets: Iterable[Path], *, sampler: str, tensor_parallel: int) -> Path:
+    """Return the folder of the model to evaluate. Raises UserError with a line for each mistake.
+
+    Args:
+        model: a folder, a run or its checkpoint, or a name of the hub.
+        sets: folders of prepared sets.
+        sampler: the engine.
+        tensor_parallel: how many neighbouring ranks form one engine.
+    """
+    setting = "--tensor-parallel"
+    if tensor_parallel < 1:
+        raise UserError(f"{setting} is {tensor_parallel}; it must be at least 1")
+    if tensor_parallel > 1 and sampler != "vllm":
+        raise UserError(
+            f"{setting} is {tensor_parallel}, and --sampler is {sampler}: only vLLM divides a model among ranks; "
+            "add --sampler vllm"
+        )
     folder = resolve_model(model)
-    _raise_all([partial(check_model_folder, folder), *(partial(check_is_set, name) for name in sets)])
+    _raise_all(
+        [
+            check_transformers,
+            partial(check_model_folder, folder),
+            *(partial(check_is_set, name) for name in sets),
+            partial(_check_ranks_form_engines, tensor_parallel, setting),
+        ]
+    )
     return folder
 
 
@@ -105,6 +127,7 @@ def _checks(
     config: Config | SftConfig, sets: Iterable[str], run: RunDirectory, unchanged: Callable[[], Any] | None = None
 ) -> Iterator[Callable[[], Any]]:
     """Yield the checks of a run; `unchanged` is that of a resume, None for a new run."""
+    yield check_transformers
     if unchanged is None and not is_hub_name(config.model.path):  # a resume may have a checkpoint in its place
         yield partial(check_model_folder, config.model.path)
     for name in sets:
@@ -116,12 +139,12 @@ def _checks(
     yield unchanged or run.check_new
 
 
-def _check_ranks_form_engines(size: int) -> None:
-    """Raise UserError where torchrun's ranks on this machine are not a multiple of rollout.tensor_parallel."""
+def _check_ranks_form_engines(size: int, setting: str = "rollout.tensor_parallel") -> None:
+    """Raise UserError where torchrun's ranks on this machine are not a multiple of the size of an engine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks % size:
         raise UserError(
-            f"rollout.tensor_parallel is {size}, and this machine has {ranks} rank{'s' * (ranks > 1)}: neighbouring "
+            f"{setting} is {size}, and this machine has {ranks} rank{'s' * (ranks > 1)}: neighbouring "
             "ranks of one machine form an engine, so start a multiple with torchrun --nproc-per-node"
         )
 

@@ -27,6 +27,14 @@ class Recorder:
     """Writes and shows what a run reports. On ranks other than 0 every method does nothing."""
 
     def __init__(self, run: RunDirectory, config: Config, *, attempt: int, start: int) -> None:
+        """Start the log and the trackers, on rank 0.
+
+        Args:
+            run: the folder to write into.
+            config: of the run.
+            attempt: which start of the run this is, from 1 on.
+            start: the last step of the earlier ones.
+        """
         self.is_main = rank() == 0
         self.run = run
         self.attempt = attempt

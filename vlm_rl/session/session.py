@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
@@ -35,18 +34,18 @@ from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
-from vlm_rl.preflight import check_resumable
-from vlm_rl.recorder import Recorder
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
-from vlm_rl.run_parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.samplers.base import OnGroup, SamplingParams
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
+from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
+from vlm_rl.session.preflight import check_resumable
+from vlm_rl.session.recorder import Recorder
+from vlm_rl.session.weight_sync import WeightSync, other_setting
 from vlm_rl.types import Prompt, Rollout
-from vlm_rl.weight_sync import WeightSync, other_setting
 
 
 class Session:
@@ -116,6 +115,7 @@ class Session:
         wants_reference = config.algorithm.kl_coef > 0
         self.reference = load_reference(config, self.learner, self.builder) if wants_reference else None
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
+        self.give_card_to_sampler()
         self.sampler = load_sampler(
             config,
             model_path,
@@ -227,7 +227,7 @@ class Session:
     # -- saving and restoring ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resume needs besides weights and optimizer; JSON but for `in_progress` and `ahead`."""
+        """Return all that a resume needs besides weights and optimizer; JSON except for `in_progress` and `ahead`."""
         return {
             "step": self.step,
             "cursor": self.order.cursor,
@@ -246,6 +246,7 @@ class Session:
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
+        self.give_card_to_learner()
         restore_learner(self.learner, folder, state)
         self.step = state["step"]
         self.order.cursor = state["cursor"]
@@ -295,7 +296,7 @@ class Session:
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, step: int, on_group: OnGroup | None = None
     ) -> list[list[Rollout]]:
-        """Draw responses to this rank's prompts, on all ranks at once. See Sampler.generate."""
+        """Draw responses to this rank's prompts, on all ranks at once, with the run's seed. See Sampler.generate."""
         draw = self.sampler.generate
         if isinstance(self.sampler, ServerSampler):
             draw = partial(self.sampler.generate, together=True)
@@ -306,8 +307,14 @@ class Session:
     ) -> list[list[Rollout]]:
         """Draw this rank's groups on until `enough` are done: all of them, unless rollout.carry_over is set.
 
-        The oldest groups, which are the last, get the first places in the engine. `on_group` is called for those
-        that count. See InProcessSampler.generate_until.
+        The oldest groups, which are the last, get the first places in the engine: see
+        InProcessSampler.generate_until.
+
+        Args:
+            groups: of this rank, with the responses so far.
+            prompts: of the groups.
+            enough: groups to wait for.
+            on_group: called with (index, rollouts) for the groups that count.
         """
         if self.config.rollout.carry_over is None:
             return self.generate(prompts, self.sampling, step=self.step, on_group=on_group)
@@ -344,16 +351,24 @@ class Session:
         self.step += 1
         self.versions = (*self.versions, self.learner.num_updates)[-1 - self.config.rollout.ahead :]
 
-    def making_room(self) -> AbstractContextManager[None]:
-        """Leave memory to the engine for the length of a `with` block, if rollout.offload_optimizer asks for it."""
-        return self.learner.optimizer_on_host() if self.config.rollout.offload_optimizer else nullcontext()
+    def give_card_to_sampler(self) -> None:
+        """Make room for an engine that is about to start or wake, if rollout.offload_optimizer asks for it."""
+        if self.config.rollout.offload_optimizer:
+            self.learner.offload_optimizer()
+
+    def give_card_to_learner(self) -> None:
+        """Let the sampler's engine sleep, then bring back what made room for it. The next sync wakes the engine."""
+        self.sampler.sleep()
+        if self.config.rollout.offload_optimizer:
+            self.learner.reload_optimizer()
 
     def sync_weights(self) -> None:
-        """Stream the policy's weights into the sampler.
+        """Stream the policy's weights into the sampler, whose engine wakes.
 
         Raises StaleWeightsError unless exactly these arrived, and the sampler computes what the learner computes.
         Where no rollout server is left, the run is asked to stop, so that the caller can finish its step and save.
         """
+        self.give_card_to_sampler()
         try:
             self.weights = self._sync()
         except ServersGoneError as error:
