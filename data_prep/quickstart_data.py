@@ -19,6 +19,13 @@ from vlm_rl.toy.quickstart import ToyData
 DRAWN = Options(keep_duplicates=True)
 """For drawn squares: they all look alike to a perceptual hash."""
 WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
+PROGRAMS = {
+    "their sum": [("1 2", "3"), ("-4 4", "0")],
+    "the largest": [("1 2", "2"), ("7 3", "7")],
+    "how many they are": [("5 5 5", "3"), ("9", "1")],
+    "them in reverse order": [("1 2 3", "3 2 1"), ("4 4", "4 4")],
+}
+"""What a program of the tiny LiveCodeBench prints, with its tests: a line of input and the line of output."""
 
 
 def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
@@ -45,15 +52,43 @@ def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
 def make_tiny_sets(out: Path, names: Sequence[str]) -> list[str]:
     """Make a training set of 16 problems, `train`, and sets of four with these names; return the tokenizer's texts.
 
-    Sets that are there stay.
+    `livecodebench` has programs, every other set has squares. Sets that are there stay.
     """
     raw = out / "raw"
     if not raw.is_dir():
         SQUARES.write(raw, seed=0, train=16, heldout=4, warm=1, mixture=0)
+        _write_programs(raw / "livecodebench")
     for name, split in [("train", "train"), *((name, "heldout") for name in names)]:
-        if not (out / name / "manifest.json").is_file():
+        if (out / name / "manifest.json").is_file():
+            continue
+        if name == "livecodebench":
+            prepare(name, raw / name, out / name, Options(split="release_v1"))
+        else:
             prepare("virl39k", raw / split, out / name, DRAWN)
     return SQUARES.tokenizer_texts()
+
+
+def _write_programs(folder: Path) -> None:
+    """Write LiveCodeBench's table for the problems of PROGRAMS: the first test is public, the second hidden."""
+    rows = []
+    for number, (printed, tests) in enumerate(PROGRAMS.items()):
+        public, hidden = [[{"input": line, "output": out, "testtype": "stdin"}] for line, out in tests]
+        rows.append(
+            {
+                "question_id": f"tiny-{number}",
+                "question_content": f"A line holds whole numbers. Print {printed}.",
+                "starter_code": "",
+                "public_test_cases": json.dumps(public),
+                "private_test_cases": json.dumps(hidden),
+                "metadata": "{}",
+                "contest_date": "2024-01-01T00:00:00",
+                "platform": "none",
+                "difficulty": "easy",
+            }
+        )
+    folder.mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "test.jsonl").write_text(text, encoding="utf-8")
 
 
 def warm_examples(raw: Path, prepared: Path, *, seed: int, passes: int, sprinkled: int) -> list[Example]:

@@ -32,12 +32,16 @@ def test_a_perfect_share_is_no_point() -> None:
     assert np.isnan(score_interval(np.array([]))).all()
 
 
-def test_partial_scores_get_the_bootstrap_of_their_seed() -> None:
-    scores = np.array([0.25, 0.75] * 200)
-    low, high = score_interval(scores, seed=1)
+def test_partial_scores_get_the_bootstrap() -> None:
+    low, high = score_interval(np.array([0.25, 0.75] * 200))
     # standard error .25 / sqrt(400) = .0125; quantiles of 2,000 draws wander a little
     assert (low, high) == pytest.approx((0.5 - Z * 0.0125, 0.5 + Z * 0.0125), abs=0.003)
-    assert score_interval(scores, seed=1) == (low, high) != score_interval(scores, seed=2)
+
+
+def test_the_order_of_the_problems_is_no_part_of_an_interval() -> None:
+    scores = np.linspace(0, 1, 41) ** 2  # so many values that other draws have a different interval
+    orders = [np.random.default_rng(seed).permutation(scores) for seed in range(5)]
+    assert {score_interval(order) for order in orders} == {score_interval(scores)}
 
 
 def test_equal_partial_scores_are_no_point() -> None:

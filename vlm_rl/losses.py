@@ -108,7 +108,7 @@ def group_token_weights(lengths_PG: np.ndarray, advantages_PG: np.ndarray, max_t
     """Return 1 / (P sum_{j in group} |y_j|): token means of the groups, averaged (DAPO, 2503.14476, eq. 8).
 
     The equation is an expectation over prompts, with the mean inside. In `token` a group of long responses weighs
-    more than one of short responses; here all groups weigh the same.
+    more than one of short responses; here all groups weigh the same. It is what BA calls token aggregation.
     """
     tokens_P1 = lengths_PG.sum(axis=1, keepdims=True)
     return np.broadcast_to(1.0 / (len(lengths_PG) * np.maximum(tokens_P1, 1)), lengths_PG.shape)

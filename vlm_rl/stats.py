@@ -25,13 +25,14 @@ _RESAMPLES = 2000
 _RESAMPLES_AT_A_TIME = 100  # bounds the memory: 100 x 5,000 problems are 4 MB
 
 
-def score_interval(scores_P: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
+def score_interval(scores_P: np.ndarray) -> tuple[float, float]:
     """Return the 95 % interval of the mean of scores in [0, 1], one per problem; (nan, nan) for none.
 
-    Scores of 0 and 1 get Wilson's interval (Wilson 1927), others the percentile bootstrap with this seed. Equal
-    scores get Wilson's too: the bootstrap would be a point, as if more problems could not change it.
+    Scores of 0 and 1 get Wilson's interval (Wilson 1927), others the percentile bootstrap. Equal scores get Wilson's
+    too: the bootstrap would be a point, as if more problems could not change it. The same scores have the same
+    interval on every page and in every file, whatever their order: they are sorted, and the draws are fixed.
     """
-    scores_P = np.asarray(scores_P, dtype=np.float64)
+    scores_P = np.sort(np.asarray(scores_P, dtype=np.float64))
     num = len(scores_P)
     if not num:
         return math.nan, math.nan
@@ -46,7 +47,7 @@ def score_interval(scores_P: np.ndarray, *, seed: int = 0) -> tuple[float, float
         n_resamples=_RESAMPLES,
         batch=_RESAMPLES_AT_A_TIME,
         method="percentile",
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
 

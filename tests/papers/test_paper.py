@@ -5,24 +5,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.learner.test_dry_run import CONFIGS as DRY_RUN
-from tests.learner.test_dry_run import PAPERS as DRY_RUN_PAPERS
+from tests.helpers.recipes import CONFIGS, PAPER_RECIPES, RECIPES
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.cli import main
+from vlm_rl.config import load_config
+from vlm_rl.data.sets import load_set
+from vlm_rl.data_prep.quickstart_data import make_tiny_sets
+from vlm_rl.evaluation.benchmarks.benchmark import Response
+from vlm_rl.evaluation.benchmarks.judging import judge
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+from vlm_rl.grading.grader import Grader
+from vlm_rl.losses import token_weights
 from vlm_rl.papers.catalog import BASE, PAPERS, Paper
 from vlm_rl.papers.command import Setup, make_paper
-from vlm_rl.papers.downloads import MODELS, TRAINING_SETS
+from vlm_rl.papers.downloads import COMMITS, MODELS, NEWEST, SIZES, TRAINING_SETS
 from vlm_rl.papers.steps import PlannedRun, downloads, eval_steps, plan_runs, prepare_steps, table_rows
 from vlm_rl.papers.table import as_markdown, make_table
 from vlm_rl.run.directory import RunDirectory
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+from vlm_rl.templates import TEMPLATES
 
 
 @cache
@@ -39,9 +47,8 @@ def test_all_37_rows_resolve_plan_and_dry_run(tmp_path: Path) -> None:
     """Each is a file of its own, a recipe of test_dry_run, and trains by a command; so is every file for a paper."""
     files = {one.file for _, one in all_runs()}
     assert len(all_runs()) == len(files) == 37
-    dry_run = {*DRY_RUN, *(parameter.values[0] for parameter in DRY_RUN_PAPERS)}
-    assert files <= dry_run
-    assert {path for path in CONFIGS.glob("papers/*/*.yaml") if path.stem != "base"} <= files
+    assert files <= {*RECIPES, *PAPER_RECIPES}
+    assert {path for path in PAPER_RECIPES if path.stem != "base"} <= files
     outs = {one.planned.config.out for _, one in all_runs()}
     assert len(outs) == 37
     for paper, one in all_runs():
@@ -60,8 +67,26 @@ def test_rows_differ_in_what_their_names_say() -> None:
     assert weighted == {key for key in by_name if key[1].endswith("+ HA-DW")} and len(weighted) == 9
     polaris = {key for key, config in by_name.items() if config.data.train == ["data/polaris"]}
     assert polaris == {key for key in by_name if "Polaris" in key[1]} and len(polaris) == 6
-    balanced = by_name["ba", "Qwen3-1.7B DAPO balanced"].algorithm
-    assert resolve_algorithm(balanced).aggregation == "balanced"
+
+
+def test_the_rows_of_ba_differ_in_their_aggregation_alone_and_token_is_a_mean_of_each_group() -> None:
+    """BA compares aggregations within a group. By hand: a token weighs 1 / (P x the group's tokens),
+    1 / (N x the response's tokens), and 1 / (N x the mean length of its sign in the group)."""
+    lengths = np.array([[1, 3, 5], [2, 10, 6]])
+    advantages = np.array([[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5]])
+    expected = {
+        "token": [[1 / 18] * 3, [1 / 36] * 3],
+        "sequence": [[1 / 6, 1 / 18, 1 / 30], [1 / 12, 1 / 60, 1 / 36]],
+        "balanced": [[1 / 6, 1 / 24, 1 / 24], [1 / 24, 1 / 60, 1 / 24]],
+    }
+    shared = set()
+    for one in runs_of("ba"):
+        data, rule = one.run.rule.split()
+        row = resolve_algorithm(one.planned.config.algorithm)
+        weights = token_weights(row.aggregation, lengths, advantages, max_tokens=16)
+        np.testing.assert_allclose(weights, expected[rule])
+        shared.add((one.run.model, data, repr(replace(row, aggregation=""))))
+    assert len(shared) == 4
 
 
 def test_every_set_that_is_trained_on_or_measured_is_prepared() -> None:
@@ -80,6 +105,19 @@ def test_every_set_that_is_trained_on_or_measured_is_prepared() -> None:
         assert raw == {one.folder for one in downloads(paper) if one.is_data}
 
 
+def test_what_is_known_of_a_download_is_of_one_that_a_paper_needs() -> None:
+    """A commit is named in full, as the hub wants it, and is in the command."""
+    needed = {one.hub: one for paper in PAPERS.values() for one in downloads(paper)}
+    assert {*COMMITS, *SIZES} <= needed.keys()
+    for hub, one in needed.items():
+        if hub in COMMITS:
+            assert re.fullmatch("[0-9a-f]{40}", one.revision)
+            assert f" --revision {one.revision} " in one.command
+        else:
+            assert one.revision == NEWEST and "--revision" not in one.command
+    assert len({*COMMITS.values()}) == len(COMMITS)
+
+
 def test_programs_are_measured_apart_within_the_context_of_the_run() -> None:
     """A question of LiveCodeBench may take half of a context of 4,096; mathematics keeps the run's limits."""
     base, trained = table_rows(PAPERS["ba"], runs_of("ba"), Path("out"))[:2]
@@ -93,13 +131,23 @@ def test_programs_are_measured_apart_within_the_context_of_the_run() -> None:
     ]
 
 
+def test_a_model_that_a_run_divides_is_measured_on_engines_of_as_many_ranks() -> None:
+    rows = table_rows(PAPERS["luspo-text"], runs_of("luspo-text"), Path("out"))
+    for row in rows:
+        (step,) = eval_steps(PAPERS["luspo-text"], row, Path("data"))
+        divided = step.words[-4:] == ["--sampler", "vllm", "--tensor-parallel", "4"]
+        assert divided is row.model.startswith("Qwen3-30B"), step.shown
+
+
 def test_published_numbers_are_of_rows_and_columns_that_exist() -> None:
     """The averages are those of the paper's table, which are not stored here."""
     for paper in PAPERS.values():
         rows = {(run.model, run.rule) for run in paper.runs} | {(model, BASE) for model in paper.models}
-        assert paper.published.keys() <= rows
-        assert all(numbers.keys() == {c.benchmark for c in paper.columns} for numbers in paper.published.values())
-        assert paper.published or paper.source.startswith("no source")
+        gains = {(gain.model, rule) for gain in paper.gains for rule in (gain.rule, gain.over)}
+        assert paper.published.keys() | paper.averages.keys() | paper.lengths.keys() | gains <= rows
+        columns = {column.benchmark for column in paper.columns}
+        assert {name for numbers in paper.published.values() for name in numbers} <= columns
+        assert {gain.benchmark for gain in paper.gains} <= columns
     means = {rule: sum(numbers.values()) / 6 for (_, rule), numbers in PAPERS["luspo-vl"].published.items()}
     assert means == pytest.approx({BASE: 39.2, "GRPO": 44.0, "GSPO": 43.6, "LUSPO": 45.6}, abs=0.06)
     hadw = PAPERS["hadw"]
@@ -133,13 +181,37 @@ def test_the_table_holds_the_number_that_papers_print(tmp_path: Path) -> None:
     assert cells["mathvision"]["ours"] is None
     text = as_markdown(table)
     assert "**A note.**" in text and "Table 3 of arXiv 2602.05261" in text
-    assert "| 67.4 / 50.0 [25.0, 75.0] (n 8, k 4) |" in text and "| 26.2 / not measured |" in text
-    assert "34.5 / 30.0 [10.0, 50.0] (n 5)" in text and "| 39.2 / not measured |" in text
+    assert "| 67.4 / 50.0 [25.0, 75.0] (n 8, k 4, 9 tokens) |" in text and "| 26.2 / not measured |" in text
+    assert "34.5 / 30.0 [10.0, 50.0] (n 5, 9 tokens)" in text and "| 39.2 / not measured |" in text
     assert all(f"- {item}" in text for item in paper.differs)
+
+
+def test_published_averages_lengths_and_differences_stand_beside_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a source gives no cells: BA's averages, and what LUSPO gains over GSPO on text, with the lengths."""
+    monkeypatch.chdir(tmp_path)
     ba = PAPERS["ba"]
-    other = as_markdown(make_table(ba, table_rows(ba, runs_of("ba"), tmp_path)))
-    cell = re.compile(r"\\| no source / not measured (?=\\|)")
-    assert len(cell.findall(other)) == (12 + 2) * (7 + 1)
+    text = as_markdown(make_table(ba, table_rows(ba, runs_of("ba"), tmp_path)))
+    averages = ["44.8", "43.6", "47.0", "46.1", "43.5", "46.4"]
+    rows = [line for line in text.splitlines() if line.startswith("| Qwen3-1.7B")]
+    assert [line.split(" | ")[-2].removesuffix(" / not measured") for line in rows] == ["no source", *averages]
+    assert text.count("| no source / not measured ") == (12 + 2) * (7 + 1) + 2  # cells, lengths, two averages
+
+    paper = PAPERS["luspo-text"]
+    rows = table_rows(paper, runs_of(paper.key), tmp_path)
+    for row, score, length in zip(rows[1:3], (0.25, 0.375), (100.0, 1400.0), strict=True):
+        results = RunDirectory(row.results)
+        results.path.mkdir(parents=True)
+        for column in paper.columns:
+            results.write_eval(column.folder, 3, [], summary(score, mean_length=length))
+    table = make_table(paper, rows)
+    text = as_markdown(table)
+    assert "| Qwen2.5-7B | LUSPO - GSPO | MATH500 | +7.4 / +12.5 |" in text
+    assert "| Qwen3-30B-A3B-Instruct-2507 | LUSPO - GSPO | AIME24 | +6.9 / not measured |" in text
+    assert "| no source / 37.5 | 3,940 / 1,400 |" in text and "| no source / 25.0 | 2,611 / 100 |" in text
+    assert "(n 8, 1,400 tokens)" in text and "public summaries" in text
+    assert table["rows"][-1]["cells"][2] == {"published": 76.3, "ours": None}
 
 
 @pytest.fixture
@@ -216,7 +288,7 @@ def test_the_whole_of_it_on_toy_data(tmp_path: Path, said: Callable[..., tuple[i
             assert cell["ours"]["n"] == 4 and cell["ours"]["step"] == (0 if row["rule"] == BASE else 2)
             assert cell["ours"]["mean_length"] <= 14
     algorithms = [
-        RunDirectory(tmp_path / "tiny" / f"virl39k_{rule}_7b").config().algorithm.name
+        RunDirectory(tmp_path / "tiny" / f"qwen2.5_vl_7b_{rule}").config().algorithm.name
         for rule in ("grpo", "gspo", "luspo")
     ]
     assert algorithms == ["grpo", "gspo", "luspo"]
@@ -225,3 +297,52 @@ def test_the_whole_of_it_on_toy_data(tmp_path: Path, said: Callable[..., tuple[i
     assert json.loads((tmp_path / "tiny" / "table.json").read_text()) == table
     code, plan = said(*words)
     assert code == 0 and "[to do]" not in plan and plan.count("[done]") == 3 + 4 + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("luspo-text", "Qwen3-30B-A3B-Instruct-2507 LUSPO"),  # of two nodes, on divided engines
+        ("ba", "Qwen3-1.7B DAPO token"),
+        ("hadw", "Qwen3-4B-Base GRPO + HA-DW"),
+    ],
+)
+def test_a_row_of_every_other_paper_on_toy_data(
+    name: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
+) -> None:
+    """One run and its model before training, to the table; programs are measured too, by their own rule."""
+    paper = PAPERS[name]
+    (run,) = (run for run in paper.runs if run.title == title)
+    monkeypatch.setitem(PAPERS, name, replace(paper, runs=[run], gains=()))
+    out = tmp_path / "tiny"
+    words = ["paper", name, "--tiny", "--configs", CONFIGS, "--out", out]
+    code, text = said(*words, "--prepare", "--train", "--eval", "--table")
+    assert code == 0, text[-3000:]
+    table = json.loads((out / "table.json").read_text())
+    assert [(row["model"], row["rule"]) for row in table["rows"]] == [(run.model, BASE), (run.model, run.rule)]
+    for row in table["rows"]:
+        assert [cell["ours"]["n"] for cell in row["cells"]] == [4] * len(paper.columns)
+        assert {cell["ours"]["step"] for cell in row["cells"]} == {0 if row["rule"] == BASE else 2}
+    folder = out / Path(run.config).stem
+    trained, shipped = RunDirectory(folder).config(), load_config(CONFIGS / run.config)
+    assert trained.algorithm == shipped.algorithm and trained.reward.format == shipped.reward.format
+    programs = [result.summary for result in RunDirectory(out / f"{folder.name}-eval").evals("livecodebench")]
+    assert len(programs) == any(column.benchmark == "livecodebench" for column in paper.columns)
+    for summary in programs:
+        assert (summary["mode"], summary["rule"], summary["k"]) == ("official", "official", 10)
+        assert {"pass@1", "pass@10"} <= summary["scores"].keys()
+
+
+def test_the_programs_of_a_tiny_set_are_judged_by_their_tests(tmp_path: Path) -> None:
+    """The first program prints the sum, the second the largest number: right in both tests of one problem each."""
+    make_tiny_sets(tmp_path, ["livecodebench"])
+    problems = load_set(tmp_path / "livecodebench")
+    for program, right in (("sum", "tiny-0"), ("max", "tiny-1")):
+        response = f"```python\nprint({program}(map(int, input().split())))\n```"
+        answered = [(problem, Response(problem.id, response)) for problem in problems]
+        with Grader() as grader:
+            judged = judge(
+                BENCHMARKS["livecodebench"], answered, mode="official", grader=grader, template=TEMPLATES["plain"]
+            )
+        assert [item.problem.id for item in judged if item.correct] == [f"livecodebench-{right}"]

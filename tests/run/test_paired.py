@@ -95,6 +95,33 @@ def test_the_command_compares_everything_with_the_first(tmp_path: Path, capsys: 
     assert "better on 2, worse on 1 problems, exact sign test p = 1" in printed
 
 
+def test_a_third_result_says_what_is_hard_medium_and_easy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its share of right responses, of twelve: 0, 3, 4, 8 and 9; a third and two thirds are medium."""
+    rows = [
+        {"problem_id": f"p{i}", "verdict": "correct" if sample < right else "wrong", "length": 1, "category": "c"}
+        for i, right in enumerate([0, 3, 4, 8, 9])
+        for sample in range(12)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "base.parquet")
+    a = records(tmp_path / "set" / "a.parquet", "000111", 5)  # the base model has not answered the sixth
+    b = records(tmp_path / "set" / "b.parquet", "101110", 5)
+    out = tmp_path / "out.json"
+    command = ["eval", "compare", str(a), str(b), "--json", str(out), "--by-pass-rate"]
+    assert main([*command, str(tmp_path / "base.parquet")]) == 0
+    (compared,) = json.loads(out.read_text())["compared"]
+    parts = compared["by_pass_rate"]
+    assert {name: (part["n"], part["score_a"], part["score_b"]) for name, part in parts.items()} == {
+        "hard": (2, 0.0, 0.5),
+        "medium": (2, 0.5, 1.0),
+        "easy": (1, 1.0, 1.0),
+    }
+    printed = capsys.readouterr().out
+    assert printed.index("    hard: 0.0 -> 50.0") < printed.index("    medium: ") < printed.index("    easy: ")
+    assert "1 problem without a pass rate" in printed and "regression" not in printed
+    assert main([*command, str(a)]) == 0
+    assert "part of the change is regression to the mean" in capsys.readouterr().out
+
+
 def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two problems of We-Math, one gains half a point: 1/2 to 3/4. Records and scored files share their ids."""
     rows = [{"id": f"p{i}", "verdict": "correct", "length": 1, "category": f"c{i}"} for i in range(41)]
@@ -132,6 +159,7 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
         (["a.parquet", "gone"], ["gone: there is no such file or folder", "check the path"]),
         (["a.parquet", "folder"], ["folder", "no results in it"]),
         (["a.parquet", "broken.json"], ["broken.json", "neither records", "vlm-rl score --json"]),
+        (["a.parquet", "a.parquet", "--by-pass-rate", "b.parquet"], ["b.parquet", "no problem of", "in common"]),
     ],
 )
 def test_what_cannot_be_compared_is_said(
@@ -139,6 +167,9 @@ def test_what_cannot_be_compared_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     records(Path("a.parquet").absolute(), "1", 1)
+    pq.write_table(
+        pa.table({"problem_id": ["q"], "verdict": ["wrong"], "length": [1], "category": [""]}), "b.parquet"
+    )
     Path("folder").mkdir()
     Path("broken.json").write_text("{}")
     assert main(["eval", "compare", *arguments]) == 2

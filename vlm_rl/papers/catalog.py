@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vlm_rl.evaluation.benchmarks.protocols import PROTOCOLS
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,17 @@ class PaperRun:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedGain:
+    """A difference of two rows that is published without the rows' own numbers."""
+
+    model: str
+    rule: str
+    over: str  # the rule of the other row
+    benchmark: str
+    points: float
+
+
+@dataclass(frozen=True, slots=True)
 class Paper:
     """A table of a paper."""
 
@@ -57,9 +68,11 @@ class Paper:
     training_sets: Sequence[str]  # keys of downloads.TRAINING_SETS
     source: str  # of the published numbers, or why there are none
     differs: Sequence[str]
-    published: Mapping[tuple[str, str], Mapping[str, float]] = field(
-        default_factory=dict
-    )  # (model, rule) -> benchmark
+    # Published numbers, by (model, rule).
+    published: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)  # benchmark -> number
+    averages: Mapping[tuple[str, str], float] = field(default_factory=dict)  # where not all cells are known
+    lengths: Mapping[tuple[str, str], float] = field(default_factory=dict)  # mean tokens of a response
+    gains: Sequence[PublishedGain] = ()
 
     @property
     def models(self) -> list[str]:
@@ -97,13 +110,16 @@ def _vl_numbers(*values: float) -> dict[str, float]:
     return dict(zip((column.benchmark for column in _VL_COLUMNS), values, strict=True))
 
 
+_MIXTURE = "Qwen3-30B-A3B-Instruct-2507"
 _HARNESS = "the paper names no harness and no template; here it is strict, by the protocols of vlm-rl eval protocols"
 
 LUSPO_VL = Paper(
     key="luspo-vl",
     title="LUSPO, vision-language",
     arxiv="2602.05261",
-    runs=[PaperRun(_VL, rule.upper(), f"virl39k_{rule}_7b.yaml") for rule in ("grpo", "gspo", "luspo")],
+    runs=[
+        PaperRun(_VL, rule.upper(), f"papers/luspo/qwen2.5_vl_7b_{rule}.yaml") for rule in ("grpo", "gspo", "luspo")
+    ],
     columns=_VL_COLUMNS,
     training_sets=["virl39k"],
     source="Table 3 of arXiv 2602.05261",
@@ -126,26 +142,37 @@ LUSPO_TEXT = Paper(
     title="LUSPO, text",
     arxiv="2602.05261",
     runs=[
+        *(PaperRun("Qwen2.5-7B", rule.upper(), f"papers/luspo/qwen2.5_7b_{rule}.yaml") for rule in ("gspo", "luspo")),
         *(
-            PaperRun("Qwen2.5-7B", rule.upper(), f"dapo_math_{rule}_qwen2.5_7b_text.yaml")
-            for rule in ("gspo", "luspo")
-        ),
-        *(
-            PaperRun(
-                "Qwen3-30B-A3B-Instruct-2507", rule.upper(), f"papers/luspo/qwen3_30b_a3b_{rule}.yaml", num_nodes=2
-            )
+            PaperRun(_MIXTURE, rule.upper(), f"papers/luspo/qwen3_30b_a3b_{rule}.yaml", num_nodes=2)
             for rule in ("gspo", "luspo")
         ),
     ],
     columns=_text_columns("amc23", "aime24", "aime25", "math500"),
     training_sets=["dapo_math"],
-    source="no source at hand gives the cells of this table",
+    source="public summaries of arXiv 2602.05261, not its tables; the lengths are of its validation, on a set that "
+    "they do not name",
     differs=[
         _HARNESS,
         "which Qwen3-30B-A3B-Instruct the paper means is our reading: the one of July 2025",
         "the length of the training and AdamW's betas are ours",
     ],
+    published={(_MIXTURE, "GSPO"): {"aime25": 59.2}, (_MIXTURE, "LUSPO"): {"aime25": 76.3}},
+    lengths={
+        ("Qwen2.5-7B", "GSPO"): 2611,
+        ("Qwen2.5-7B", "LUSPO"): 3940,
+        (_MIXTURE, "GSPO"): 6757,
+        (_MIXTURE, "LUSPO"): 11014,
+    },
+    gains=[
+        PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "aime24", 2.9),
+        PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "aime25", 2.7),
+        PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "math500", 7.4),
+        PublishedGain(_MIXTURE, "LUSPO", "GSPO", "aime24", 6.9),
+    ],
 )
+
+_AGGREGATIONS = ("sequence", "token", "balanced")
 
 BA = Paper(
     key="ba",
@@ -155,11 +182,11 @@ BA = Paper(
         PaperRun(model, f"{data} {rule}", f"papers/ba/{stem}_{data.lower()}_{rule}.yaml")
         for model, stem in (("Qwen2.5-Math-7B", "qwen2.5_math_7b"), ("Qwen3-1.7B", "qwen3_1.7b"))
         for data in ("DAPO", "Polaris")
-        for rule in ("sequence", "token", "balanced")
+        for rule in _AGGREGATIONS
     ],
     columns=_text_columns("math500", "aime24", "aime25", "livecodebench", "amc23", "minerva", "olympiadbench"),
     training_sets=["dapo_math", "polaris"],
-    source="no source at hand gives the cells of this table",
+    source="table 1 of arXiv 2605.04077 as public summaries give it: means of its six benchmarks at the last step",
     differs=[
         _HARNESS,
         "the paper has six reasoning and coding benchmarks, MATH500, AIME24, AIME25 and LiveCodeBench among them; "
@@ -168,6 +195,16 @@ BA = Paper(
         "its questions may take 2,048 tokens of the run's context",
         "the hyper-parameters of the paper are not public: all but models, data and aggregations are ours",
     ],
+    averages={
+        (model, f"{data} {rule}"): mean
+        for (model, data), means in {
+            ("Qwen2.5-Math-7B", "DAPO"): (34.5, 33.6, 34.2),
+            ("Qwen2.5-Math-7B", "Polaris"): (31.7, 32.9, 33.2),
+            ("Qwen3-1.7B", "DAPO"): (44.8, 43.6, 47.0),
+            ("Qwen3-1.7B", "Polaris"): (46.1, 43.5, 46.4),
+        }.items()
+        for rule, mean in zip(_AGGREGATIONS, means, strict=True)
+    },
 )
 
 _HADW_COLUMNS = _text_columns("math500", "aime25", "amc23", "minerva", "olympiadbench")
@@ -225,4 +262,4 @@ HADW = Paper(
 )
 
 PAPERS: dict[str, Paper] = {paper.key: paper for paper in (LUSPO_VL, LUSPO_TEXT, BA, HADW)}
-assert all(column.benchmark in PROTOCOLS for paper in PAPERS.values() for column in paper.columns)
+assert all(column.benchmark in BENCHMARKS for paper in PAPERS.values() for column in paper.columns)

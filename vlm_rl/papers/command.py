@@ -90,15 +90,15 @@ def print_plan(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> None:
     _note(f"{paper.title} (arXiv {paper.arxiv}): {len(runs)} runs, {len(paper.columns)} benchmarks")
     if setup.note:
         _note(setup.note)
-    if setup.prepare is None and (missing := [one for one in downloads(paper) if not one.is_there()]):
+    if setup.prepare is None and (missing := [download for download in downloads(paper) if not download.is_there()]):
         _note("missing downloads:")
         for line in download_lines(missing):
             _note(line)
     if setup.prepare is None:
         for step in prepare_steps(paper, setup.data):
             _note(f"{_mark(step.done)} {step.shown}")
-    for one in runs:
-        _note(f"{_mark(is_finished(one.planned))} {one.command(setup.ranks)}")
+    for paper_run in runs:
+        _note(f"{_mark(is_finished(paper_run.planned))} {paper_run.command(setup.ranks)}")
     for step in _eval_steps(paper, runs, setup):
         _note(f"{_mark(step.done)} {step.shown}")
     _note(f"{_mark((setup.out / 'table.md').is_file())} vlm-rl paper {paper.key} --table")
@@ -108,8 +108,9 @@ def print_plan(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> None:
 def download_lines(missing: Sequence[Download]) -> list[str]:
     """Return a line for each download: hub id, size, licence, revision, command."""
     return [
-        f"  {one.hub}: size {one.size}, licence {one.license}, revision {one.revision}\n    {one.command}"
-        for one in dict.fromkeys(missing)
+        f"  {download.hub}: size {download.size}, licence {download.license}, revision {download.revision}\n"
+        f"    {download.command}"
+        for download in dict.fromkeys(missing)
     ]
 
 
@@ -125,7 +126,7 @@ def _prepare(paper: Paper, _runs: Sequence[PlannedRun], setup: Setup) -> int:
     if setup.prepare is not None:
         setup.prepare([column.folder for column in paper.columns])
         return 0
-    missing = [one for one in downloads(paper) if not one.is_there()]
+    missing = [download for download in downloads(paper) if not download.is_there()]
     if missing:
         lines = "\n".join(download_lines(missing))
         raise UserError(f"{len(missing)} downloads are missing; make them, then run the same command:\n{lines}")
@@ -134,25 +135,28 @@ def _prepare(paper: Paper, _runs: Sequence[PlannedRun], setup: Setup) -> int:
 
 def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
     """Train what is missing on this machine; runs on several nodes are left to their own command."""
-    here = [one for one in runs if one.run.num_nodes == 1 or setup.prepare is not None]
-    for one in here:
-        needed = (one.planned.config.model.path, *one.planned.config.data.train)
+    here = [paper_run for paper_run in runs if paper_run.run.num_nodes == 1 or setup.prepare is not None]
+    for paper_run in here:
+        needed = (paper_run.planned.config.model.path, *paper_run.planned.config.data.train)
         if absent := [place for place in needed if not Path(place).is_dir()]:
             raise UserError(
-                f"{absent[0]} is not there, which {one.file} needs: vlm-rl paper {paper.key} says how to get it"
+                f"{absent[0]} is not there, which {paper_run.file} needs: vlm-rl paper {paper.key} says how to get it"
             )
     launch = Launch(jobs=setup.jobs, ranks=setup.ranks)
-    failed = train_missing([one.planned for one in here], setup.out, launch=launch)
-    for one in runs:
-        if one not in here and not is_finished(one.planned):
+    failed = train_missing([paper_run.planned for paper_run in here], setup.out, launch=launch)
+    for paper_run in runs:
+        if paper_run not in here and not is_finished(paper_run.planned):
             _note(
-                f"{one.run.title} takes {one.run.num_nodes} nodes; start it on each: {one.command(RANKS_OF_A_NODE)}"
+                f"{paper_run.run.title} takes {paper_run.run.num_nodes} nodes; start it on each: "
+                f"{paper_run.command(RANKS_OF_A_NODE)}"
             )
     return 1 if failed else 0
 
 
 def _evaluate(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
-    unfinished = {one.planned.out: one.run.title for one in runs if not is_finished(one.planned)}
+    unfinished = {
+        paper_run.planned.out: paper_run.run.title for paper_run in runs if not is_finished(paper_run.planned)
+    }
     if unfinished:
         _note(f"not trained yet, and not measured: {', '.join(unfinished.values())}")
     return _run_steps(_eval_steps(paper, runs, setup, without=[*unfinished]), ranks=setup.ranks)

@@ -94,13 +94,13 @@ def table_rows(paper: Paper, runs: Sequence[PlannedRun], out: Path) -> list[Tabl
     """Return the table's rows: each model before training, then its runs."""
     rows = []
     for model in paper.models:
-        own = [one for one in runs if one.run.model == model]
+        own = [paper_run for paper_run in runs if paper_run.run.model == model]
         config = own[0].planned.config
         rows.append(TableRow(model, BASE, Path(config.model.path), out / f"{model}-eval", config))
-        for one in own:
-            folder = one.planned.out
+        for paper_run in own:
+            folder = paper_run.planned.out
             results = folder.with_name(f"{folder.name}-eval")
-            rows.append(TableRow(model, one.run.rule, folder, results, one.planned.config))
+            rows.append(TableRow(model, paper_run.run.rule, folder, results, paper_run.planned.config))
     return rows
 
 
@@ -134,7 +134,14 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     """Return the commands that measure a row, with the limits of its run also where it is a model before training.
 
     Sets of programs have a command of their own: their questions are longer than the training's, and what their
-    prompts take of the run's context is taken from the responses.
+    prompts take of the run's context is taken from the responses. A model that its run divides among ranks is divided
+    here too.
+
+    Args:
+        paper: whose columns are measured.
+        row: the model or run, and where its results go.
+        data: folder of the prepared sets.
+        extra: words that every command ends with.
     """
     config = row.config
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
@@ -146,11 +153,14 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     }
     if row.rule == BASE:
         limits[False] += ["--template", config.data.template, "--max-tokens", str(response)]
+    engine = []
+    if (size := config.rollout.tensor_parallel) > 1:
+        engine = ["--sampler", "vllm", "--tensor-parallel", str(size)]
     measured = {result.benchmark for result in RunDirectory(row.results).evals()}
     steps = []
     for kind, words in limits.items():
         if names := [name for name, is_code in has_programs.items() if is_code is kind]:
             sets = [str(data / name) for name in names]
             command = ["eval", "--model", str(row.folder), "--data", *sets, "--out", str(row.results)]
-            steps.append(Step([*command, *words, *extra], {*names} <= measured))
+            steps.append(Step([*command, *words, *engine, *extra], {*names} <= measured))
     return steps

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.papers.catalog import Paper, TableColumn
+from vlm_rl.papers.catalog import Paper, PublishedGain, TableColumn
 from vlm_rl.papers.steps import TableRow
 from vlm_rl.run.directory import RunDirectory, write_atomically
 
@@ -30,10 +30,44 @@ def make_table(paper: Paper, rows: Sequence[TableRow], *, note: str = "") -> dic
         "published": paper.source,
         "differs": list(paper.differs),
         "columns": [column.title for column in paper.columns],
-        "rows": [
-            {"model": row.model, "rule": row.rule, "cells": [_cell(paper, row, column) for column in paper.columns]}
-            for row in rows
-        ],
+        "rows": [_row(paper, row) for row in rows],
+        "gains": [_gain(paper, gain, rows) for gain in paper.gains],
+    }
+
+
+def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
+    """Return a row's cells with their means: of the cells where every column has a number, else as published."""
+    cells = [_cell(paper, row, column) for column in paper.columns]
+    ours = [cell["ours"] or {} for cell in cells]
+    key = (row.model, row.rule)
+    published = _mean([cell["published"] for cell in cells])
+    return {
+        "model": row.model,
+        "rule": row.rule,
+        "cells": cells,
+        "average": {
+            "published": paper.averages.get(key) if published is None else published,
+            "ours": _mean([result.get("score") for result in ours]),
+        },
+        "mean_length": {
+            "published": paper.lengths.get(key),
+            "ours": _mean([result.get("mean_length") for result in ours]),
+        },
+    }
+
+
+def _gain(paper: Paper, gain: PublishedGain, rows: Sequence[TableRow]) -> dict[str, Any]:
+    """Return a published difference of two rows with ours, in points."""
+    column = next(column for column in paper.columns if column.benchmark == gain.benchmark)
+    of_model = {row.rule: _cell(paper, row, column)["ours"] for row in rows if row.model == gain.model}
+    high, low = ((of_model[rule] or {}).get("score") for rule in (gain.rule, gain.over))
+    return {
+        "model": gain.model,
+        "rule": gain.rule,
+        "over": gain.over,
+        "column": column.title,
+        "published": gain.points,
+        "ours": None if high is None or low is None else round(high - low, 2),
     }
 
 
@@ -73,20 +107,26 @@ def _percent(share: float | None) -> float | None:
 
 def as_markdown(table: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
-    head = ["model", "rule", *table["columns"], "average"]
+    head = ["model", "rule", *table["columns"], "average", "mean length"]
     lines = [f"# {table['paper']} (arXiv {table['arxiv']})", ""]
     lines += [f"**{table['note']}.**", ""] if table["note"] else []
     lines += [f"Published: {table['published']}.", ""]
     lines += [
-        "A cell is published / ours, in percent, with our 95 % interval over the problems and their number. The "
-        "averages are of the row's cells.",
+        "A cell is published / ours, in percent, with our 95 % interval over the problems, their number, and the "
+        "mean length of our responses in tokens. Our average and mean length are of the row's cells.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
     ]
     for row in table["rows"]:
-        cells = [row["model"], row["rule"], *map(_shown, row["cells"]), _average(row["cells"])]
-        lines.append(f"| {' | '.join(cells)} |")
+        means = [_pair(row["average"], ".1f"), _pair(row["mean_length"], ",.0f")]
+        lines.append(f"| {' | '.join([row['model'], row['rule'], *map(_shown, row['cells']), *means])} |")
+    if table["gains"]:
+        lines += ["", "Published differences, in points:", "", "| model | rules | benchmark | published / ours |"]
+        lines.append("|---|---|---|---|")
+    for gain in table["gains"]:
+        rules = f"{gain['rule']} - {gain['over']}"
+        lines.append(f"| {gain['model']} | {rules} | {gain['column']} | {_pair(gain, '+.1f')} |")
     lines += ["", "What differs from the paper:", "", *(f"- {item}" for item in table["differs"]), ""]
     return "\n".join(lines)
 
@@ -98,19 +138,21 @@ def _shown(cell: Mapping[str, Any]) -> str:
         return f"{published} / {NOT_MEASURED}"
     low, high = ours["interval"]
     sampled = f", k {ours['k']}" if ours["k"] > 1 else ""
-    return f"{published} / {ours['score']:.1f} [{low:.1f}, {high:.1f}] (n {ours['n']}{sampled})"
+    facts = f"n {ours['n']}{sampled}, {ours['mean_length']:,.0f} tokens"
+    return f"{published} / {ours['score']:.1f} [{low:.1f}, {high:.1f}] ({facts})"
 
 
-def _average(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return the averages of a row over all columns, where every column has a number."""
-    published = [cell["published"] for cell in cells]
-    ours = [cell["ours"]["score"] if cell["ours"] else None for cell in cells]
-    return f"{_mean(published) or NO_SOURCE} / {_mean(ours) or NOT_MEASURED}"
+def _pair(numbers: Mapping[str, Any], form: str) -> str:
+    """Return a published number and ours as text."""
+    published, ours = (numbers[key] for key in ("published", "ours"))
+    shown = NO_SOURCE if published is None else format(published, form)
+    return f"{shown} / {NOT_MEASURED if ours is None else format(ours, form)}"
 
 
-def _mean(values: Sequence[float | None]) -> str:
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None where a value is missing."""
     known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.1f}" if known and len(known) == len(values) else ""
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def write_table(table: Mapping[str, Any], out: Path) -> Path:
