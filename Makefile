@@ -16,7 +16,8 @@ SAMPLER ?= auto
 OUT ?= runs/quickstart
 RUN ?= $(OUT)
 # Folder of mathvision/, dynamath/, wemath/, logicvista/ and dapo_math/, each as its authors publish it; not part of
-# this project. Without it `make smoke` says what it must hold, and the tests that read it are skipped.
+# this project. Without it `make smoke` says what it must hold. The tests read ../shared/data, whatever SAMPLES is;
+# without it they run on rows that they make in the same layouts, and those on the published rows are skipped.
 SAMPLES ?= ../shared/data
 # Tests compare bits and run several processes side by side: one thread each. Containers often forbid bytecode
 # (PYTHONDONTWRITEBYTECODE), and then each of the suite's hundreds of processes compiles torch and vLLM anew.

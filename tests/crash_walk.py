@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ from tests.helpers.toy_runs import (
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.toy.tiny_model import build_tiny_model
+
+SAMPLERS = ("transformers", "vllm")
+RANKS = (1, 2)
+
+
+def kind_of(day: int) -> tuple[str, int]:
+    """Return the sampler and the number of ranks whose turn it is on a day."""
+    kinds = list(product(SAMPLERS, RANKS))
+    return kinds[day % len(kinds)]
 
 
 @dataclass
@@ -79,7 +88,7 @@ class Walk:
         )
         is_begun = (self.toys.run(run).path / "config.yaml").exists()
         words = ["train", str(config), *(["--resume"] if is_begun else [])]
-        # vLLM compiles one small function, for seconds; nothing of it lies in the run's folder.
+        # vLLM compiles one small function, for seconds; none of it is in the run's folder.
         environment = {"TORCH_COMPILE_DISABLE": "1"}
         return self.toys.runner(*words, ranks=self.ranks, faults_of_ranks=faults, environment=environment)
 
@@ -92,7 +101,7 @@ class Walk:
             {"die_at_point": {"folder": folder, "number": number}} if r == rank else {} for r in range(self.ranks)
         ]
         died = self.start(run, faults)
-        # The order in which threads reach their points may differ, so that the last ones may lie behind the end.
+        # The order in which threads reach their points may differ, so that the last ones may be behind the end.
         assert died.code in (-signal.SIGKILL, 0), f"{point}: {died.output[-3000:]}"
         resumed = self.start(run)
         assert resumed.code == 0, f"{point}: {resumed.output[-3000:]}"
@@ -112,8 +121,8 @@ class Walk:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash_walk")
-    parser.add_argument("--samplers", nargs="+", default=["transformers", "vllm"])
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--async-save", action="store_true", help="runs with checkpoint.async_save")
     parser.add_argument("--points", type=int, help="a sample of each kind of run; default: every point")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")

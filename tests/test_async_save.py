@@ -23,10 +23,11 @@ def whole(toys: Toys) -> RunDirectory:
     return toys.train_run("waits", **SETTINGS)
 
 
-def start(toys: Toys, name: str, then: str = "", **faults: Any) -> ExitResult:
+def start(toys: Toys, name: str, then: str = "", ranks: int = 1, **faults: Any) -> ExitResult:
     """Train; the second save is written from the moment on when the third step's responses wait for their grades."""
     held = {"number": 2, "phase": "reward", "step": 3, "then": then}
-    return toys.runner("train", str(toys.config(name, **ASYNC)), faults={**faults, "hold_save": held})
+    config = toys.config(name, **ASYNC)
+    return toys.runner("train", str(config), ranks=ranks, faults={**faults, "hold_save": held})
 
 
 def resume_and_compare(toys: Toys, name: str, step: int, expected: RunDirectory) -> None:
@@ -85,6 +86,18 @@ def test_another_error_of_a_single_rank_waits_for_it_too(toys: Toys, whole: RunD
     assert result.code == 1 and "injected fault" in result.output, result.output[-3000:]
     assert saved(toys.run("failed")) == ([2], 0)
     resume_and_compare(toys, "failed", 2, whole)
+
+
+@pytest.mark.slow
+def test_an_error_on_one_of_two_ranks_leaves_the_one_before(toys: Toys) -> None:
+    """The ranks cannot meet any more to commit what both may have written."""
+    failing = {"raise_in": {"phase": "reward", "step": 3, "rank": 1}}
+    assert start(toys, "one-of-two", ranks=2, **failing).code == 1
+    assert saved(toys.run("one-of-two")) == ([1], 1)
+    result = toys.runner("train", str(toys.config("one-of-two", **ASYNC)), "--resume", ranks=2)
+    assert result.code == 0, result.output[-3000:]
+    assert "step-000001 (step 2 of 3 is next)" in result.output
+    assert_sound(toys.run("one-of-two"))
 
 
 @pytest.mark.slow

@@ -1,14 +1,20 @@
-"""How a process joins its group: what needs a GPU is looked at in the call, all else runs."""
+"""How a process joins its group, where what needs a GPU is looked at in the call, and how torchrun ends it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig
 
+from tests.helpers.toy_runs import clean_environment
 from vlm_rl.distributed import COLLECTIVE_TIMEOUT, init_ranks
+from vlm_rl.errors import EXIT_STOPPED
 
 
 def test_on_gpus_nccl_gets_its_card_and_gloo_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +28,39 @@ def test_on_gpus_nccl_gets_its_card_and_gloo_the_host(monkeypatch: pytest.Monkey
     device = torch.device("cuda", 1)
     assert init_ranks() == device
     assert calls == [(("cpu:gloo,cuda:nccl",), {"timeout": COLLECTIVE_TIMEOUT, "device_id": device})]
+
+
+RANK = """
+import signal, sys, time
+
+def stop(*_):
+    print("told", flush=True)
+    time.sleep(float(sys.argv[1]))
+    print("saved", flush=True)
+    sys.exit(int(sys.argv[2]))
+
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "output"), [(1, "told\nsaved\n"), (60, "told\n")])
+def test_torchrun_passes_sigterm_on_and_waits_as_long_as_it_was_told(
+    tmp_path: Path, seconds: int, output: str
+) -> None:
+    """A rank that needs longer than --shutdown-timeout to save is killed; the ranks' exit code is lost either way."""
+    (tmp_path / "rank.py").write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--shutdown-timeout", "4"]
+    process = subprocess.Popen(
+        [*torchrun, str(tmp_path / "rank.py"), str(seconds), str(EXIT_STOPPED)],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=120)[0] == output
+    assert process.returncode not in (0, EXIT_STOPPED)
+    assert LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1).shutdown_timeout == 30  # where it was not told

@@ -6,6 +6,7 @@ FUZZ_EXAMPLES=5000 python -m pytest tests/test_fuzz_readers.py
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import json
@@ -314,3 +315,116 @@ def test_links(pairs: list[tuple[str, str]], times: int) -> None:
 
 def _quoted(text: str) -> str:
     return quote(text.encode("utf-8", "surrogatepass"))
+
+
+# -- bodies of the demo's requests -------------------------------------------------------------------
+
+
+@functools.cache
+def demo_guard() -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
+    """Return the guard of a page, and what it lets through: paths with a body, among them one for each event."""
+    pytest.importorskip("gradio", reason="the demo extra is not installed")
+    import httpx
+
+    from tests.helpers.demo_events import JOIN, first_bodies
+    from tests.helpers.example_run import build_run
+    from vlm_rl.demo.server import make_server
+
+    async def config(guard: Any) -> dict[str, Any]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
+            return (await client.get("/config")).json()
+
+    with TemporaryDirectory() as folder:
+        guard = make_server([build_run(Path(folder) / "run", steps=1, num_problems=2).path])
+        bodies = [(JOIN, body | {"session_hash": "s"}) for body in first_bodies(asyncio.run(config(guard)))]
+    cancel = {"event_id": "e", "session_hash": "s", "fn_index": 0}
+    return guard, [*bodies, ("/gradio_api/cancel", cancel), ("/gradio_api/reset", {"event_id": "e"})]
+
+
+def posted(
+    guard: Any, path: str, pieces: list[bytes], headers: list[tuple[bytes, bytes]]
+) -> tuple[int, bytes | None]:
+    """Post a body in pieces; return the status, and the body that the guard passed on or None."""
+    passed: list[bytes] = []
+    statuses: list[int] = []
+    arriving = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    arriving[-1]["more_body"] = False
+
+    async def gradio(scope: Any, receive: Any, send: Any) -> None:
+        passed.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        return arriving.pop(0)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    guard._app = gradio
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b""}
+    asyncio.run(guard(scope | {"headers": [(b"host", b"localhost"), *headers]}, receive, send))
+    (status,) = statuses
+    return status, passed[0] if passed else None
+
+
+def names_a_file(tree: Any) -> bool:
+    """Tell whether there is an object anywhere that gradio could take for file data."""
+    return any(isinstance(parent, dict) and key == "path" for parent, key in _spots(tree))
+
+
+PATHS = st.sampled_from(["/etc/passwd", "http://127.0.0.1/x", "../../x", "data:,x", ""]) | TEXT
+FILES = st.builds(
+    lambda path, others, order: dict(
+        order.sample([("path", path), ("meta", {"_type": "gradio.FileData"}), *others], len(others) + 2)
+    ),
+    PATHS,
+    st.lists(st.tuples(st.sampled_from(["url", "orig_name", "size", "mime_type", "is_stream"]) | TEXT, VALUES)),
+    st.randoms(use_true_random=False),
+)
+HIDDEN = st.recursive(
+    FILES,
+    lambda inner: st.lists(inner | VALUES, max_size=3) | st.dictionaries(TEXT, inner | VALUES, max_size=3),
+    max_leaves=4,
+)
+MORE_KEYS = st.sampled_from(["event_data", "trigger_id", "oauth_token", "simple_format", "batched", "request"]) | TEXT
+# How a body is written: (where a second "data" is, how "path" is spelt, the encoding of the whole)
+WRITINGS = st.tuples(
+    st.sampled_from(["", "first", "last"]),
+    st.sampled_from(["path", "\\u0070ath", "\\u0070\\u0061\\u0074\\u0068"]),
+    st.sampled_from(["utf-8"] * 5 + ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-7"]),
+)
+
+
+@fuzz
+@given(
+    data=st.data(),
+    places=st.lists(st.tuples(st.integers(0, 10_000), HIDDEN | VALUES | st.just(...)), max_size=2),
+    more=st.dictionaries(MORE_KEYS, HIDDEN | VALUES, max_size=2),
+    second=HIDDEN | VALUES,
+    writing=WRITINGS,
+    edits=st.just([]) | EDITS,
+    kind=st.sampled_from([b"application/json", b"text/plain", b"multipart/form-data", b"\xff", b""]),
+    length=st.none() | st.sampled_from([b"", b"-1", b"1e3", b"0", b"9" * 30, "\u0661".encode()]),
+)
+def test_bodies_of_the_demo(data, places, more, second, writing, edits, kind, length) -> None:
+    """Each is refused, or what reaches gradio is JSON that names no file."""
+    guard, known = demo_guard()
+    path, good = data.draw(st.sampled_from(known))
+    assert posted(guard, path, [json.dumps(good).encode()], [(b"content-length", b"9")])[0] == 200
+    place_of_data, spelling, encoding = writing
+    text = as_json(replaced(good, places) | more).replace('"path"', f'"{spelling}"')
+    if place_of_data == "first":
+        text = f'{{"data": {as_json(second)}, {text[1:]}'
+    elif place_of_data == "last":
+        text = f'{text[:-1]}, "data": {as_json([second])}}}'
+    body = damaged(text.encode(encoding, "surrogatepass" if encoding != "utf-7" else "replace"), edits)
+    cut = data.draw(st.integers(0, len(body)))
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body) if length is None else length)]
+    status, passed = posted(guard, path, [body[:cut], body[cut:]], headers)
+    if passed is None:
+        assert 400 <= status < 500
+    else:
+        assert not names_a_file(json.loads(passed))
+        if "data" in good:  # what else it held was left out
+            assert not names_a_file(json.loads(body)["data"])

@@ -7,11 +7,12 @@ import random
 import signal
 from collections import Counter
 from datetime import date
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.crash_walk import Walk
+from tests.crash_walk import RANKS, SAMPLERS, Walk, kind_of
 from tests.helpers import crash_points
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl.config import load_config
@@ -65,11 +66,22 @@ def test_the_reference_run_learns_and_saves(whole: tuple[RunDirectory, int]) -> 
 @needs_a_compiler
 @pytest.mark.slow
 def test_killed_at_a_rotating_sample_of_all_points_and_resumed(toys: Toys) -> None:
-    """Four of the points that `make crash` walks, different ones each day; a failure names its point."""
-    walk = Walk(toys, "transformers", 1)
+    """Four of the points that `make crash` walks, of another kind of run each day; a failure names its point."""
+    day = date.today().toordinal()
+    sampler, ranks = kind_of(day)
+    if sampler == "vllm":
+        pytest.importorskip("vllm")
+    walk = Walk(toys, sampler, ranks)
     assert {what.split()[0] for _, _, what in walk.points} >= {"open", "write", "fsync", "rename", "mkdir", "fork"}
-    for point in walk.sample(4, seed=date.today().toordinal()):
+    assert {rank for rank, _, _ in walk.points} == set(range(ranks))
+    for point in walk.sample(4, seed=day):
         walk.crash(*point)
+
+
+def test_every_kind_of_run_has_its_day() -> None:
+    """Of those that `make crash` walks, in any four days."""
+    today = date.today().toordinal()
+    assert {kind_of(today + day) for day in range(4)} == set(product(SAMPLERS, RANKS))
 
 
 @needs_a_compiler

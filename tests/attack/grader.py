@@ -66,7 +66,7 @@ GOLDS = [
     ("x>2", "expression"),
 ]
 
-# What may stand in a gold that consists of numbers: it needs no math-verify.
+# What may be in a gold that consists of numbers: it needs no math-verify.
 _NUMBERS = re.compile(
     r"(?:[-+0-9.,:;/()\[\]{} ^%']|\\[{}%,!]"
     r"|\\(?:d?frac|sqrt|pi|circ|left|right|times|cdot|overline|cup|infty)(?![a-z]))+"

@@ -195,7 +195,7 @@ def long_problems(folder: Path) -> str:
 
 ATTACKS: tuple[Attack, ...] = (
     *(
-        Attack(name, "Reward functions", expected, partial(reward, **options), slow=True)
+        Attack(name, "Reward functions and judges", expected, partial(reward, **options), slow=True)
         for name, expected, options in (
             (
                 "a reward function ends its process",

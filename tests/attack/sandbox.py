@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from vlm_rl.grading.code_grader import CodeGrader
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.sandbox.programs import Program, ProgramLimits, ProgramRun, Sandbox
 
-PROMISE = "Code"
+PROMISE = "What may be hostile"
 MEMORY = 256 << 20
 LIMITS = ProgramLimits(seconds=5.0, cpu_seconds=3, memory=MEMORY, threads=8, stack=1 << 20, num_files=500)
 SHORT = ProgramLimits(seconds=0.7, cpu_seconds=1, memory=MEMORY)
@@ -412,7 +413,8 @@ def carry_out() -> dict[str, str]:
             Program(head + source, stdin=b"x" * 1_000_000 if name == "input that is not read" else b"", limits=limits)
             for name, (source, limits, _, _) in CASES.items()
         ]
-        runs = sandbox.run_many(programs)
+        with ThreadPoolExecutor(2) as pool:
+            runs = list(pool.map(sandbox.run, programs))
         observed = {name: CASES[name][3](run) for name, run in zip(CASES, runs, strict=True)}
         after = sandbox.run(Program("print(1 + 2)")).stdout.decode()
         left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"/tmp/main.py" in _text_of(path)]

@@ -24,7 +24,7 @@ TEMPLATE = TEMPLATES["think_answer"]
 # Damage that leaves a set of problems which can be trained on, though perhaps not the same ones.
 HARMLESS = {
     *("manifest gone", "sha256 of a number", "sha256 gone", "kept wrong"),
-    *("one row group", "row groups of one", "rows in another order", "column added"),
+    *("one row group", "row groups of one", "rows in a different order", "column added"),
     *("column choices gone", "column source gone", "column difficulty gone"),
     *("choices null", "source null", "category null", "difficulty null", "difficulty NaN", "meta null"),
     *("id very long", "id with control characters", "question very long"),

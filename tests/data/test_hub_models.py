@@ -17,7 +17,7 @@ FILES = {
     "config.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": bytes(range(256)),
-    "consolidated.safetensors": b"the same in another format",
+    "consolidated.safetensors": b"the same in a different format",
     "original/model.safetensors": b"and once more",
     "pytorch_model.bin": b"a pickle",
 }

@@ -102,6 +102,16 @@ def test_every_cut_of_a_file_is_refused(kind, options):
             decode_image(data[:length], where="row 3")
 
 
+def test_a_png_with_another_bit_in_its_palette_is_refused():
+    """Its pixels are whole: nothing but the checksum of the chunk tells."""
+    data = encoded(noise(40, 30).quantize(16))
+    first = data.index(b"PLTE") + 4
+    for position in (first, first + 47, first + 48):  # the first colour, the last one, and the checksum itself
+        with pytest.raises(UserError, match=r"^row 3: the image cannot be decoded"):
+            decode_image(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :], where="row 3")
+    decode_image(data, where="row 3")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -105,7 +105,7 @@ def test_image_tokens_equal_grid_tokens(builder: PromptBuilder, width: int, heig
 
 
 def test_positions_by_hand(builder: PromptBuilder, tiny_model: Path) -> None:
-    """84 x 112 pixels are 4 rows of 3 merged tokens; text goes on after the longer side."""
+    """84 x 112 pixels are 4 rows of 3 merged tokens; text continues after the longer side."""
     model = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)
     prompt = builder.build(problem("See <image> now", noise_png(84, 112)))
     first = int(np.flatnonzero(prompt.ids == builder.image_token_id)[0])
@@ -192,7 +192,7 @@ def test_a_perfect_answer_scores(tiny_model: Path, template: str) -> None:
 
 
 def test_a_chat_template_that_opens_the_reasoning_scores_too(tiny_model: Path, tmp_path: Path) -> None:
-    """Its <think> stands in the prompt: graded text is prefill + response."""
+    """Its <think> is in the prompt: graded text is prefill + response."""
     folder = edited_chat(
         tiny_model, tmp_path / "m", lambda t: t.replace(r"assistant\n' -}}", r"assistant\n<think>\n' -}}")
     )

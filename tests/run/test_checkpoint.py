@@ -10,9 +10,11 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -95,6 +97,29 @@ def test_a_save_comes_back_as_it_was_given(tmp_path: Path) -> None:
     assert shard.sha256 == hashlib.sha256(bytes([60]) * 300).hexdigest()
     assert manifest.versions["torch"] == torch.__version__.partition("+")[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000060"]
+
+
+def test_all_is_synced_before_it_has_its_name_and_the_name_before_anything_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, manifest, their folders, the new name, the folder of names; a rename keeps the inodes noted here."""
+    save(tmp_path, 1)
+    calls: list[int | str] = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(os.fstat(file).st_ino) or fsync(file))
+    monkeypatch.setattr(os, "rename", lambda work, path: calls.append(Path(path).name) or rename(work, path))
+    newest = save(tmp_path, 2)
+    prune(tmp_path, newest=newest, keep_last=1, keep_every=0, best=None)
+    named = calls.index(newest.name)
+    place = {inode: number for number, inode in enumerate(calls[:named])}
+    folders = [newest, *(path for path in newest.rglob("*") if path.is_dir())]
+    files = [path for path in newest.rglob("*") if path.is_file()]
+    *_, last = sorted(files, key=lambda path: place[path.stat().st_ino])
+    assert last.name == "MANIFEST.json" and len(files) == 6
+    assert min(place[folder.stat().st_ino] for folder in folders) > place[last.stat().st_ino]
+    assert calls[named + 1] == tmp_path.stat().st_ino
+    (gone,) = (number for number, call in enumerate(calls) if str(call).startswith(".tmp-step-000001"))
+    assert gone > named + 1
 
 
 def test_the_code_version_covers_the_whole_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,6 +477,71 @@ def test_prune_counts_only_what_has_a_manifest_and_nothing_later(tmp_path: Path)
     (tmp_path / "step-000002" / "MANIFEST.json").write_text("damaged")
     prune(tmp_path, newest=tmp_path / "step-000003", keep_last=2, keep_every=0, best=None)
     assert kept_steps(tmp_path) == [1, 3, 4]
+
+
+def change_a_bit(folder: Path) -> None:
+    file = folder / "learner" / "state" / "rank_0.pt"
+    file.write_bytes(flip_one_bit(file.read_bytes()))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "config.json is missing": lambda folder: (folder / "config.json").unlink(),
+    "rank_0.pt holds 5 bytes": lambda folder: os.truncate(folder / "learner" / "state" / "rank_0.pt", 5),
+    "MANIFEST.json is damaged": lambda folder: (folder / "MANIFEST.json").write_text("{"),
+    "the content of learner/state/rank_0.pt changed": change_a_bit,
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a run that passed over its newest checkpoint, resumed from the one before, and saves again."""
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    DAMAGE[fault](tmp_path / "step-000003")
+    assert newest_step(tmp_path) == 2
+    newest = save(tmp_path, 4)
+    capsys.readouterr()
+    monkeypatch.setattr(hashlib, "file_digest", None)  # nothing is read to prune
+    prune(tmp_path, newest=newest, keep_last=2, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [2, 4]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "step-000003") in line and fault in line
+    assert prune(tmp_path, newest=newest, keep_last=2, keep_every=0, best=None) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_weights_that_a_resume_found_not_finite_do_not_count(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    save_weights(tmp_path, 3, torch.tensor([math.nan]))
+    assert newest_step(tmp_path) == 2
+    prune(tmp_path, newest=save(tmp_path, 4), keep_last=2, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [2, 4]
+
+
+def test_a_checkpoint_that_was_repaired_counts_again(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    file = tmp_path / "step-000003" / "config.json"
+    good = file.read_bytes()
+    file.write_bytes(flip_one_bit(good))
+    assert newest_step(tmp_path) == 2
+    file.write_bytes(good)
+    prune(tmp_path, newest=save(tmp_path, 4), keep_last=2, keep_every=0, best=None)
+    assert kept_steps(tmp_path) == [3, 4]
+
+
+def test_a_damaged_milestone_stays_and_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights may be whole: somebody removed the optimizer's state to save room."""
+    for step in (1, 2, 3):
+        newest = save(tmp_path, step)
+    shutil.rmtree(tmp_path / "step-000002" / "learner")
+    for _ in range(2):
+        prune(tmp_path, newest=newest, keep_last=2, keep_every=2, best=None)
+        assert kept_steps(tmp_path) == [1, 2, 3]
+    assert capsys.readouterr().err.count("step-000002") == 1
 
 
 # -- files that are hashed while they are written ----------------------------------------------------

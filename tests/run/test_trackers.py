@@ -164,7 +164,7 @@ def test_a_tracker_that_fails_is_said_once_and_what_is_missing_can_be_sent(run, 
 
 @pytest.mark.slow
 def test_a_tracker_that_hangs_is_left_behind(run) -> None:
-    """The prepared set lies on a file system that never answers: a pipe that nobody writes into."""
+    """The prepared set is on a file system that never answers: a pipe that nobody writes into."""
     file = Path("data/toy-train/data.parquet")
     file.unlink()
     os.mkfifo(file)
@@ -231,6 +231,17 @@ def in_mlflow(run: RunDirectory, identity: str) -> None:
 def in_swanlab(run: RunDirectory, identity: str) -> None:
     stored = b"".join(file.read_bytes() for file in run.path.glob(f"swanlog/run-*-{identity}/*.swanlab"))
     assert b"eval/toy-test/accuracy" in stored and b"samples" in stored and b"histograms/length" in stored
+
+
+@pytest.mark.slow
+def test_swanlabs_local_mode_is_left_as_it_is(run, monkeypatch, capsys) -> None:
+    """Its runs have no address, and its dashboard knows no offline run."""
+    for name in ("swanlab", "swanboard"):
+        pytest.importorskip(name, reason=f"{name} is not installed (docs/trackers.md)")
+    monkeypatch.setenv("SWANLAB_MODE", "local")
+    assert main(["track", str(run.path), "log.trackers=[swanlab]", "log.project=toys"]) == 0
+    assert f"swanlab watch {run.path / 'swanlog'}" in capsys.readouterr().out
+    assert len(list(run.path.glob("swanlog/run-*"))) == 1 and (run.path / "swanlog/runs.swanlab").exists()
 
 
 CHECKS = {"wandb": in_wandb, "trackio": in_trackio, "mlflow": in_mlflow, "swanlab": in_swanlab}

@@ -1,7 +1,7 @@
 """Groups that one step begins and a later one ends: rollout.carry_over (docs/performance.md).
 
-A step trains on the first prompts_per_step groups that are done. The others are in progress: they go on in the next
-step, behind the tokens they have, and are part of the checkpoint.
+A step trains on the first prompts_per_step groups that are done. The others are in progress: they continue in the
+next step, behind the tokens they have, and are part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def carry_metrics(
 
     Args:
         groups: those that the step trains on.
-        in_progress: those that go on.
+        in_progress: those that the next step continues.
         version: the policy version of the step; a token's age is in optimizer steps.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]

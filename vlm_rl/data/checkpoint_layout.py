@@ -6,7 +6,7 @@ of the checkpoint. The conversion is transformers' own, which `save_pretrained` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, Transpose, WeightConverter, revert_weight_conversion
 
-NamedTensors = Iterable[tuple[str, Tensor]]
+from vlm_rl.types import NamedTensors
 
 
 def use_published_layout(model: Any) -> None:

@@ -63,8 +63,8 @@ def is_hub_name(named: str | Path) -> bool:
 
 def hub_name(path: str | Path) -> str | None:
     """Return ORG/NAME@COMMIT for a folder in the hub's cache, None for any other."""
-    found = _SNAPSHOT.search(str(path))
-    return f"{found['org']}/{found['name']}@{found['commit']}" if found else None
+    match = _SNAPSHOT.search(str(path))
+    return f"{match['org']}/{match['name']}@{match['commit']}" if match else None
 
 
 def short_name(path: str | Path) -> str:
@@ -87,8 +87,8 @@ def pinned(named: str, stored: str) -> str:
 
 def _request(named: str) -> tuple[str, str | None] | None:
     """Return (ORG/NAME, revision), also for a folder that has gone from the cache; None for a path."""
-    found = _HUB_NAME.fullmatch(hub_name(named) or named)
-    if found is None:
+    match = _HUB_NAME.fullmatch(hub_name(named) or named)
+    if match is None:
         return None
-    first = found[1].partition("/")[0]
-    return None if first in _LOCAL_FOLDERS or Path(first).is_dir() else (found[1], found[2])
+    first = match[1].partition("/")[0]
+    return None if first in _LOCAL_FOLDERS or Path(first).is_dir() else (match[1], match[2])

@@ -91,7 +91,16 @@ def decode(data: bytes, *, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> 
 
 
 def fit_to_grid(image: Image.Image, *, min_pixels: int, max_pixels: int, factor: int = GRID) -> Image.Image:
-    """Resize once (bicubic) to `grid_size`; an image that has this size already is returned itself."""
+    """Resize once (bicubic) to `grid_size`; an image that has this size already is returned itself.
+
+    Args:
+        image: the image.
+        min_pixels: least area of the result.
+        max_pixels: largest area of the result.
+        factor: pixels that both sides are multiples of.
+
+    Raises UserError as `grid_size` does.
+    """
     height, width = grid_size(image.height, image.width, min_pixels=min_pixels, max_pixels=max_pixels, factor=factor)
     if (width, height) == image.size:
         return image
@@ -114,7 +123,16 @@ def grid_size(height: int, width: int, *, min_pixels: int, max_pixels: int, fact
 
     A single pass can leave the pixel range (a 28 x 5600 strip under a small max_pixels), and a model's
     processor would then resize the image a second time. So the rule is repeated until it is stable;
-    usually that is once. Raises UserError if the pixel range holds no stable size.
+    usually that is once.
+
+    Args:
+        height: of the image, in pixels.
+        width: likewise.
+        min_pixels: least area of the result.
+        max_pixels: largest area of the result.
+        factor: pixels that both sides are multiples of.
+
+    Raises UserError if the pixel range holds no stable size.
     """
     if not factor * factor <= min_pixels <= max_pixels:
         raise UserError(f"min_pixels {min_pixels} and max_pixels {max_pixels}: need {factor * factor} <= min <= max")

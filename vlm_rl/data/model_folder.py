@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,21 @@ from vlm_rl.errors import UserError
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 _HASH_THREADS = 4
 SHIPPED = Path(__file__).parents[1] / "assets" / "models"  # configurations of published models, for plans
+OLDEST_TRANSFORMERS = (5, 18)
+
+
+def check_transformers() -> None:
+    """Raise UserError for a transformers that would drop the images of packed rows without a word.
+
+    From OLDEST_TRANSFORMERS on, the models of vision-language families take the features of images as
+    mm_encoder_outputs. Older ones ignore an argument of that name.
+    """
+    installed = version("transformers")
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_TRANSFORMERS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS))
+        raise UserError(
+            f"transformers {installed} is too old, its models would ignore images: install transformers>={oldest}"
+        )
 
 
 def check_model_folder(path: str | Path) -> None:
@@ -83,6 +99,20 @@ def _shipped(path: str | Path) -> Path:
     return SHIPPED / f"{short_name(path)}.json"
 
 
+def context_of(model_config: Any) -> int:
+    """Return the most tokens of a prompt and its response together, by the transformers configuration of a model.
+
+    Raises UserError for a model without a context, such as Mamba.
+    """
+    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        raise UserError(
+            f"models of type {model_config.model_type!r} are not supported: their configuration has no "
+            "max_position_embeddings; use a model that states it"
+        )
+    return context
+
+
 def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int, settings: str) -> int:
     """Return the tokens of the longest prompt and response together.
 
@@ -92,22 +122,20 @@ def check_context(model_config: Any, *, prompt_tokens: int, response_tokens: int
         response_tokens: of the longest response.
         settings: the names of the two settings that give these numbers, for the message.
 
-    Raises UserError where that is more than the model's context, and for a model without a context, such as Mamba.
+    Raises UserError where that is more than the model's context, and for a model without a context.
     """
-    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if context is None:
-        raise UserError(
-            f"models of type {model_config.model_type!r} are not supported: their configuration has no "
-            "max_position_embeddings; use a model that states it"
-        )
+    context = context_of(model_config)
     wanted = prompt_tokens + response_tokens
     if wanted > context:
         raise UserError(f"{settings} is {wanted}, above the model's context of {context}: lower one of them")
     return wanted
 
 
-def check_divides(model_config: Any, rollout: RolloutConfig) -> None:
-    """Raise UserError for a model whose heads or MLPs vLLM cannot divide among rollout.tensor_parallel ranks."""
+def check_divides(model_config: Any, rollout: RolloutConfig, setting: str = "rollout.tensor_parallel") -> None:
+    """Raise UserError for a model whose heads or MLPs vLLM cannot divide among rollout.tensor_parallel ranks.
+
+    Messages call that number `setting`.
+    """
     ranks = rollout.tensor_parallel
     parts = {"text": model_config.get_text_config()}
     if rollout.vllm.get("mm_encoder_tp_mode") != "data":  # otherwise each rank has the whole tower
@@ -116,13 +144,13 @@ def check_divides(model_config: Any, rollout: RolloutConfig) -> None:
         for key in ("num_attention_heads", "num_heads", "intermediate_size", "moe_intermediate_size"):
             if (size := getattr(settings, key, None)) and size % ranks:
                 raise UserError(
-                    f"rollout.tensor_parallel is {ranks}, which does not divide {key} of the {part} model, {size}: "
+                    f"{setting} is {ranks}, which does not divide {key} of the {part} model, {size}: "
                     "use a number that does"
                 )
     heads = getattr(parts["text"], "num_key_value_heads", None) or ranks
     if heads % ranks and ranks % heads:
         raise UserError(
-            f"rollout.tensor_parallel is {ranks}, and the model has {heads} heads of keys and values: use a number "
+            f"{setting} is {ranks}, and the model has {heads} heads of keys and values: use a number "
             "that divides them, or a multiple of them"
         )
 

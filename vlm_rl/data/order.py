@@ -53,7 +53,7 @@ class Ledger:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def check(self, *, in_progress: int = 0) -> None:
-        """Raise if a prompt was lost or counted twice; `in_progress` of them go on in the next step."""
+        """Raise if a prompt was lost or counted twice; `in_progress` of them continue in the next step."""
         total = self.trained + sum(self.skipped.values()) + in_progress
         if total != self.drawn:
             raise RuntimeError(f"the prompt ledger does not close: {self.drawn} drawn, {total} accounted for: {self}")

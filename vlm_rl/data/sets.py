@@ -56,7 +56,7 @@ def load_set(path: str | Path) -> list[Problem]:
 
 
 def check_is_set(path: str | Path) -> Path:
-    """Return the file with the rows of a prepared set. Raises UserError for what is none; no row is read."""
+    """Return the file with the rows of a prepared set. Raises UserError for any other folder; no row is read."""
     file = Path(path) / "data.parquet"
     if not file.is_file():
         raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")

@@ -44,7 +44,14 @@ class VisionFamily(Protocol):
         ...
 
     def fit(self, image: Image.Image, *, processor: Any, min_pixels: int, max_pixels: int) -> Image.Image:
-        """Return the image, or a frame of a video, as learner and sampler both get it."""
+        """Return the image, or a frame of a video, as learner and sampler both get it.
+
+        Args:
+            image: as it is stored, in RGB.
+            processor: of the model.
+            min_pixels: data.min_pixels.
+            max_pixels: data.max_pixels.
+        """
         ...
 
     def encode(
@@ -53,13 +60,23 @@ class VisionFamily(Protocol):
         """Return `vision` of fitted images and videos, and the ids that each one's placeholder expands to.
 
         `join_vision` joins what several prompts have.
+
+        Args:
+            fitted: what `fit` returned, in the order of the prompt.
+            processor: of the model.
+            min_pixels: data.min_pixels, as `fit` got it.
+            max_pixels: data.max_pixels, likewise.
         """
         ...
 
     def engine_options(self, processor: Any, *, min_pixels: int, max_pixels: int, max_videos: int) -> dict[str, Any]:
         """Return the options of vllm.LLM with which the engine encodes what is fitted as `encode` does.
 
-        `max_videos` is the largest number of videos of a prompt.
+        Args:
+            processor: of the model.
+            min_pixels: data.min_pixels, as `fit` got it.
+            max_pixels: data.max_pixels, likewise.
+            max_videos: the largest number of videos of a prompt.
         """
         ...
 

@@ -21,7 +21,7 @@ from vlm_rl.types import Video
 
 
 class TiledVision(ABC):
-    """What vlm_rl.data.vision.VisionFamily asks for, but for how a processor is told the largest number of tiles."""
+    """What vlm_rl.data.vision.VisionFamily asks for, except how a processor is told the largest number of tiles."""
 
     has_mrope = False
     first_layer = "embeddings"

@@ -20,10 +20,10 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.run.checkpoint_names import LATEST
@@ -42,6 +42,10 @@ from vlm_rl.run.writing import ADVICE
 # step-000060, or step-000060.old, which is set aside while a save replaces the same step.
 _NAME = re.compile(r"step-(\d{6,})(\.old)?")
 _TEMPORARY = ".tmp-"
+
+_Identity: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
+_faults_in_bytes: dict[_Identity, str] = {}  # what `verify` found by reading; `prune` reads nothing
+_named: set[str] = set()  # the faults that `prune` has printed
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -132,19 +136,45 @@ def commit(
 def prune(root: Path, *, newest: Path, keep_last: int, keep_every: int, best: int | None) -> list[Path]:
     """Delete the checkpoints before `newest` that no rule keeps, and return their folders.
 
-    Kept are `newest`, which `commit` has just returned and which is not read again, the newest `keep_last` steps,
-    multiples of `keep_every` (0: none), and the step `best`.
+    One that is known to be damaged is named, and takes no place among the last. No file but manifests is read.
+
+    Args:
+        root: the folder of the checkpoints.
+        newest: the one that `commit` has just returned; it is kept, and not read again.
+        keep_last: how many of the newest good ones are kept, at least 1.
+        keep_every: steps that are multiples of this are kept; 0 is off.
+        best: a step that is kept, if any.
     """
     assert keep_last >= 1, keep_last
     older = [path for path in _candidates(root) if _step_of(path) <= _step_of(newest)]
     readable = {path: known for path in older if (known := _readable_manifest(path)) is not None}
-    kept = {newest, *list(readable)[:keep_last]}
+    last, faults = _last_good(older, newest, keep_last)
+    kept = {newest, *last}
     kept |= {path for path, known in readable.items() if known.step == best}
     kept |= {path for path, known in readable.items() if keep_every and known.step % keep_every == 0}
+    for path, fault in faults.items():
+        if path not in kept or fault not in _named:
+            what = "KEPT, BUT NOT COUNTED AMONG THE LAST" if path in kept else "REMOVED"
+            print(f"!! CHECKPOINT {what}: {fault}", file=sys.stderr, flush=True)
+        _named.add(fault)
     gone = [path for path in older if path not in kept]
     for path in gone:
         _remove_tree(path)
     return gone
+
+
+def _last_good(older: Sequence[Path], newest: Path, number: int) -> tuple[list[Path], dict[Path, str]]:
+    """Return the newest checkpoints up to this number, and those passed over on the way, each with its fault."""
+    good: list[Path] = []
+    faults: dict[Path, str] = {}
+    for path in older:
+        if len(good) == number:
+            break
+        if path == newest or (fault := _known_fault(path)) is None:
+            good.append(path)
+        else:
+            faults[path] = fault
+    return good, faults
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -169,32 +199,68 @@ def verify_model(path: Path) -> Manifest | None:
 
 
 def _verify(path: Path, *, as_model: bool = False) -> Manifest:
-    manifest = read_manifest(path)
-    name = _NAME.fullmatch(path.name)
-    if name and int(name[1]) != manifest.step:
-        raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; rename the folder to its own step")
+    manifest, files = _listed(path, as_model=as_model)
     try:
-        present = {file.relative_to(path).as_posix(): file for file in files_of(path)}
-        wanted = dict(manifest.files)
-        if as_model:
-            present, wanted = _without_learner(present), _without_learner(wanted)
-        faults = [f"{name} is missing" for name in wanted if name not in present]
-        faults += [f"{name} is not in the manifest" for name in present if name not in wanted]
-        # Sizes first: they cost nothing, and a cut file need not be read.
-        for name, entry in wanted.items():
-            if name in present and (size := present[name].stat().st_size) != entry.size:
-                faults.append(f"{name} holds {size} bytes, not {entry.size}")
-        if not faults:
-            digests = file_entries(path, present.values(), once=as_model)
-            faults = [f"the content of {name} changed" for name, entry in wanted.items() if digests[name] != entry]
+        digests = file_entries(path, [path / name for name in files], once=as_model)
+        faults = [
+            f"the content of {name} changed" for name, digest in digests.items() if digest != manifest.files[name]
+        ]
         if not faults and not as_model:
             faults = list(_non_finite_weights(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise CheckpointError(f"{path}: damaged: {'; '.join(faults[:3])}{more}: use a different checkpoint")
+        error = _damaged(path, faults)
+        _faults_in_bytes[_as_they_are(files)] = str(error)
+        raise error
     return manifest
+
+
+def _listed(path: Path, *, as_model: bool = False) -> tuple[Manifest, dict[str, os.stat_result]]:
+    """Return a checkpoint's manifest, and its files, which have the names and the sizes that it says.
+
+    Raises CheckpointError. The files are not read: a missing or cut one is found before all others are.
+    """
+    manifest = read_manifest(path)
+    name = _NAME.fullmatch(path.name)
+    if name and int(name[1]) != manifest.step:
+        raise CheckpointError(f"{path}: its manifest is of step {manifest.step}; rename the folder to its own step")
+    wanted = dict(manifest.files)
+    try:
+        present = {file.relative_to(path).as_posix(): file.stat() for file in files_of(path)}
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if as_model:
+        present, wanted = _without_learner(present), _without_learner(wanted)
+    faults = [f"{name} is missing" for name in wanted if name not in present]
+    faults += [f"{name} is not in the manifest" for name in present if name not in wanted]
+    faults += [
+        f"{name} holds {present[name].st_size} bytes, not {entry.size}"
+        for name, entry in wanted.items()
+        if name in present and present[name].st_size != entry.size
+    ]
+    if faults:
+        raise _damaged(path, faults)
+    return manifest, present
+
+
+def _damaged(path: Path, faults: Sequence[str]) -> CheckpointError:
+    more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+    return CheckpointError(f"{path}: damaged: {'; '.join(faults[:3])}{more}: use a different checkpoint")
+
+
+def _known_fault(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint as far as it is known without reading its files."""
+    try:
+        _, files = _listed(path)
+    except CheckpointError as error:
+        return str(error)
+    return _faults_in_bytes.get(_as_they_are(files))
+
+
+def _as_they_are(files: Mapping[str, os.stat_result]) -> _Identity:
+    """Return what changes if one of the files is written or replaced."""
+    return tuple((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files.items())
 
 
 def newest_verified(root: Path) -> tuple[Path, Manifest] | None:

@@ -231,6 +231,12 @@ class RunDirectory:
     ) -> Path:
         """Write an evaluation: first the records, then the summary, without which it does not count.
 
+        Args:
+            benchmark: the name of its folder.
+            step: of the checkpoint that was measured.
+            rows: one record per response.
+            summary: its numbers, as plain JSON.
+
         Raises UserError where the file system refuses.
         """
         check_benchmark_name(benchmark)

@@ -14,7 +14,7 @@ Two things keep a second writer out, and each covers what the other cannot:
   held, one that does not was left behind by a crash. No clock is compared with another machine's, so that clocks may
   differ.
 
-Two cases are left, both on such file systems: a machine that stood still for more than six intervals, and two
+Two cases are left, both on such file systems: a machine that was suspended for more than six intervals, and two
 machines that take over the same old lease within one. The holder that lost the lease sees it at its next renewal, and
 `check` then stops it.
 """
@@ -79,8 +79,8 @@ class RunLock:
         """Raise UserError where another process has taken the folder over."""
         if self._newer_lease:
             raise UserError(
-                f"{self.path.parent} was taken over by {_holder(self._newer_lease)} while this process stood still: "
-                "nothing more is written here; let that process finish, or stop it and resume"
+                f"{self.path.parent} was taken over by {_holder(self._newer_lease)} while this process was "
+                "suspended: nothing more is written here; let that process finish, or stop it and resume"
             )
 
     def release(self) -> None:

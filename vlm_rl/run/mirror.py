@@ -46,7 +46,7 @@ _SETTINGS = {"sampling", "seed", "step", "policy_version", "num_ranks", "min_pix
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ShownRow:
     """What a table shows of a RolloutRow."""
 
     prompt_id: str
@@ -180,15 +180,17 @@ class Mirror:
         if step not in self.run.rollout_steps():
             return
         shows = bool(self.samples_every) and step % self.samples_every == 0
-        table = self.run.rollouts(step, [column.name for column in fields(_Row)] if shows else ["reward", "length"])
+        table = self.run.rollouts(
+            step, [column.name for column in fields(_ShownRow)] if shows else ["reward", "length"]
+        )
         vectors = {name: table[name].to_numpy().astype(np.float64) for name in ("length", "reward")}
         vectors = {name: vector[np.isfinite(vector)] for name, vector in vectors.items()}
         vectors = {name: vector for name, vector in vectors.items() if len(vector)}
-        rows = [_Row(**row) for row in table.to_pylist()] if shows else []
+        rows = [_ShownRow(**row) for row in table.to_pylist()] if shows else []
         samples = [self._sample(row) for row in contrasts(rows, NUM_SAMPLES)]
         self.tracker.responses(step, vectors, samples)
 
-    def _sample(self, row: _Row) -> LoggedSample:
+    def _sample(self, row: _ShownRow) -> LoggedSample:
         image, question, gold = self._problem(row.prompt_id)
         return LoggedSample(
             problem=row.prompt_id,

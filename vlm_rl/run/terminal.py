@@ -191,7 +191,14 @@ def _number(metrics: Mapping[str, float], name: str, write: Callable[[float], st
 
 
 def sample_table(rows: Sequence[RolloutRow], *, step: int, limit: int = 6, console: Console | None = None) -> None:
-    """Print the responses with the highest and the lowest reward for as many prompts as `limit` allows."""
+    """Print the responses with the highest and the lowest reward for as many prompts as `limit` allows.
+
+    Args:
+        rows: of one step.
+        step: for the title.
+        limit: the most responses.
+        console: where to print; None for this process's output.
+    """
     console = console or make_console()
     table = Table(title=f"step {step}: samples", box=SIMPLE_HEAD, title_justify="left", expand=True)
     table.add_column("prompt", ratio=2, overflow="fold")
@@ -219,12 +226,12 @@ class _Rewarded(Protocol):
     def reward(self) -> float: ...
 
 
-_Row = TypeVar("_Row", bound=_Rewarded)
+_RewardedRow = TypeVar("_RewardedRow", bound=_Rewarded)
 
 
-def contrasts(rows: Iterable[_Row], limit: int) -> list[_Row]:
+def contrasts(rows: Iterable[_RewardedRow], limit: int) -> list[_RewardedRow]:
     """Return each prompt's best and worst response, the prompts with the widest gap first."""
-    groups: dict[str, list[_Row]] = {}
+    groups: dict[str, list[_RewardedRow]] = {}
     for row in rows:
         groups.setdefault(row.prompt_id, []).append(row)
     pairs = [sorted(group, key=lambda row: row.reward) for group in groups.values()]

@@ -261,12 +261,15 @@ class SwanLabTracker:
         self.id = run.id
         try:
             self._run = self._client.init(**options)
-            self.where = str(getattr(self._run, "url", "") or "swanlab watch " + options["log_dir"])
         except Exception:  # what no login and no network raise differs by version
             with suppress(Exception):
                 self._client.finish()
             self._run = self._client.init(**options, mode="offline")
             self.where = f"offline; `swanlab sync {options['log_dir']}/run-*-{run.id}` sends it"
+        else:
+            self.where = f"swanlab watch {options['log_dir']}"
+            with suppress(ValueError):  # in its local mode a run has no address
+                self.where = str(self._run.url or self.where)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._client.log(dict(values), step=step)

@@ -1,0 +1,52 @@
+"""What `vlm-rl serve` checks before it becomes a server."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from vlm_rl.config import Config, parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.samplers.serve import serve
+
+
+@pytest.fixture
+def config(tiny_model: Path, tmp_path: Path) -> Config:
+    """Return the configuration of a run whose model has an infinite weight."""
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("inf")
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    tree = {"out": str(tmp_path / "run"), "model": {"path": str(model)}, "data": {"train": ["x"]}}
+    return parse_config(
+        tree
+        | {
+            "rollout": {
+                "sampler": "server",
+                "servers": ["http://127.0.0.1:1"],
+                "server_token": str(tmp_path / "token"),
+            }
+        }
+    )
+
+
+def test_weights_that_are_not_finite_are_refused_before_anything_is_started(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    started: list[str] = []
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: started.append(name))
+    with pytest.raises(UserError, match=r"model\.safetensors: tensor 'model\.norm\.weight' holds NaN or infinity"):
+        serve(config, host="127.0.0.1", port=1, only_print=False)
+    assert started == [] and not (tmp_path / "token").exists()
+
+
+def test_the_command_is_printed_without_reading_the_weights(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(config, host="127.0.0.1", port=1, only_print=True)
+    assert f" {config.model.path} --" in capsys.readouterr().out

@@ -1,0 +1,122 @@
+"""docs/reliability.md names a test for each promise; what it and SECURITY.md name is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.attack import ATTACKS
+from vlm_rl.config import parse_config
+from vlm_rl.errors import UserError
+from vlm_rl.run.directory import check_unchanged
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+PAGES = {"docs/reliability.md": PAGE, "SECURITY.md": (ROOT / "SECURITY.md").read_text(encoding="utf-8")}
+# `run/test_lock.py::test_x`, its parts alone, `python -m tests.soak`, and the names in italics behind "attack(s)".
+NAMED = re.compile(
+    r"`(?:tests/)?(?P<file>(?:\w+/)*\w+\.py)?(?:::(?P<test>\w+))?`"
+    r"|`python -m (?P<module>tests[.\w]*)"
+    r"|\battacks? (?P<attacks>\*[^*]+\*(?:,? (?:and )?\*[^*]+\*)*)"
+)
+
+
+@cache
+def names_in(file: Path) -> frozenset[str]:
+    """Return the names of a file's test functions."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return frozenset(n.name for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
+
+
+def named(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each name of a test, a file of tests, a program or an attack, and whether there is one of that name.
+
+    `::test_x` is in the file named last before it.
+    """
+    last = ""
+    for match in NAMED.finditer(" ".join(text.split())):
+        file, test = match["file"], match["test"]
+        if module := match["module"]:
+            path = ROOT / module.replace(".", "/")
+            yield module, path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        elif attacks := match["attacks"]:
+            known = {attack.name for attack in ATTACKS}
+            yield from ((name, name in known) for name in re.findall(r"\*([^*]+)\*", attacks))
+        elif test or (file and Path(file).name.startswith("test_")):
+            last = file or last
+            path = ROOT / "tests" / last
+            is_there = path.is_file() and path.suffix == ".py"
+            yield f"{last}::{test}" if test else last, is_there and (not test or test in names_in(path))
+
+
+def promises(text: str) -> Iterator[str]:
+    """Yield each row of a table, item of a list and paragraph; one that ends with a colon introduces others."""
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            yield from block.splitlines()[2:]
+        elif not block.startswith("#") and not block.rstrip().endswith(":"):
+            yield from re.split(r"\n(?=- )", block)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_is_there(page: str) -> None:
+    found = [*named(PAGES[page])]
+    assert found and [name for name, is_there in found if not is_there] == []
+
+
+def test_every_promise_of_the_page_names_its_test() -> None:
+    """Rows in their last column. The first section explains, and the last one promises nothing."""
+    sections = PAGE[PAGE.index("## ") : PAGE.index("## What is not promised")].strip()
+    assert [text for text in promises(sections) if not [*named(text.strip(" |").rpartition(" | ")[2])]] == []
+    heads = [line for line in PAGE.splitlines() if line.startswith("| ") and line.endswith("| test |")]
+    assert len(heads) == len(re.findall(r"^\|---", PAGE, re.MULTILINE))
+
+
+def test_what_is_not_there_is_seen() -> None:
+    here = "`test_reliability_page.py`"
+    wrong = ("`test_nowhere.py`", f"{here} `::test_nothing`", "`tests/run/test_nowhere.py::test_x`", "attack *none*")
+    for text in (*wrong, "`::test_of_no_file`", "`python -m tests.nowhere`", "attacks *slow requests*, *none*"):
+        assert not all(is_there for _, is_there in named(text)), text
+    right = f"{here}, `::test_what_is_not_there_is_seen`; attacks *slow requests*, *10,000 connections*"
+    assert [is_there for _, is_there in named(right)] == [True] * 4
+    parts = promises("# h\n\n|a|test|\n|---|---|\n|b|c|\n\nFor:\n\n- d\n  e\n- f\n\ng")
+    assert [*parts] == ["|b|c|", "- d\n  e", "- f", "g"]
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield the section, the name and the path of each key of a configuration that is no section."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield tree, name, prefix + name
+
+
+def test_a_resume_may_change_what_the_page_lists_and_nothing_else() -> None:
+    sentence = PAGE.partition("A resume may change ")[2].partition("Any other change")[0]
+    listed = re.findall(r"`([^`]+)`", sentence)
+    sections = {
+        "reward": {"judge": {"url": "http://judge/v1", "model": "m", "prompt": "p"}},
+        "model": {"path": "m", "lora": {"rank": 4}},
+    }
+    own: Any = parse_config({"out": "run", "data": {"train": ["set"]}, **sections})
+    changed, allowed = own.model_dump(), []
+    for section, name, path in leaves(changed):
+        section[name], value = ["another value"], section[name]
+        try:
+            check_unchanged(Path("run"), own, SimpleNamespace(model_dump=lambda: changed))  # type: ignore[arg-type]
+            allowed.append(path)
+        except UserError:
+            pass
+        section[name] = value
+    known = [path for _, _, path in leaves(changed)]
+    assert allowed == [path for path in known if any(fnmatchcase(path, pattern) for pattern in listed)]
+    assert all(any(fnmatchcase(path, pattern) for path in known) for pattern in listed) and len(listed) > 10
