@@ -116,11 +116,11 @@ def gold_in(answer: Any, form: str, choices: tuple[str, ...]) -> str:
     if form == "box":
         answer = last_box(answer)
     elif form in ("hashes", "tag"):
-        found = _TAG.findall(answer)[-1:] if form == "tag" else answer.split("####")[1:][-1:]
-        if not found:
+        marked = _TAG.findall(answer)[-1:] if form == "tag" else answer.split("####")[1:][-1:]
+        if not marked:
             mark = "<answer> tag" if form == "tag" else "####"
             raise RowError("answer_missing", f"the answer has no {mark}: ...{answer[-60:]!r}")
-        answer = found[0].strip()
+        answer = marked[0].strip()
     gold = gold_of(answer)
     if form == "option_text" and (same := [index for index, choice in enumerate(choices) if choice.strip() == gold]):
         return LETTERS[same[0]] if len(same) == 1 and same[0] < len(LETTERS) else gold

@@ -41,7 +41,7 @@ def find_data(path: Path, split: str = "") -> FoundData:
     """
     if path.is_file():
         if path.suffix not in FORMATS:
-            raise UserError(f"{path}: is none of {', '.join(FORMATS)}; these can be prepared, or a folder with them")
+            raise UserError(f"{path}: only {', '.join(FORMATS)} can be prepared; give such a file, or its folder")
         if split:
             raise UserError(f"--split {split!r}: {path} is one file, which has no splits")
         return FoundData(FORMATS[path.suffix], [path], "", [])
@@ -70,7 +70,7 @@ def _json(file: Path) -> dict:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """Return the files of a data set that `save_to_disk` wrote; its state names them, and caches lie beside them."""
+    """Return the files of a data set that `save_to_disk` wrote; its state names them, and caches are beside them."""
     names = [entry.get("filename", "") for entry in _json(folder / "state.json").get("_data_files", [])]
     files = [folder / Path(name).name for name in names]
     if not files or not all(file.is_file() for file in files):

@@ -81,19 +81,19 @@ class Sample:
     columns: dict[str, list[Any]]
 
 
-def guess(path: Path, found: FoundData, given: Mapping[str, Sequence[str]], *, named: str = "") -> GenericSet:
+def guess(path: Path, data: FoundData, given: Mapping[str, Sequence[str]], *, named: str = "") -> GenericSet:
     """Return the mapping of the tables at `path`.
 
     Args:
         path: the user's folder or file.
-        found: the tables there.
+        data: the tables there.
         given: columns that the user named, by ours: question, answer, images, choices, response.
         named: what the user called it, if that is not `path`: a hub id.
 
     Raises UserError listing the columns where one is missing, or where several fit.
     """
-    sample = read_sample(found.tables)
-    where = str(found.tables[0])
+    sample = read_sample(data.tables)
+    where = str(data.tables[0])
     if not sample.rows:
         raise UserError(f"{where}: none of its first {SAMPLE_ROWS} rows can be read")
     for ours, names in given.items():
@@ -102,7 +102,7 @@ def guess(path: Path, found: FoundData, given: Mapping[str, Sequence[str]], *, n
                 raise UserError(_message(where, sample, f"--{ours} {name}: no row has such a column"))
     question = [*given.get("question", ())] or [_decide("question", QUESTIONS, _is_question, sample, where)]
     answer = [*given.get("answer", ())] or [_decide("answer", ANSWERS, _is_answer, sample, where)]
-    images = [*given.get("images", ())] or _images(sample, found.tables[0].parent, where)
+    images = [*given.get("images", ())] or _images(sample, data.tables[0].parent, where)
     choices = [*given.get("choices", ())] or _choices(sample, where)
     category = _best(CATEGORIES, lambda values: all(isinstance(value, str) for value in values), sample)
     difficulty = _best(PASS_RATES, lambda values: all(isinstance(value, float | int) for value in values), sample)
@@ -119,8 +119,8 @@ def guess(path: Path, found: FoundData, given: Mapping[str, Sequence[str]], *, n
         path=named or str(path),
         source=re.sub(r"[^\w.-]+", "_", Path(named).name if named else path.resolve().stem),
         columns=columns,
-        files=_globs(path, found.tables) if path.is_dir() else [],
-        image_folder=_image_folder(path, found.tables[0].parent, sample, images),
+        files=_globs(path, data.tables) if path.is_dir() else [],
+        image_folder=_image_folder(path, data.tables[0].parent, sample, images),
         answer_form=_answer_form(sample, answer[0], choices),
     )
 
@@ -230,7 +230,7 @@ def _images(sample: Sample, folder: Path, where: str) -> list[str]:
     inside = [name for name in columns if not _paths(sample.columns[name])]
     if len(columns) > 1 and len(inside) == 1:  # the image itself, beside a column with its path
         return inside
-    columns = columns or sorted(fitting)  # another name, but values that nothing else has
+    columns = columns or sorted(fitting)  # a different name, but values that nothing else has
     if len(columns) > 1:
         raise UserError(_several("images", columns, sample, where))
     if not columns:  # file names without an ending

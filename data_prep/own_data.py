@@ -36,15 +36,15 @@ def map_own_data(
     if not Path(named).exists():
         revision = revision or newest_commit(named)
     path, commit = locate(named, revision)
-    found = find_data(path, split)
-    mapping = guess(path, found, given, named=named if commit else "")
+    data = find_data(path, split)
+    mapping = guess(path, data, given, named=named if commit else "")
     if commit:
         mapping = mapping.model_copy(update={"revision": commit})
-    count = f"{len(found.tables)} files" if len(found.tables) > 1 else found.tables[0].name
-    print(f"{named}: {found.format}, {count}")
-    if len(found.splits) > 1:
-        others = ", ".join(name for name in found.splits if name != found.split)
-        print(f"split: {found.split}; for another one: --split, of {others}")
+    count = f"{len(data.tables)} files" if len(data.tables) > 1 else data.tables[0].name
+    print(f"{named}: {data.format}, {count}")
+    if len(data.splits) > 1:
+        others = ", ".join(name for name in data.splits if name != data.split)
+        print(f"split: {data.split}; for a different one: --split, of {others}")
     for source, facts in SOURCES.items():
         if facts.hub.lower().endswith(f"/{Path(named).name.lower()}"):
             print(f"note: if this is {facts.hub}, prepare it by its rules: vlm-rl prepare {source} --source {named}")

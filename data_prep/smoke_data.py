@@ -41,7 +41,13 @@ SAMPLES = """\
 
 
 def make_smoke_data(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: int = MAX_PIXELS) -> list[Path]:
-    """Prepare `rows` of every sample set below the new folder `out`, make the model out/tiny, return the sets.
+    """Prepare some rows of every sample set, make the model out/tiny, and return the sets.
+
+    Args:
+        samples: the folder of SAMPLES.
+        out: the new folder.
+        rows: of each set.
+        max_pixels: of an image.
 
     Raises UserError if the samples are not there or `out` exists.
     """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on a Slurm allocation; a job that is stopped or out of time saves, is queued again, and goes on by itself:
+# Train on a Slurm allocation; a job that is stopped or out of time saves, is queued again, and resumes by itself:
 #
 #   sbatch --nodes 4 launch/slurm.sh configs/virl39k_luspo_72b.yaml
 #   SERVER_NODES=2 sbatch --nodes 4 launch/slurm.sh configs/virl39k_luspo_7b_servers.yaml out=runs/a

@@ -65,7 +65,19 @@ def test_the_page_of_the_papers_names_every_run_of_theirs() -> None:
     named = {CONFIGS.parent / name for pattern in patterns for name in choices(pattern)}
     assert all(path.is_file() for path in named)
     papers = {path for path in (CONFIGS / "papers").rglob("*.yaml") if path.stem != "base"}
-    assert papers <= named and len(papers) == 18 + 12 + 2 and len(named) == 18 + 12 + 2 + 5
+    assert papers <= named and len(papers) == 18 + 12 + 7 and len(named) == 18 + 12 + 7
+
+
+@pytest.mark.parametrize(
+    ("own", "shipped"),
+    [
+        *((f"qwen2.5_vl_7b_{rule}", f"virl39k_{rule}_7b") for rule in ("grpo", "gspo", "luspo")),
+        *((f"qwen2.5_7b_{rule}", f"dapo_math_{rule}_qwen2.5_7b_text") for rule in ("gspo", "luspo")),
+    ],
+)
+def test_luspos_runs_are_the_shipped_recipes_in_a_different_folder(own: str, shipped: str) -> None:
+    recipe = load_config(CONFIGS / f"{shipped}.yaml", [f"out=runs/papers/luspo/{own}"])
+    assert load_config(CONFIGS / "papers" / "luspo" / f"{own}.yaml") == recipe
 
 
 def choices(pattern: str) -> list[str]:
@@ -134,8 +146,8 @@ def test_a_file_takes_what_it_does_not_give_from_the_one_it_extends(minimal: Pat
 @pytest.mark.parametrize(
     ("extends", "words"),
     [
-        ("none.yaml", ["extends is 'none.yaml'", "name of a YAML file"]),
-        ("3", ["extends is 3", "name of a YAML file"]),
+        ("none.yaml", ["extends is 'none.yaml'", "must name a YAML file"]),
+        ("3", ["extends is 3", "must name a YAML file"]),
         ("child.yaml", ["extends a third file"]),
     ],
 )

@@ -23,7 +23,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.grader import Grader
 from vlm_rl.reward_parts.functions import UserFunction
-from vlm_rl.rewards import Item, RewardFunction, Scoring, overlong_penalty, repeated_share
+from vlm_rl.rewards import RewardFunction, Scoring, ScoringItem, overlong_penalty, repeated_share
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
@@ -277,7 +277,7 @@ def test_groups_scored_beside_the_engine_get_the_same_rewards(
     calls: list[int] = []
     others = threading.Event()
 
-    def held_up(items: Sequence[Item]) -> list[Reward]:
+    def held_up(items: Sequence[ScoringItem]) -> list[Reward]:
         if not calls:
             others.wait(60)
         calls.append(len(items))

@@ -37,12 +37,19 @@ from vlm_rl.reward_parts.judge import Judge
 from vlm_rl.templates import Template
 from vlm_rl.types import Call, Grade, Outcome, Problem, Prompt, Reward, Rollout
 
-Item = tuple[Problem, Prompt, Rollout]
+ScoringItem = tuple[Problem, Prompt, Rollout]
 RIGHT_FROM = 0.5  # the value from which a part with the role accuracy calls a response right
 
 
 def overlong_penalty(length: int, *, max_tokens: int, buffer: int, factor: float) -> float:
-    """Return 0 up to max_tokens - buffer tokens, then a line that reaches -factor at max_tokens. Buffer 0 is off."""
+    """Return 0 up to max_tokens - buffer tokens, then a line that reaches -factor at max_tokens.
+
+    Args:
+        length: tokens of the response.
+        max_tokens: the most that a response may have.
+        buffer: tokens over which the penalty grows; 0 is off.
+        factor: the largest penalty.
+    """
     if buffer == 0:
         return 0.0
     return min(0.0, ((max_tokens - buffer) - length) / buffer * factor)
@@ -113,7 +120,7 @@ class RewardFunction:
                 "the set with a box column (docs/data.md), or leave the reward out"
             )
 
-    def score(self, items: Sequence[Item]) -> list[Reward]:
+    def score(self, items: Sequence[ScoringItem]) -> list[Reward]:
         """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""
         texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
         tasks = [task_of(problem, text, self.template) for (problem, _, _), text in zip(items, texts, strict=True)]
@@ -257,7 +264,7 @@ class Scoring:
     def __init__(self, function: RewardFunction) -> None:
         self._function = function
         self._pool = ThreadPoolExecutor(1)
-        self._waiting: deque[tuple[int, list[Item]]] = deque()
+        self._waiting: deque[tuple[int, list[ScoringItem]]] = deque()
         self._calls: list[Future[None]] = []
         self._rewards: dict[int, tuple[Reward, ...]] = {}
 
@@ -270,7 +277,7 @@ class Scoring:
             self._function.abort()
         self._pool.shutdown(cancel_futures=True)
 
-    def add(self, index: int, items: list[Item]) -> None:
+    def add(self, index: int, items: list[ScoringItem]) -> None:
         """Queue a group's responses under a number of the caller's choice."""
         self._waiting.append((index, items))
         self._calls.append(self._pool.submit(self._score_waiting))

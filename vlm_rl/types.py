@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -34,6 +34,7 @@ IMAGE_MARKER, VIDEO_MARKER = "<image>", "<video>"
 AnswerType = Literal["choice", "integer", "float", "expression", "text", "list", "code"]
 StopReason = Literal["stop", "length", "unfinished"]  # unfinished: continues in a later step (rollout.carry_over)
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
+NamedTensors = Iterable[tuple[str, "torch.Tensor"]]  # the tensors of a model
 
 
 @dataclass(frozen=True, slots=True)

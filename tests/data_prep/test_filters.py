@@ -59,12 +59,12 @@ def test_duplicates_conflicts_and_variants(tmp_path) -> None:
         row("a.png", "3"),
         row("copy.png", "3"),  # duplicate
         row("small.jpg", "3", "<image> find x"),  # near duplicate
-        row("numbered.png", "4"),  # a variant: another gold
-        row("other.png", "3"),  # another picture
+        row("numbered.png", "4"),  # a variant: a different gold
+        row("other.png", "3"),  # a different picture
         {"question": "Text?", "answer": "1"},
         {"question": "Text?", "answer": "2"},  # both go
         {"question": "x+2?", "answer": "1"},
-        {"question": "x-2?", "answer": "1"},  # another sign is another problem
+        {"question": "x-2?", "answer": "1"},  # a different sign makes a different problem
     ]
     source = write_virl(tmp_path / "virl", rows, images)
     report = prepare("virl39k", source, tmp_path / "out")
@@ -129,7 +129,7 @@ def test_rows_that_share_text_or_an_image_with_a_benchmark_go(tmp_path, benchmar
         {"question": "A farmer walks nine kilometres every single morning."},  # fewer than 13
         {"question": "how many primes divide 2024"},  # short, and the same as a whole
         {"question": "<image>Something else altogether?", "image": ["images/b.jpg"]},  # its picture
-        {"question": "<image>What is x?", "image": ["images/c.png"]},  # same short text, another picture
+        {"question": "<image>What is x?", "image": ["images/c.png"]},  # same short text, a different picture
         {"question": "<image>Nothing to see", "image": ["images/white.png"]},
     ]
     images = {

@@ -142,7 +142,7 @@ def test_a_dry_run_writes_nothing(said, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     code, text = said(tmp_path / "raw", "--out", tmp_path / "set", "--dry-run")
     assert code == 0 and text.endswith("nothing was written\n")
-    assert "split: train; for another one: --split, of test" in text
+    assert "split: train; for a different one: --split, of test" in text
     assert sorted(tmp_path.rglob("*")) == before
     assert said(tmp_path / "raw")[0] == 2, "--out is needed without --dry-run"
 

@@ -88,7 +88,7 @@ def test_virl_row_34209_is_judged_by_its_own_gold(tmp_path) -> None:
 
 
 def test_dapo_folds_copies_over_batches_and_reports_conflicts(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("vlm_rl.data_prep.dapo._BATCH", 7)  # copies lie in different batches
+    monkeypatch.setattr("vlm_rl.data_prep.dapo._BATCH", 7)  # copies are in different batches
     rows = [dapo_row(f"Problem {n % 5}", str(-n % 5), f"uuid-{n}") for n in range(50)]
     rows.append(dapo_row("Problem 2", "1000", "uuid-50"))
     rows.append(dapo_row("Problem 9", None, "uuid-51"))
@@ -450,7 +450,7 @@ def test_text_benchmarks(tmp_path, source, row, expected, kind) -> None:
 
 def test_any_of_minervas_alternative_golds_is_right(tmp_path) -> None:
     from vlm_rl.data.sets import load_set
-    from vlm_rl.grading.grader import Grader
+    from vlm_rl.grading.grader import Grader, task_of
     from vlm_rl.templates import TEMPLATES
 
     rows = [{"problem": "P", "answer": ["0.01\n", "0.02\n", "0.01"], "idx": 4}, {"problem": "Q", "answer": ["3"]}]
@@ -460,11 +460,9 @@ def test_any_of_minervas_alternative_golds_is_right(tmp_path) -> None:
     assert "alternatives" not in second.meta
     template = TEMPLATES["think_answer"]
     with Grader() as grader:
-        right = [
-            grader.grade_problem(first, template.wrap("So.", text), template).correct
-            for text in ("0.01", "0.02", "0.03")
-        ]
-    assert right == [True, True, False]
+        tasks = [task_of(first, template.wrap("So.", text), template) for text in ("0.01", "0.02", "0.03")]
+        grades = grader.grade_many(tasks)
+    assert [grade.correct for grade in grades] == [True, True, False]
 
 
 def test_olympiadbench_several_answers_units_tolerance_context_and_pictures(tmp_path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vlm_rl.data import model_folder
 from vlm_rl.doctor import machine
 from vlm_rl.doctor.attention import attention_bf16, attention_fp32
 from vlm_rl.grading import grader as grading
@@ -27,6 +28,13 @@ def test_a_sound_machine(tmp_path: Path) -> None:
 def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_LIBRARIES", ("torch", "no-such-library"))
     assert machine.versions(tmp_path).detail == "no-such-library is not installed"
+
+
+def test_a_transformers_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_folder, "version", lambda _: "5.17.0")
+    answer = machine.versions(tmp_path)
+    assert answer.outcome == "off" and answer.detail.startswith("Python 3.") and "torch " in answer.detail
+    assert "transformers 5.17.0 is too old" in answer.detail and answer.detail.endswith("transformers>=5.18")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")

@@ -212,7 +212,7 @@ def test_a_gold_of_each_benchmark_accepts_itself_and_a_different_form(grader: Gr
     wrong = []
     for gold, different_form, kind, choices, meta in SAMPLE_GOLDS:
         problem = Problem("p", "", (), gold, kind, choices, meta=meta)
-        grade = grader.grade_problem(problem, THINK.wrap("a", different_form), THINK)
+        grade = grader.grade_many([task_of(problem, THINK.wrap("a", different_form), THINK)])[0]
         if not (grade.correct and grader.verifies_itself(problem)):
             wrong.append((gold, different_form, grade))
     assert wrong == []

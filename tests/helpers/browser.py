@@ -68,6 +68,32 @@ def open_page(
         yield visit
 
 
+_CUT = """
+() => {
+  const found = [];
+  for (const box of document.querySelectorAll('body *')) {
+    const style = getComputedStyle(box), isHidden = !box.clientWidth || box.closest('details:not([open]), svg, pre');
+    if (!isHidden && style.overflowX !== 'visible' && box.scrollWidth > box.clientWidth + 1)
+      found.push(`cut at the right: ${box.innerText.slice(0, 80)}`);
+  }
+  for (const axis of document.querySelectorAll('svg .role-axis-label')) {
+    const labels = [...axis.querySelectorAll('text')].filter((text) => text.getAttribute('opacity') !== '0');
+    const boxes = labels.map((text) => text.getBoundingClientRect()).sort((a, b) => a.left - b.left);
+    const isRow = boxes.every((box) => Math.abs(box.top - boxes[0].top) < 2);
+    for (let i = 1; isRow && i < boxes.length; i++)
+      if (boxes[i].left - boxes[i - 1].right < 3)
+        found.push(`labels collide: ${axis.closest('.chart').getAttribute('aria-label')}`);
+  }
+  return [...new Set(found)];
+}
+"""
+
+
+def cut_on_a_phone(page: Any) -> list[str]:
+    """Return a line for each element that scrolls sideways, and for each chart whose horizontal labels touch."""
+    return page.evaluate(_CUT)
+
+
 def axe_faults(page: Any, *rules: str) -> list[str]:
     """Return what axe-core finds by these rules, or by all of them, a line for each element.
 

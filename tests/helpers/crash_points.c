@@ -1,7 +1,7 @@
 /* Count what a process does to files below a folder, and its forks, and kill it at one of these points.
  *
  * Preloaded (LD_PRELOAD), this library sees the calls of Python, C++ and Rust alike. It does nothing until crash_arm.
- * A process that dies in a write has written half of it; at any other point it dies just before. Its children go on.
+ * A process that dies in a write has written half of it; at any other point it dies just before. Its children keep running.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

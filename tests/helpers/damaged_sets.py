@@ -161,7 +161,7 @@ DAMAGES: dict[str, Damage] = {
     "no rows": table(lambda whole: whole.slice(0, 0)),
     "one row group": table(lambda whole: whole, group=1000),
     "row groups of one": table(lambda whole: whole, group=1),
-    "rows in another order": table(lambda whole: whole.take(list(range(whole.num_rows))[::-1])),
+    "rows in a different order": table(lambda whole: whole.take(list(range(whole.num_rows))[::-1])),
     # columns
     **{
         f"column {name} gone": table(lambda whole, name=name: whole.drop_columns([name]))

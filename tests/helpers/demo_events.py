@@ -20,6 +20,21 @@ def run_event(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     return next(message for message in messages if message["msg"] == "process_completed")
 
 
+def first_bodies(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a body for every event of a page's configuration, with the values that it has at first."""
+    props = {component["id"]: component["props"] for component in config["components"]}
+    first = {"dropdown": None, "number": 0, "textbox": "", "html": "", "api": ""}
+    kinds = {component["id"]: component["type"] for component in config["components"]}
+
+    def value(component: int) -> Any:
+        return [] if props[component].get("multiselect") else first[kinds[component]]
+
+    return [
+        {"fn_index": event["id"], "data": [value(component) for component in event["inputs"]]}
+        for event in config["dependencies"]
+    ]
+
+
 def arrival(client: httpx.Client, query: str) -> dict[str, Any]:
     """Return the body of the event that draws an address of the page."""
     dependencies = client.get("/config").json()["dependencies"]

@@ -35,6 +35,6 @@ def one_rank_fails(subject: Path) -> Check:
     return raises(subject)
 
 
-Subject = Path
+SUBJECT = Path
 WAYS = {"dies": (fine, raises, dies, fine), "hangs": (fine, hangs), "ranks": (fine, one_rank_fails, fine)}
 CHECKS = WAYS[os.environ["DOCTOR_WAY"]]

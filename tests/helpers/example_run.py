@@ -18,6 +18,7 @@ from vlm_rl.config import parse_config
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.run.rollout_row import RolloutRow
+from vlm_rl.stats import score_interval
 
 COLORS = {"red": (206, 66, 60), "blue": (64, 104, 190), "green": (70, 150, 92), "yellow": (226, 184, 70)}
 CELLS = [f"{row}{column}" for row in "abc" for column in "123"]
@@ -88,10 +89,9 @@ def build_run(
     for step in (0, steps // 2, steps) if eval_steps is None else eval_steps:
         rows = _evaluation(step, steps, num_problems, question, response)
         correct = np.array([row.verdict == "correct" for row in rows])
-        error = 1.96 * math.sqrt(correct.mean() * (1 - correct.mean()) / len(rows))
         summary = {
             "accuracy": float(correct.mean()),
-            "interval": [max(0.0, correct.mean() - error), min(1.0, correct.mean() + error)],
+            "interval": list(score_interval(correct)),
             "num_problems": len(rows),
         }
         run.write_eval("toy-test", step, rows, summary)

@@ -1,4 +1,4 @@
-"""A proxy in front of a rollout server that passes everything on, but for the groups of responses."""
+"""A proxy in front of a rollout server that passes everything on, except for the groups of responses."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def saved_dataset(folder: Path) -> None:
 
 
 def saved_splits(folder: Path) -> None:
-    """A DatasetDict, whose split test holds the problems in another order."""
+    """A DatasetDict, whose split test holds the problems in a different order."""
     import datasets
 
     rows = _rows(image=_struct)

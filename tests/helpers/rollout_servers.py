@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,13 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from tests.helpers.served import free_port, wait_for_status
 from tests.helpers.toy_runs import Toys, clean_environment, toy_problem
-from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.config import ModelConfig
+from vlm_rl.data.carry_over import begin
+from vlm_rl.data.prompts import PromptBuilder, rope_positions
+from vlm_rl.learner.loading import policy_of
+from vlm_rl.learner.packing import Chunk, pack_row
+from vlm_rl.learner.self_check import group_of
+from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.servers import ServerSampler, ServerSettings
 from vlm_rl.templates import TEMPLATES
@@ -29,17 +36,19 @@ from vlm_rl.types import Prompt, Rollout
 class RolloutServer:
     """`vlm-rl serve CONFIG`; its signals go to all of its processes. Use as a context manager."""
 
-    def __init__(self, config: Path, log: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._config, self._log = config, log
+    def __init__(self, config: Path, log: Path, *, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
+        """Start it; the words `inside` come before the command."""
+        self.host, self.port = host, free_port()
+        self.url = f"http://{host}:{self.port}"
+        self._command = [*inside, sys.executable, "-m", "vlm_rl", "serve", str(config), "--host", host]
+        self._log = log
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again at the same address."""
         with self._log.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vlm_rl", "serve", str(self._config), "--port", str(self.port)],
+                [*self._command, "--port", str(self.port)],
                 env=clean_environment(),
                 stdout=file,
                 stderr=file,
@@ -48,8 +57,14 @@ class RolloutServer:
 
     def wait(self, *, seconds: float = 480) -> Self:
         """Wait until the server answers; without a token, that is a refusal."""
-        wait_for_status(self._process, self.port, "/vlm_rl/info", 401, log=self._log, seconds=seconds)
+        where = {"host": self.host, "log": self._log, "seconds": seconds}
+        wait_for_status(self._process, self.port, "/vlm_rl/info", 401, **where)
         return self
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of the server, whose group has all of its processes."""
+        return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to all its processes."""
@@ -67,7 +82,7 @@ class RolloutServer:
 
 @dataclass
 class Fleet:
-    """Two servers, and a learner beside them."""
+    """Servers, and a learner beside them."""
 
     toys: Toys
     servers: list[RolloutServer]
@@ -108,22 +123,48 @@ class Fleet:
 
 
 @contextmanager
-def served_fleet(toys: Toys, folder: Path, **rollout: Any) -> Iterator[Fleet]:
-    """Start two servers of the toy policy."""
+def served_fleet(toys: Toys, folder: Path, *, servers: int = 2, **rollout: Any) -> Iterator[Fleet]:
+    """Start servers of the toy policy."""
     settings = {"sampler": "server", "servers": ["http://127.0.0.1:1"], "batch_size": 4, **rollout}
     config = toys.config("served-config", rollout=settings | {"server_token": str(folder / "token")})
     builder = PromptBuilder(toys.model, template=TEMPLATES["think_answer"], max_pixels=1_003_520)
     model = AutoModelForImageTextToText.from_pretrained(toys.model, dtype=torch.float32)
     prompts = [builder.build(toy_problem(index, "train", 12)) for index in range(8)]
-    with RolloutServer(config, folder / "first") as first, RolloutServer(config, folder / "second") as second:
-        first.wait()
-        second.wait()
-        yield Fleet(toys, [first, second], folder / "token", model, prompts, builder, [])
+    with ExitStack() as stack:
+        started = [stack.enter_context(RolloutServer(config, folder / f"log-{i}")) for i in range(servers)]
+        for server in started:
+            server.wait()
+        yield Fleet(toys, started, folder / "token", model, prompts, builder, [])
+
+
+def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int, params: SamplingParams) -> None:
+    """Let the servers begin the batch of a step, with a group for each prompt of the fleet."""
+    groups = [begin(toy_problem(index, "train", 12), 1, responses=params.responses) for index in range(8)]
+    sampler.begin(step, fleet.prompts, [group.rollouts for group in groups], params, seed=1)
 
 
 def same(left: list[list[Rollout]], right: list[list[Rollout]]) -> bool:
-    """Tell whether two calls of generate gave the same tokens, with log-probs equal but for float noise."""
+    """Tell whether two calls of generate gave the same tokens, with log-probs equal except for float noise."""
     pairs = [(a, b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)]
     return all(
         a.ids.tolist() == b.ids.tolist() and np.allclose(a.logprobs, b.logprobs, atol=1e-5, rtol=0) for a, b in pairs
     )
+
+
+def learner_logps(fleet: Fleet, prompt: Prompt, rollouts: Sequence[Rollout]) -> np.ndarray:
+    """Return the log-probs of all tokens at temperature 1 and the learner's weights, end to end. Each response has a
+    row of its own."""
+    tokens = {"banned_ids": fleet.builder.banned_ids, "temperature": 1.0}
+    policy = policy_of(fleet.model, ModelConfig(path="x"), **tokens)
+    rows = [
+        pack_row(
+            [Chunk(0, (g,))],
+            groups=[group_of(prompt, rollouts)],
+            prompts={0: prompt},
+            weights_PG=np.zeros((1, len(rollouts))),
+            positions=partial(rope_positions, fleet.model),
+        )
+        for g in range(len(rollouts))
+    ]
+    with torch.no_grad():
+        return np.concatenate([policy(row)[0].numpy() for row in rows])

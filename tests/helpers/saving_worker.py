@@ -1,4 +1,4 @@
-"""One rank of test_saving.py: checkpoints that are written while the training goes on, and ones that are not."""
+"""One rank of test_saving.py: checkpoints that are written while the training continues, and ones that are not."""
 
 from __future__ import annotations
 

@@ -30,17 +30,24 @@ def free_port() -> int:
 
 
 def wait_for_status(
-    process: subprocess.Popen[bytes], port: int, path: str, status: int, *, log: Path, seconds: float = 480
+    process: subprocess.Popen[bytes],
+    port: int,
+    path: str,
+    status: int,
+    *,
+    log: Path,
+    host: str = "127.0.0.1",
+    seconds: float = 480,
 ) -> None:
     """Wait until a server's process answers a path with this status; a failure shows the end of its log."""
     end = time.monotonic() + seconds
-    while _status_of(port, path) != status:
+    while _status_of(host, port, path) != status:
         assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
         time.sleep(0.5)
 
 
-def _status_of(port: int, path: str) -> int | None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+def _status_of(host: str, port: int, path: str) -> int | None:
+    connection = http.client.HTTPConnection(host, port, timeout=30)
     try:
         connection.request("GET", path)
         return connection.getresponse().status

@@ -1,4 +1,4 @@
-"""One rank of test_sharding.py: a model loaded in shards, and a learner on another number of ranks."""
+"""One rank of test_sharding.py: a model loaded in shards, and a learner on a different number of ranks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def trains(folder: Path, dtype: torch.dtype, *, shard: bool, lora: LoraConfig | 
     }
 
 
-# -- another number of ranks -----------------------------------------------------------------------
+# -- a different number of ranks --------------------------------------------------------------------
 
 # What a checkpoint is written and read with: two rates make two groups, and a short sub-group cuts ZeRO 3's groups.
 WAYS: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.helpers.groups import WeighedGroup, pack
+from tests.helpers.torch_versions import VARLEN
+from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner import vision_attention
 from vlm_rl.learner.packing import Chunk, PackedRow
@@ -106,9 +109,20 @@ def test_attention_and_head_stay_on_their_device(
         assert logp_K.shape == entropy_K.shape == (8 * 2,)
 
 
-def test_windows_of_the_vision_tower_stay_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", [None, *VARLEN])
+def test_windows_of_the_vision_tower_stay_on_their_device(
+    version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through this torch's function, and with the arguments that a version's has."""
+
+    def varlen_attn(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        signature(VARLEN[version or ""]).bind(query, *args, **kwargs)
+        return torch.empty_like(query)
+
+    if version is not None:
+        monkeypatch.setattr(vision_attention, "varlen_attn", varlen_attn)
     monkeypatch.setattr(vision_attention, "takes_flash", lambda *_: True)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), AttentionKernels() as kernels:
         query = torch.empty(1, HEADS, 12, HIDDEN, dtype=torch.bfloat16, device="cuda")
         output, _ = vision_attention.windowed_attention(
             nn.Module(),
@@ -121,3 +135,5 @@ def test_windows_of_the_vision_tower_stay_on_their_device(monkeypatch: pytest.Mo
             max_length_q=4,
         )
         assert output.device.type == "cuda" and output.shape == (1, 12, HEADS, HIDDEN)
+    if version is None:
+        assert kernels.names == {"torch_attn::_varlen_attn"}, "the doctor names this kernel"

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
 from tests.helpers.groups import WeighedGroup, load_reference, random_group
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
-from vlm_rl.config import ModelPart, Rows
+from vlm_rl.config import ModelPart, RowFormat
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
@@ -26,7 +26,7 @@ TOLERANCE = 3e-5  # of log-probs, and of a gradient's distance over its norm; up
 FamilyModel = Callable[[str], Path]  # the fixture family_model
 
 
-def load_policy(folder: Path, rows: Rows = "auto") -> Policy:
+def load_policy(folder: Path, rows: RowFormat = "auto") -> Policy:
     return Policy(
         load_model(folder, dtype=torch.float32, rows=rows), banned_ids=BANNED, temperature=TEMPERATURE, rows=rows
     )
@@ -210,7 +210,9 @@ WRONG_WHEN_PACKED = {
 }
 
 
-def self_check(folder: Path, *, dtype: torch.dtype = torch.float32, rows: Rows = "auto") -> tuple[SelfCheck, Policy]:
+def self_check(
+    folder: Path, *, dtype: torch.dtype = torch.float32, rows: RowFormat = "auto"
+) -> tuple[SelfCheck, Policy]:
     """Return the self-check of a model, and its policy."""
     model = load_model(folder, dtype=dtype, rows=rows)
     prompts = [text_prompt(11, seed=0), text_prompt(17, seed=1)]
@@ -281,7 +283,7 @@ def test_a_language_model_of_an_unknown_type_is_refused_in_a_known_family() -> N
     ],
 )
 @pytest.mark.parametrize("rows", ["auto", "padded"])
-def test_what_no_row_computes_exactly_is_refused(changes: dict[str, Any], words: str, rows: Rows) -> None:
+def test_what_no_row_computes_exactly_is_refused(changes: dict[str, Any], words: str, rows: RowFormat) -> None:
     with pytest.raises(UserError, match=f"{words}.*; use a model without it$"):
         check_architecture(AutoConfig.for_model("llama", **{**TINY, **changes}), path="m", rows=rows)
 
@@ -295,7 +297,7 @@ def test_a_head_with_a_bias_is_refused() -> None:
 
 
 # (model type, its configuration, model.rows). Prompts are 11 and 17 tokens, responses 5, 9 and 8.
-ROWS: dict[str, tuple[str, dict[str, Any], Rows]] = {
+ROWS: dict[str, tuple[str, dict[str, Any], RowFormat]] = {
     "a window in every layer": ("mistral", WINDOW, "auto"),
     "a window longer than a prompt": ("mistral", {"sliding_window": 14}, "auto"),
     "a window of one token": ("mistral", {"sliding_window": 1}, "auto"),

@@ -115,7 +115,7 @@ def test_small_groups_share_a_row() -> None:
 def test_attention_counts_in_the_balance() -> None:
     """One response of 300 tokens behind 100, or four groups of 50 + 50.
 
-    By tokens 400 stand against 4 x 100: two groups here, two there and the long one beside either. With a
+    By tokens it is 400 against 4 x 100: two groups here, two there and the long one beside either. With a
     pair at 1/100 the long group costs 400 + (5,000 + 30,000 + 45,000) / 100 = 1,200, a short one 100 + 50 = 150:
     the long one is alone.
     """

@@ -1,4 +1,4 @@
-"""A checkpoint that is written while the training goes on is the one that is written while it waits."""
+"""A checkpoint that is written while the training continues is the one that is written while it waits."""
 
 from __future__ import annotations
 

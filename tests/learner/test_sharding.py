@@ -1,4 +1,4 @@
-"""Models that are loaded in shards, and shards that another number of ranks wrote: the same, bit for bit."""
+"""Models that are loaded in shards, and shards that a different number of ranks wrote: the same, bit for bit."""
 
 from __future__ import annotations
 

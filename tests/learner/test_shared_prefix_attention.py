@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.flash_reference import flash_attention_on_cpu
+from tests.helpers.torch_versions import SCHEMAS, VARLEN, operators
 from vlm_rl.learner import shared_prefix_attention as attention
-from vlm_rl.learner.packing import Layout, row_layout, windowed_runs
+from vlm_rl.learner.packing import RowLayout, row_layout, windowed_runs
 from vlm_rl.learner.shared_prefix_attention import may_attend, shared_prefix_attention
 
 HEADS, KV_HEADS, WIDTH, SCALE = 4, 2, 8, 0.3
@@ -71,19 +74,36 @@ def run(function: Callable[..., Tensor], num_tokens: int) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, inputs, weights)]
 
 
-def ours(layout: Layout, window: int | None = None) -> Callable[..., Tensor]:
+def ours(layout: RowLayout, window: int | None = None) -> Callable[..., Tensor]:
     return lambda q, k, v: shared_prefix_attention(torch.nn.Identity(), q, k, v, None, SCALE, layout, window)[0]
 
 
-@pytest.fixture(params=["cpu", "flash", "dense"])
+@pytest.fixture(params=["cpu 2.11", "cpu 2.13", "flash 2.11", "flash 2.13", "flash", "dense"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each of the three ways in turn; flash attention's operators are given a CPU kernel."""
-    if request.param == "flash":
+    """Each way in turn, through the operators of this torch or with the arguments that a version's have.
+
+    Flash attention's operators are given a CPU kernel.
+    """
+    way, _, version = request.param.partition(" ")
+    if way == "flash":
         monkeypatch.setattr(attention, "_CPU", attention._FLASH)
-    elif request.param == "dense":
+    elif way == "dense":
         monkeypatch.setattr(attention, "_CPU", None)
+    if version:
+        for name, operator in operators(version).items():
+            monkeypatch.setattr(torch.ops.aten, name, operator)
+        monkeypatch.setattr(attention, "varlen_attn", VARLEN[version])
     with flash_attention_on_cpu():
         yield
+
+
+def test_what_is_recorded_of_this_torch_is_so() -> None:
+    version = ".".join(torch.__version__.split(".")[:2])
+    assert version in SCHEMAS, "add the arguments of this version of torch to tests/helpers/torch_versions.py"
+    for name, schema in SCHEMAS[version].items():
+        assert str(getattr(torch.ops.aten, name).default._schema) == f"aten::{name}{schema}"
+    recorded, real = (signature(function).parameters.values() for function in (VARLEN[version], varlen_attn))
+    assert [(p.name, p.kind, p.default) for p in recorded] == [(p.name, p.kind, p.default) for p in real]
 
 
 @pytest.mark.usefixtures("kernel")

@@ -54,11 +54,6 @@ def test_a_wall_that_cannot_be_built_is_named(monkeypatch: pytest.MonkeyPatch) -
         own.run(Program("print(1)"))
 
 
-def test_runs_come_back_in_the_order_of_their_programs(sandbox: Sandbox) -> None:
-    programs = [Program(f"import time; time.sleep({delay}); print({delay})") for delay in (0.2, 0.0, 0.1)]
-    assert [run.stdout for run in sandbox.run_many(programs)] == [b"0.2\n", b"0.0\n", b"0.1\n"]
-
-
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -18,7 +18,7 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address
-from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, Rows
+from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, RowFormat
 from vlm_rl.config.reading import (
     changed_keys,
     load_config,
@@ -68,7 +68,7 @@ __all__ = [
     "RewardConfig",
     "RewardPartConfig",
     "RolloutConfig",
-    "Rows",
+    "RowFormat",
     "SftConfig",
     "TrackersConfig",
     "TrainConfig",

@@ -13,7 +13,14 @@ from vlm_rl.config.foreign_names import translate
 
 
 def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
-    """Return the lines that explain an error of pydantic's."""
+    """Return the lines that explain an error of pydantic's.
+
+    Args:
+        where: where the tree comes from, such as the path of its file.
+        detail: an item of `ValidationError.errors()`.
+        kind: the class of the whole tree.
+        overrides: the key=value that were applied to it.
+    """
     path = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "value_error":
         return conflict_lines(detail["msg"].removeprefix("Value error, ").split("\n"), where, path, overrides)
@@ -31,7 +38,14 @@ def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[
 
 
 def conflict_lines(messages: Iterable[str], where: str, path: str, overrides: Sequence[str]) -> list[str]:
-    """Return messages about values that do not fit together, from the file, the overrides or both."""
+    """Return messages about values that do not fit together, from the file, the overrides or both.
+
+    Args:
+        messages: what does not fit.
+        where: where the tree comes from, such as the path of its file.
+        path: the section that they are about, with dots; "" for the whole tree.
+        overrides: the key=value that were applied; those of the section are named.
+    """
     given = [item for item in overrides if item.startswith(f"{path}." if path else "")]
     place = f"{where} with {' '.join(given)}" if given else where
     return [f"{place}: {path + ': ' if path else ''}{message}" for message in messages]

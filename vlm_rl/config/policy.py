@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from vlm_rl.config.base import ConfigSection
 
 LayerPatches = Literal["auto"] | bool
-Rows = Literal["auto", "padded"]
+RowFormat = Literal["auto", "padded"]
 ModelPart = Literal["tower", "merger", "language_model"]
 
 
@@ -44,7 +44,10 @@ class LoraConfig(ConfigSection):
                 "has 4; use sync=merged"
             )
         if self.sync == "adapter" and (parts := sorted({"tower", "merger"} & {*self.targets})):
-            yield (f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies none: use sync=merged")
+            yield (
+                f"sync is adapter, and targets names {', '.join(parts)}, where vLLM applies no adapters: "
+                "use sync=merged"
+            )
 
 
 class ModelConfig(ConfigSection):
@@ -62,7 +65,7 @@ class ModelConfig(ConfigSection):
     """Keep only the inputs of the layers and recompute the rest in the backward pass."""
     offload_activations: bool = False
     """Keep those inputs in host memory. On a CPU they are there anyway."""
-    rows: Rows = "auto"
+    rows: RowFormat = "auto"
     """How the learner computes the responses to a prompt. auto: behind one copy of the prompt where that is exact for
     the model, else padded. padded: each response in a row of its own, behind its own copy of the prompt, through
     transformers' own attention. That is exact for every causal text model, and computes the prompt again for each

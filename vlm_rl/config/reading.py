@@ -29,8 +29,8 @@ _Model = TypeVar("_Model", bound="ConfigSection")
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply ``key.path=value`` overrides, and validate.
 
-    The file's key ``extends`` may name another, beside it, whose values it takes where it gives none of its own. That
-    one may extend no third.
+    The file's key ``extends`` may name another, seen from its folder, whose values it takes where it gives none of
+    its own. That one may extend no third.
 
     Raises UserError with the file or the override at fault, the key's path, the value, and the nearest known key.
     """
@@ -68,7 +68,7 @@ def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
     tree, where = _open(path), str(path)
     if (name := tree.pop("extends", None)) is not None:
         if not isinstance(name, str) or not (path.parent / name).is_file():
-            raise UserError(f"{path}: extends is {name!r}: it must be the name of a YAML file beside this one")
+            raise UserError(f"{path}: extends is {name!r}: it must name a YAML file, seen from this one's folder")
         base = _open(path.parent / name)
         if "extends" in base:
             raise UserError(f"{path}: it extends {name}, which extends a third file: extend that one, or none")

@@ -1,4 +1,4 @@
-"""The configuration of a training run, and its sections but for `model`, `data` and `reward`."""
+"""The configuration of a training run, and its sections except for `model`, `data` and `reward`."""
 
 from __future__ import annotations
 

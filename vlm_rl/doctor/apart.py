@@ -2,7 +2,7 @@
 
     python -m vlm_rl.doctor.apart MODULE FOLDER        # what `run_apart` starts, under torchrun where there are ranks
 
-The module has CHECKS, and Subject, which is made of FOLDER/model, a tiny model. The answers are appended to
+The module has CHECKS, and SUBJECT, which is made of FOLDER/model, a tiny model. The answers are appended to
 FOLDER/MODULE.jsonl, and what is printed goes to FOLDER/MODULE.log. A group that hangs or dies keeps no other from
 running: what it did not answer could not be checked.
 """
@@ -116,7 +116,7 @@ def main(name: str, folder: Path) -> int:
     """Answer the checks of a module, each as soon as it is known."""
     is_main, alone = os.environ.get("RANK", "0") == "0", os.environ.get("WORLD_SIZE", "1") == "1"
     module = import_module(name)
-    for answer in run_checks(module.CHECKS, module.Subject(folder / "model")):
+    for answer in run_checks(module.CHECKS, module.SUBJECT(folder / "model")):
         if is_main or answer.outcome == "unknown":
             with (folder / f"{name}.jsonl").open("a") as file:
                 file.write(json.dumps(asdict(answer)) + "\n")

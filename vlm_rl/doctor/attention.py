@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlm_rl.distributed import default_device
 from vlm_rl.doctor.check import Check
-from vlm_rl.learner.packing import Span, row_layout
+from vlm_rl.learner.packing import TokenSpan, row_layout
 from vlm_rl.learner.shared_prefix_attention import shared_prefix_attention
 
 FLOAT32_LIMIT = 1e-4  # share of the norm of the output, or of a gradient
@@ -34,8 +34,9 @@ class AttentionKernels(TorchDispatchMode):
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "attention" in func.name() and "backward" not in func.name():
-            self.names.add(func.name().removeprefix("aten::"))
+        name = func.name()
+        if ("attention" in name or "attn" in name) and "backward" not in name:
+            self.names.add(name.removeprefix("aten::"))
         return func(*args, **(kwargs or {}))
 
 
@@ -121,7 +122,7 @@ def _padded(groups: Groups) -> Callable[..., Tensor]:
     return attend
 
 
-def _spans(groups: Groups) -> list[tuple[Span, list[Span]]]:
+def _spans(groups: Groups) -> list[tuple[TokenSpan, list[TokenSpan]]]:
     spans, at = [], 0
     for prompt, responses in groups:
         start, at = at, at + prompt

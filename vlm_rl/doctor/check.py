@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vlm_rl.errors import UserError
 
-Outcome = Literal["ok", "off", "unknown"]
+CheckOutcome = Literal["ok", "off", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Check:
     """The answer to one question about the machine or a model."""
 
     name: str
-    outcome: Outcome  # unknown: it could not be checked
+    outcome: CheckOutcome  # unknown: it could not be checked
     detail: str  # what was measured, and the limit that it passes or exceeds
     next_step: str = ""  # what to do, unless the outcome is ok
 

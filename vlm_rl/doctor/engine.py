@@ -109,4 +109,4 @@ def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
 
 
 CHECKS = (*ATTENTION_CHECKS, sync, draws)
-Subject = EngineUnderTest
+SUBJECT = EngineUnderTest

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from vlm_rl.data.model_folder import check_transformers
 from vlm_rl.doctor.check import Check
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
@@ -32,7 +33,7 @@ _WRITTEN, _CHUNK = 64 * 2**20, 8 * 2**20  # bytes
 
 
 def versions(_: Path) -> Check:
-    """Name the versions that everything else depends on."""
+    """Name the versions that everything else depends on, and refuse a transformers that is too old."""
     known = [f"Python {platform.python_version()}"]
     for library in (*_LIBRARIES, *_OPTIONAL):
         try:
@@ -40,7 +41,12 @@ def versions(_: Path) -> Check:
         except PackageNotFoundError:
             if library in _LIBRARIES:
                 return Check("versions", "off", f"{library} is not installed", "install vlm-rl with its requirements")
-    return Check("versions", "ok", ", ".join(known))
+    detail = ", ".join(known)
+    try:
+        check_transformers()
+    except UserError as error:
+        return Check("versions", "off", f"{detail}; {error}")
+    return Check("versions", "ok", detail)
 
 
 def GPUs(_: Path) -> Check:

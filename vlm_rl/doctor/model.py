@@ -184,6 +184,12 @@ def start_sampler(model: ModelUnderTest, policy: Policy, *, batch_size: int = RE
 def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt], *, version: int) -> float:
     """Bring the policy's weights into the engine, and return the gap of the log-probs of what it then draws, in nats.
 
+    Args:
+        engine: draws RESPONSES responses to each prompt.
+        policy: the learner's; its log-probs are compared with the engine's.
+        prompts: to draw responses to.
+        version: the policy version that the weights get, and the step of the draws.
+
     Raises StaleWeightsError where other weights arrive.
     """
     builder = FingerprintBuilder(dtype=engine.dtype)

@@ -144,4 +144,4 @@ def _norm(tensors: dict[str, Tensor]) -> float:
 
 
 CHECKS = (collectives, ZeRO_2, ZeRO_3)
-Subject = ModelUnderTest
+SUBJECT = ModelUnderTest

@@ -119,7 +119,7 @@ class ClosedForm:
 
     @property
     def symbols(self) -> set[str]:
-        """Return the symbols that occur, roots of primes included, but for \\pi."""
+        """Return the symbols that occur, roots of primes included, except for \\pi."""
         polynomials = self.numerator, self.denominator
         return {name for terms in polynomials for monomial in terms for name, _ in monomial} - {"\\pi"}
 

@@ -49,7 +49,15 @@ def equal_values(_: Sequence[Any], value: Any, expected: Any, **__: object) -> b
 
 
 def evalplus_humaneval(call: Sequence[Any], value: Any, expected: Any, *, function: str, atol: float) -> bool:
-    """Tell whether a value is right by EvalPlus' rule; a root of a polynomial need only be one."""
+    """Tell whether a value is right by EvalPlus' rule; a root of a polynomial need only be one.
+
+    Args:
+        call: the arguments that the function was called with.
+        value: what it returned.
+        expected: the gold.
+        function: its name, which some exceptions depend on.
+        atol: the absolute tolerance of floats; 0 where the problem names none.
+    """
     if function == "find_zero":
         (coefficients,) = call
         return abs(sum(factor * math.pow(value, power) for power, factor in enumerate(coefficients))) <= atol
@@ -57,7 +65,10 @@ def evalplus_humaneval(call: Sequence[Any], value: Any, expected: Any, *, functi
 
 
 def evalplus_mbpp(call: Sequence[Any], value: Any, expected: Any, *, function: str, atol: float) -> bool:
-    """Tell whether a value is right by EvalPlus' rule, with its exceptions for questions of several answers."""
+    """Tell whether a value is right by EvalPlus' rule, with its exceptions for questions of several answers.
+
+    The arguments are those of evalplus_humaneval.
+    """
     is_equal = value == expected
     if function == "are_equivalent":
         return True
@@ -100,7 +111,7 @@ def _digit_distance(first: int, second: int) -> int:
     """Return the sum of the differences between digits in the same place."""
     width = max(len(str(first)), len(str(second)))
     pairs = zip(str(first).zfill(width), str(second).zfill(width), strict=True)
-    return sum(abs(int(one) - int(other)) for one, other in pairs)
+    return sum(abs(int(digit) - int(other)) for digit, other in pairs)
 
 
 RULES: Mapping[str, Callable[..., bool]] = {

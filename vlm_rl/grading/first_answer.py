@@ -1,7 +1,7 @@
 r"""Find where a response's reasoning first states the right answer, and how much is said after it.
 
 The reasoning is the text up to the last `</think>`; where there is no block, the response up to its last \boxed. It
-is cut into statements: sentences, lines, and what stands before a word that reopens the question ("wait", "check").
+is cut into statements: sentences, lines, and what comes before a word that reopens the question ("wait", "check").
 A statement states the value that it ends with: the last \boxed{}, what follows its last "=" or its last verb ("is",
 "get"), or its last number, formula or letter of an option. The grader decides whether that value is the gold; a
 number in passing does not count.
@@ -76,7 +76,7 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
 def statements(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each statement of a text, in order; time linear in its length."""
     cuts = sorted(
-        {*(found.end() for found in _END.finditer(text)), *(found.start() for found in _REOPENS.finditer(text))}
+        {*(match.end() for match in _END.finditer(text)), *(match.start() for match in _REOPENS.finditer(text))}
     )
     start = 0
     for end in (*cuts, len(text)):
@@ -96,15 +96,15 @@ def stated_values(statement: str, gold: str = "") -> list[str]:
         return [content.strip() for content in (boxes(tail) or [])[-1:]]
     tail = tail.rstrip(_CLOSING)
     formula = _FORMULA.search(tail)
-    found = [formula[1].rpartition("=")[2]] if formula else []
+    candidates = [formula[1].rpartition("=")[2]] if formula else []
     verbs = list(_VERB.finditer(tail))
     for rest in (tail.rpartition("=")[2] if "=" in tail else "", tail[verbs[-1].end() :] if verbs else ""):
         rest = rest.strip(_CLOSING)
         number = _NUMBER.match(rest)
-        found += [rest, number[0] if number else ""]
-    found.append(tail.split()[-1] if tail.split() else "")
+        candidates += [rest, number[0] if number else ""]
+    candidates.append(tail.split()[-1] if tail.split() else "")
     values = dict.fromkeys(
-        value.strip(_CLOSING + "$()") if "\\" not in value else value.strip("$ ") for value in found
+        value.strip(_CLOSING + "$()") if "\\" not in value else value.strip("$ ") for value in candidates
     )
     return [value for value in values if len(value) <= _LONGEST and _is_worth_it(value, gold)]
 

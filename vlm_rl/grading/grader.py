@@ -116,10 +116,6 @@ class Grader:
         golds = gold if isinstance(gold, str) else tuple(gold)
         return self.grade_many([GradeTask(response, golds, answer_type, template, tuple(choices), meta or {})])[0]
 
-    def grade_problem(self, problem: Problem, response: str, template: Template) -> Grade:
-        """Return the grade of a response to a problem."""
-        return self.grade_many([task_of(problem, response, template)])[0]
-
     def verifies_itself(self, problem: Problem) -> bool:
         """Return whether the gold, given as an answer, is graded correct, and so is a number in other spellings.
 

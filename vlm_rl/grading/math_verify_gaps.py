@@ -24,7 +24,7 @@ def unseen_difference(gold: str, answer: str) -> str | None:
 
 
 def _numerals(text: str) -> list[tuple[str, str]]:
-    """Return (digits, base) of the numbers that state their base; F_{k} and F_{2} are no such numbers."""
+    """Return (digits, base) of the numbers that state their base; F_{k} and F_{2} are not such numbers."""
     return sorted((digits, base) for digits, base in _NUMERAL.findall(text) if _is_numeral(digits, base))
 
 

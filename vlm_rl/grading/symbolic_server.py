@@ -28,8 +28,6 @@ from concurrent.futures import TimeoutError as WallClockError
 from pathlib import Path
 from typing import Any, BinaryIO
 
-Reply = tuple[str, Any]  # ("ok", bool or str or None) or ("timeout" or "error", a sentence)
-
 _DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])|(?<![0-9.])([0-9]+)\.(?![0-9.])")
 # Without parentheses the grammar would read \sin x \cdot y as the sine of the product.
 _ARGUMENT = re.compile(
@@ -80,7 +78,7 @@ def _write(stream: BinaryIO, value: Any) -> None:
     stream.flush()
 
 
-def _run(pool: Any, queries: list[list[str]], options: dict[str, Any]) -> list[Reply]:
+def _run(pool: Any, queries: list[list[str]], options: dict[str, Any]) -> list[tuple[str, Any]]:
     futures = [
         pool.schedule(answer_query, args=(query, options["cpu_seconds"]), timeout=options["wall_seconds"])
         for query in queries
@@ -88,7 +86,8 @@ def _run(pool: Any, queries: list[list[str]], options: dict[str, Any]) -> list[R
     return [_reply(future, options) for future in futures]
 
 
-def _reply(future: Any, options: dict[str, Any]) -> Reply:
+def _reply(future: Any, options: dict[str, Any]) -> tuple[str, Any]:
+    """Return ("ok", bool or str or None) or ("timeout" or "error", a sentence)."""
     from pebble import ProcessExpired
 
     try:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_rl.config import ModelPart, Rows
+from vlm_rl.config import ModelPart, RowFormat
 from vlm_rl.errors import UserError
 
 
@@ -71,7 +71,7 @@ def family_of(config: Any) -> Family:
     return SUPPORTED.get(config.model_type, _TEXT)
 
 
-def is_padded(config: Any, rows: Rows) -> bool:
+def is_padded(config: Any, rows: RowFormat) -> bool:
     """Return whether each response of this model is computed behind a copy of its prompt, as model.rows says."""
     return rows == "padded" or family_of(config).padded
 
@@ -82,7 +82,7 @@ def active_window(config: Any) -> int | None:
     return getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
 
 
-def check_architecture(config: Any, *, path: object, rows: Rows = "auto") -> None:
+def check_architecture(config: Any, *, path: object, rows: RowFormat = "auto") -> None:
     """Raise UserError unless the learner computes this model exactly.
 
     Args:

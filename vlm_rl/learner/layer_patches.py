@@ -2,7 +2,7 @@
 
 The patches compute what transformers' own layers compute. They keep less for the backward pass
 (vlm_rl.learner.lean_layers) and make fewer calls in the vision tower (vlm_rl.learner.vision_attention). They
-have run on CPUs only, so `auto` turns them off on a GPU, but for the vision tower's attention: transformers' own
+have run on CPUs only, so `auto` turns them off on a GPU, except for the vision tower's attention: transformers' own
 calls a kernel for each window there. The switch is not for the attention over packed rows
 (vlm_rl.learner.shared_prefix_attention), which is always ours.
 """

@@ -121,7 +121,14 @@ def load_policy(
 def policy_of(
     model: PreTrainedModel, settings: ModelConfig, *, banned_ids: Sequence[int], temperature: float
 ) -> Policy:
-    """Return the model as a policy."""
+    """Return the model as a policy.
+
+    Args:
+        model: as it was loaded; it is changed in place.
+        settings: `model` of the run's configuration: its rows and layer patches.
+        banned_ids: ids at log-prob -inf.
+        temperature: divides the logits.
+    """
     return Policy(
         model,
         banned_ids=banned_ids,

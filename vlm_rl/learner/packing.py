@@ -25,8 +25,8 @@ from vlm_rl.types import Group, LossInputs, Prompt
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
 
 
-Span = tuple[int, int]  # where a prompt or a response starts in the row, and its length
-Spans = Sequence[tuple[Span, Sequence[Span]]]  # of each prompt of a row and its responses
+TokenSpan = tuple[int, int]  # where a prompt or a response starts in the row, and its length
+RowSpans = Sequence[tuple[TokenSpan, Sequence[TokenSpan]]]  # of each prompt of a row and its responses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class RowLayout:
     """Which tokens of a row attend to which; vlm_rl.learner.shared_prefix_attention reads it."""
 
     own: Runs  # every prompt and every response, to itself, causally
@@ -77,8 +77,8 @@ class PackedRow:
 
     ids_T: Tensor
     positions_3T: Tensor  # M-RoPE: temporal, height, width
-    layout: Layout
-    spans: Spans  # from which other layouts follow: windows, and padded rows
+    layout: RowLayout
+    spans: RowSpans  # from which other layouts follow: windows, and padded rows
     vision: Mapping[str, Tensor]  # of all images of the row: opaque model inputs, or image_features; {} for text
     predictor_K: Tensor  # int64, the row position whose hidden state predicts response token k
     target_K: Tensor  # int64, the response tokens themselves
@@ -137,7 +137,7 @@ def pack_row(
     ids: list[np.ndarray] = []
     position_parts: list[Tensor] = []
     predictors: list[np.ndarray] = []
-    spans: list[tuple[Span, list[Span]]] = []  # of each prompt and its responses
+    spans: list[tuple[TokenSpan, list[TokenSpan]]] = []  # of each prompt and its responses
     experts: list[np.ndarray] = []
     start = 0
     for chunk in chunks:
@@ -146,7 +146,7 @@ def pack_row(
         next_position = int(prompt_positions.max()) + 1
         ids.append(prompt.ids)
         position_parts.append(prompt_positions)
-        responses: list[Span] = []
+        responses: list[TokenSpan] = []
         spans.append(((start, len(prompt.ids)), responses))
         start += len(prompt.ids)
         last_of_prompt = start - 1
@@ -186,14 +186,14 @@ def _experts(group: Group, responses: Sequence[int]) -> list[np.ndarray]:
     return [part.astype(np.int16) for part in parts]
 
 
-def row_layout(spans: Spans) -> Layout:
+def row_layout(spans: RowSpans) -> RowLayout:
     """Return the layout of a row from the spans of each prompt and its responses, in the row's order."""
     pieces = [span for prompt, responses in spans for span in (prompt, *responses) if span[1]]
     shared = []  # a prompt's span, and that of its responses together
     for prompt, responses in spans:
         if size := sum(size for _, size in responses):
             shared.append((prompt, (responses[0][0], size)))
-    return Layout(
+    return RowLayout(
         own=_runs(pieces, pieces),
         shared=_runs([together for _, together in shared], [prompt for prompt, _ in shared]),
         responses=_where([together for _, together in shared]),
@@ -214,7 +214,7 @@ class PaddedRows:
         return _move(self, device)
 
 
-def padded_rows(spans: Spans) -> PaddedRows:
+def padded_rows(spans: RowSpans) -> PaddedRows:
     """Return the rows of the responses, in the order of the packed row."""
     parts = [(prompt, response) for prompt, responses in spans for response in responses]
     longest = max(prompt[1] + response[1] for prompt, response in parts)
@@ -230,12 +230,12 @@ def padded_rows(spans: Spans) -> PaddedRows:
     return PaddedRows(torch.from_numpy(tokens_NL), torch.from_numpy(is_padding_NL), _int64(predictors))
 
 
-def windowed_runs(spans: Spans, window: int) -> WindowedRuns | None:
+def windowed_runs(spans: RowSpans, window: int) -> WindowedRuns | None:
     """Return the runs of layers with this window, or None where it holds the longest sequence of the row."""
     if all(prompt[1] + size <= window for prompt, responses in spans for _, size in (*responses, (0, 0))):
         return None
-    queries: list[Span] = []
-    keys: list[list[Span]] = []
+    queries: list[TokenSpan] = []
+    keys: list[list[TokenSpan]] = []
     for (start, length), responses in spans:
         seen = min(length, window - 1)
         tail = (start + length - seen, seen)
@@ -246,21 +246,21 @@ def windowed_runs(spans: Spans, window: int) -> WindowedRuns | None:
     return WindowedRuns(_runs(queries, lengths), _tokens([span for parts in keys for span in parts]), window)
 
 
-def _runs(queries: Sequence[Span], keys: Sequence[Span]) -> Runs:
+def _runs(queries: Sequence[TokenSpan], keys: Sequence[TokenSpan]) -> Runs:
     lengths = [[size for _, size in spans] for spans in (queries, keys)]
     cuts = [torch.from_numpy(np.cumsum([0, *sizes], dtype=np.int32)) for sizes in lengths]
     longest = [max(sizes, default=0) for sizes in lengths]
     return Runs(queries=cuts[0], keys=cuts[1], longest_query=longest[0], longest_key=longest[1])
 
 
-def _where(spans: Sequence[Span]) -> Tensor | slice:
+def _where(spans: Sequence[TokenSpan]) -> Tensor | slice:
     """Return the index of all tokens of the spans."""
     if len(spans) == 1:
         return slice(spans[0][0], sum(spans[0]))
     return _tokens(spans)
 
 
-def _tokens(spans: Sequence[Span]) -> Tensor:
+def _tokens(spans: Sequence[TokenSpan]) -> Tensor:
     return torch.cat([torch.arange(start, start + size) for start, size in spans] or [torch.arange(0)])
 
 

@@ -23,7 +23,7 @@ PARTS = (0.5, 1, 1.5, 2, 3)  # how finely groups are cut to begin with: so many 
 SHAKES = 32  # of the best of these starts: about 1 ms each
 _SHAKEN = 4  # responses that a shake moves
 
-Row = list[Chunk]
+PlannedRow = list[Chunk]
 _EMPTY = (0, 0)  # the size of a row without chunks
 
 
@@ -58,7 +58,7 @@ class _MiniBatch:
     def total(self, chunks: Sequence[Chunk]) -> float:
         return sum(map(self.cost, chunks))
 
-    def time(self, plan: Sequence[Sequence[Row]]) -> float:
+    def time(self, plan: Sequence[Sequence[PlannedRow]]) -> float:
         """Return the cost of the slowest rank's row, summed over the rows: ranks wait for each other at each."""
         return sum(max(map(self.total, rows)) for rows in zip(*plan, strict=True))
 
@@ -83,7 +83,7 @@ def plan_rows(
     num_ranks: int = 1,
     pair_cost: float = 0.0,
     padded: bool = False,
-) -> list[list[Row]]:
+) -> list[list[PlannedRow]]:
     """Deal the responses of a mini-batch out to ranks and rows: ``plan[rank][row]`` is a list of chunks.
 
     Every response is planned once. On several ranks groups are cut, and their prompts repeated, where the slowest
@@ -122,12 +122,15 @@ def plan_rows(
 def row_costs(
     prompt_lengths: Sequence[int],
     response_lengths: Sequence[Sequence[int]],
-    plan: Sequence[Sequence[Row]],
+    plan: Sequence[Sequence[PlannedRow]],
     *,
     pair_cost: float = 0.0,
     padded: bool = False,
 ) -> list[list[float]]:
-    """Return what each row of a plan costs, by rank; a token costs 1. The arguments are those of `plan_rows`."""
+    """Return what each row of a plan costs, by rank; a token costs 1.
+
+    `plan` is what `plan_rows` returned, and the other arguments are those of `plan_rows`.
+    """
     batch = _MiniBatch(prompt_lengths, response_lengths, pair_cost, padded)
     return [[batch.total(row) for row in rows] for rows in plan]
 
@@ -143,7 +146,9 @@ def _cut_bins(batch: _MiniBatch, groups: Sequence[Chunk], num_bins: int, parts: 
     return _deal(batch, cut, num_bins)
 
 
-def _dealt_rows(batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], budget: int, num_ranks: int) -> list[list[Row]]:
+def _dealt_rows(
+    batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], budget: int, num_ranks: int
+) -> list[list[PlannedRow]]:
     """Return each rank's rows: the bins are dealt out in falling order, and make one row each, or more."""
     falling = sorted(bins, key=lambda chunks: -batch.total(chunks))
     fitting = [[part for chunk in chunks for part in _split(batch, chunk, budget)] for chunks in falling]
@@ -151,7 +156,7 @@ def _dealt_rows(batch: _MiniBatch, bins: Sequence[Sequence[Chunk]], budget: int,
     return [list(chain(*rows[rank::num_ranks])) for rank in range(num_ranks)]
 
 
-def _plan(batch: _MiniBatch, ranks: Sequence[Sequence[Row]]) -> list[list[Row]]:
+def _plan(batch: _MiniBatch, ranks: Sequence[Sequence[PlannedRow]]) -> list[list[PlannedRow]]:
     """Return each rank's rows, the most expensive first, filled up with padding to the same number."""
     plan = [sorted(rows, key=lambda row: -batch.total(row)) for rows in ranks]
     chunks = [chunk for rows in plan for row in rows for chunk in row]
@@ -304,9 +309,9 @@ def _split(batch: _MiniBatch, chunk: Chunk, budget: int) -> list[Chunk]:
     return [Chunk(chunk.group, tuple(part)) for part in parts]
 
 
-def _fill_rows(batch: _MiniBatch, chunks: Sequence[Chunk], budget: int) -> list[Row]:
+def _fill_rows(batch: _MiniBatch, chunks: Sequence[Chunk], budget: int) -> list[PlannedRow]:
     """Return rows of chunks, each chunk in the first row that has room for it."""
-    rows: list[Row] = []
+    rows: list[PlannedRow] = []
     sizes: list[tuple[int, int]] = []
     for chunk in chunks:
         slot = next((i for i, size in enumerate(sizes) if math.prod(batch.grow(size, chunk)) <= budget), len(rows))

@@ -28,10 +28,10 @@ from transformers import (
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
-from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, Rows, TrainConfig
+from vlm_rl.config import LayerPatches, LoraConfig, ModelPart, RowFormat, TrainConfig
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.checkpoint_layout import use_published_layout
-from vlm_rl.data.model_folder import own_attention
+from vlm_rl.data.model_folder import check_transformers, own_attention
 from vlm_rl.data.vision import vision_of
 from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches as patches
@@ -39,7 +39,7 @@ from vlm_rl.learner import lora
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.architectures import active_window, family_of, is_padded
 from vlm_rl.learner.deepspeed import sharded_loading
-from vlm_rl.learner.packing import Layout, PackedRow, PaddedRows, padded_rows, windowed_runs
+from vlm_rl.learner.packing import PackedRow, PaddedRows, RowLayout, padded_rows, windowed_runs
 from vlm_rl.learner.quantization import quantized_loading
 from vlm_rl.learner.routing import RouterWatch
 
@@ -51,7 +51,7 @@ def load_model(
     path: str | Path,
     *,
     dtype: torch.dtype,
-    rows: Rows = "auto",
+    rows: RowFormat = "auto",
     shard_for: TrainConfig | None = None,
     in_4bit_on: torch.device | None = None,
 ) -> PreTrainedModel:
@@ -64,7 +64,10 @@ def load_model(
         shard_for: a training whose ZeRO stage 3 shards the model over the ranks while it is loaded, on all together.
         in_4bit_on: put the linear layers of the language model in 4 bits on this device; None leaves them whole, on
             the CPU.
+
+    Raises UserError for a transformers that is too old.
     """
+    check_transformers()
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     is_vision = hasattr(config, "vision_config")
@@ -105,7 +108,7 @@ class Policy(nn.Module):
         banned_ids: Sequence[int],
         temperature: float,
         layer_patches: LayerPatches = "auto",
-        rows: Rows = "auto",
+        rows: RowFormat = "auto",
     ) -> None:
         """Take the model over, and change it in place.
 
@@ -200,7 +203,7 @@ class Policy(nn.Module):
         predictor_K = row.predictor_K if padded is None else padded.predictor_K
         return self.head(self.hidden_states(row, padded).index_select(0, predictor_K), row.target_K)
 
-    def _layout(self, row: PackedRow) -> Layout:
+    def _layout(self, row: PackedRow) -> RowLayout:
         """Return the row's layout, with that of layers with a window where the row has a sequence beyond it."""
         if self.window is None:
             return row.layout

@@ -39,7 +39,14 @@ class SelfCheck:
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], *, banned_ids: Sequence[int], temperature: float
     ) -> None:
-        """Draw the responses and compute the reference's log-probs [R] of each."""
+        """Draw the responses and compute the reference's log-probs [R] of each.
+
+        Args:
+            model: as it was loaded.
+            prompts: to draw responses to.
+            banned_ids: ids at log-prob -inf, which are not drawn.
+            temperature: divides the logits.
+        """
         rng = np.random.default_rng(0)
         allowed = np.setdiff1d(np.arange(model.config.get_text_config().vocab_size), np.array(banned_ids, dtype=int))
         self.prompts = prompts

@@ -19,6 +19,7 @@ A layer with a window attends in one part: a response sees only the end of its p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,23 +31,34 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from vlm_rl.learner.packing import Layout, Runs, WindowedRuns
+from vlm_rl.learner.packing import RowLayout, Runs, WindowedRuns
 
 NAME = "shared_prefix"
 
 
 def shared_prefix_attention(
     module: nn.Module,
-    query: Tensor,  # [1, heads, T, head_dim]
-    key: Tensor,  # [1, kv_heads, T, head_dim]
+    query: Tensor,
+    key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    layout: Layout | None = None,
+    layout: RowLayout | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return [1, T, heads, head_dim], as transformers expects it; sliding_window is that of a layer with a window."""
+    """Return the attention of a packed row, [1, T, heads, head_dim], as transformers expects it.
+
+    Args:
+        module: the layer that attends; not used.
+        query: [1, heads, T, head_dim].
+        key: [1, kv_heads, T, head_dim].
+        value: like key.
+        attention_mask: not used, since the layout says which tokens attend to which.
+        scaling: factor of the scores; None for 1 / sqrt(head_dim).
+        layout: of the row; it must be given.
+        sliding_window: tokens of the window, in a layer that has one.
+    """
     assert layout is not None, f"attention {NAME!r} needs the packed row's layout"
     assert query.shape[0] == 1, query.shape
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -100,7 +112,7 @@ class _TwoSoftmaxes(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, kernel: _Kernel
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: RowLayout, scale: float, kernel: _Kernel
     ) -> Tensor:
         """Return [T, heads, head_dim]."""
         k, v = (_heads_for(kernel, x, query) for x in (key, value))
@@ -232,7 +244,7 @@ _FLASH = _Kernel(_flash_forward, _flash_backward, shares_heads=True)
 # --- what flash attention does not take ---------------------------------------------------------------
 
 
-def _dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def _dense(query: Tensor, key: Tensor, value: Tensor, layout: RowLayout, scale: float) -> Tensor:
     """Return [1, heads, T, head_dim], attending under one mask over the row."""
     # torch's kernels that do not hold all scores of all heads at once take no mask together with shared heads.
     k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
@@ -255,7 +267,8 @@ def _windowed(
     if flash:
         q, k, v = (x[0].transpose(0, 1) for x in (query, k, v))
         cuts = runs.queries, runs.keys, runs.longest_query, runs.longest_key
-        out: Any = varlen_attn(q, k, v, *cuts, scale=scale, window_size=(windowed.window - 1, 0), enable_gqa=True)
+        window = (windowed.window - 1, 0)
+        out: Any = varlen_attn(q, k, v, *cuts, scale=scale, window_size=window, **_with_shared_heads())
         return out[None]
     # torch's kernels that do not hold all scores of all heads at once take no mask together with shared heads.
     k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -273,7 +286,12 @@ def _windowed(
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-def may_attend(layout: Layout, num_tokens: int) -> Tensor:
+def _with_shared_heads() -> dict[str, bool]:
+    """Return how varlen_attn is told that keys have fewer heads. That of torch 2.11 takes them without being told."""
+    return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+
+
+def may_attend(layout: RowLayout, num_tokens: int) -> Tensor:
     """Return which token of the row may attend to which: bool [T, T], queries first."""
     index = torch.arange(num_tokens, device=layout.own.queries.device)
     own = torch.bucketize(index, layout.own.queries[1:].long(), right=True)

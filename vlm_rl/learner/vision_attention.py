@@ -47,17 +47,28 @@ def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
 
 def windowed_attention(
     module: nn.Module,
-    query: Tensor,  # [1, heads, patches, head_dim]
+    query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    cu_seq_lens_q: Tensor,  # int32 [windows + 1], where each window starts, then the end
+    cu_seq_lens_q: Tensor,
     max_length_q: int,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from every patch to those of its window. Returns [1, patches, heads, head_dim], as transformers does."""
+    """Attend from every patch to those of its window. Returns [1, patches, heads, head_dim], as transformers does.
+
+    Args:
+        module: the layer that attends; not used.
+        query: [1, heads, patches, head_dim].
+        key: like query.
+        value: like query.
+        attention_mask: None, since windows have no mask.
+        scaling: factor of the scores; on a GPU 1 / sqrt(head_dim).
+        cu_seq_lens_q: int32 [windows + 1]: where each window starts, then the end.
+        max_length_q: patches of the longest window.
+    """
     assert attention_mask is None
     if query.is_cuda and takes_flash(query, key, value):
         assert scaling == query.shape[-1] ** -0.5  # what the kernel takes by itself

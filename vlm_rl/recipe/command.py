@@ -23,7 +23,7 @@ from PIL import Image
 from vlm_rl.config import Config, DataConfig, parse_config
 from vlm_rl.data.hub_models import hub_name, is_hub_name, locate_model, short_name
 from vlm_rl.data.images import GRID, grid_size
-from vlm_rl.data.model_folder import is_shipped, open_config
+from vlm_rl.data.model_folder import context_of, is_shipped, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
 from vlm_rl.errors import UserError
@@ -244,7 +244,7 @@ def _context(model: str) -> int:
     """Return the most tokens of a prompt and its response together; many for a model that is not here."""
     if not (Path(model) / "config.json").is_file():
         return 2**20
-    return getattr(open_config(model).get_text_config(), "max_position_embeddings", 2**20)
+    return context_of(open_config(model))
 
 
 def _prompt_tokens(facts: DataFacts) -> int:

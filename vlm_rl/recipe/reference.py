@@ -139,7 +139,8 @@ _CONFIG_HEAD = """\
 Every key of a run's YAML file. `vlm-rl config KEY` prints the same, e.g. `vlm-rl config train.lr` or
 `vlm-rl config rollout`; `vlm-rl train FILE.yaml KEY=VALUE` changes one. `vlm-rl init` writes a file to start from.
 An unknown key, a wrong value and values that do not fit together are refused, all in one message. With
-`extends: OTHER.yaml` a file gives only what differs from another beside it, as `configs/virl39k_gspo_7b.yaml` does.
+`extends: OTHER.yaml`, a path seen from its folder, a file gives only what differs from another, as
+`configs/virl39k_gspo_7b.yaml` does.
 
 This page is made from `vlm_rl/config/`: `python -m vlm_rl.recipe.reference docs`.
 """
@@ -147,7 +148,7 @@ _SFT_HEAD = """
 ## vlm-rl sft
 
 A YAML file of [supervised fine-tuning](sft.md) has the sections `model`, `data`, `train`, `checkpoint` and `log`,
-`seed` and `out`. Their keys are those above, but for these:
+`seed` and `out`. Their keys are those above, except for these:
 
 | key | value | default | |
 |---|---|---|---|"""

@@ -37,7 +37,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.types import Call, Grade, Problem
 
 Contract = Literal["positional", "trl", "verl"]
-Reply = Callable[[Mapping[str, Any]], None]
+SendReply = Callable[[Mapping[str, Any]], None]
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _COLUMNS = tuple(field.name for field in fields(Problem))
@@ -102,7 +102,7 @@ class FunctionCaller:
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.one_at_a_time = self._contract != "trl" and not self._is_async
 
-    def answer(self, calls: Sequence[Call], reply: Reply, runner: asyncio.Runner) -> None:
+    def answer(self, calls: Sequence[Call], reply: SendReply, runner: asyncio.Runner) -> None:
         """Reply once for each call, with its index; in order where the function is called one response at a time."""
         if self._contract == "trl":
             for index, outcome in enumerate(self._batch(calls, runner)):
@@ -130,7 +130,7 @@ class FunctionCaller:
             return [{"fault": f"returned {len(values)} values for {len(calls)} completions"}] * len(calls)
         return [_checked(value) for value in values]
 
-    async def _answer_together(self, calls: Sequence[Call], reply: Reply) -> None:
+    async def _answer_together(self, calls: Sequence[Call], reply: SendReply) -> None:
         async def answer(index: int, call: Call) -> None:
             limit = asyncio.timeout(self._timeout)
             try:

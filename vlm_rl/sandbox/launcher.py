@@ -176,7 +176,17 @@ def bind(source: int, place: str) -> None:
 
 
 def keep(plan: dict[str, Any], request: dict[str, Any], files: dict[str, bytes], stdin: bytes, proc: int) -> None:
-    """Run one program in fresh namespaces and reply how it ended and what it wrote."""
+    """Run one program in fresh namespaces and reply how it ended and what it wrote.
+
+    Args:
+        plan: of the launcher.
+        request: has the limits of the program.
+        files: name -> content, in the folder that it starts in.
+        stdin: what it reads.
+        proc: a descriptor of /proc, which is closed.
+
+    Raises RefusedError where a wall cannot be built.
+    """
     limits = request["limits"]
     user, group = os.geteuid(), os.getegid()
     everything = _NEW_USER | _NEW_MOUNT | _NEW_PID | _NEW_NET | _NEW_IPC | _NEW_UTS
@@ -214,7 +224,13 @@ def watch(
 ) -> tuple[str, dict[str, bytes], bytes]:
     """Feed and read a program until it ends, its time is over, or it has written too much; then kill what is left.
 
-    Returns how it ended, what it wrote, and the report of its process 1.
+    Args:
+        init: its process 1, whose end is that of all.
+        pipes: name -> (reading end, writing end); this process has one end of each.
+        stdin: what it reads.
+        limits: seconds of its time, and bytes of its output.
+
+    Returns how it ended (ended, time or output), what it wrote, and the report of its process 1.
     """
     deadline = time.monotonic() + limits["seconds"]
     written = {"stdout": bytearray(), "stderr": bytearray(), "status": bytearray()}
@@ -343,12 +359,34 @@ def call(what: str, function: Any, *arguments: Any) -> None:
 
 
 def mount(what: str, source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mount a file system, as mount(2) does.
+
+    Args:
+        what: is mounted, for the message.
+        source: of the mount; None where it has none.
+        target: the folder.
+        kind: of the file system; None where it is known.
+        flags: MS_...
+        options: of the file system.
+
+    Raises RefusedError where it fails.
+    """
     encoded = [None if text is None else text.encode() for text in (source, target, kind)]
     call(what, _LIBC.mount, *encoded, ctypes.c_ulong(flags), options.encode() or None)
 
 
 def map_user(folder: str, proc: int | None, user: int, group: int, *, inside: int) -> None:
-    """Make `user` of the outside the only user of this namespace, as number `inside`."""
+    """Make a user of the outside the only user of this namespace.
+
+    Args:
+        folder: of the process in /proc.
+        proc: a descriptor of /proc, where `folder` is relative to it.
+        user: number of the user outside.
+        group: number of the group outside.
+        inside: number of both in the namespace.
+
+    Raises RefusedError where the kernel does not allow it.
+    """
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inside} {user} 1"),

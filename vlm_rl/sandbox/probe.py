@@ -74,24 +74,24 @@ def _pushed(run: ProgramRun) -> str:
     if not run.succeeded:
         return f"the program that tests them fails ({run.reason})"
     try:
-        found = json.loads(run.stdout)
+        facts = json.loads(run.stdout)
     except ValueError:
         return "the program that tests them writes more than it says"
     libraries = {"dev", "python", "tmp", "lib", "lib64", "usr"}
     passed = {
-        "the network can be reached": found["network"] != "PermissionError",
-        f"there are network interfaces ({found['interfaces']})": found["interfaces"] not in ("lo", "PermissionError"),
-        f"other folders are there ({found['root']})": not {*found["root"]} <= libraries | _loader_folders(),
-        f"its folder is not empty ({found['folder']})": found["folder"] != ["main.py"],
-        "files of the machine can be read": found["passwd"] != "FileNotFoundError" or found["proc"] == "done",
-        f"files outside its folder can be written ({found['write']})": {*found["write"]} & {"done"} != set(),
-        f"the environment is not empty ({found['variables']})": not {*found["variables"]} <= _ENVIRONMENT,
-        "a second process can be started": found["process"] != "PermissionError",
-        f"{found['threads']} threads can be started": int(found["threads"]) > _THREADS,
-        "more memory than its limit can be taken": found["memory"] != "MemoryError",
-        "namespaces can be made inside": found["unshare"] != "-1",
-        f"it shares the machine's process numbers ({found['ids']})": found["ids"] != [2, 1],
-        f"descriptors are inherited ({found['descriptors']})": bool(found["descriptors"]),
+        "the network can be reached": facts["network"] != "PermissionError",
+        f"there are network interfaces ({facts['interfaces']})": facts["interfaces"] not in ("lo", "PermissionError"),
+        f"other folders are there ({facts['root']})": not {*facts["root"]} <= libraries | _loader_folders(),
+        f"its folder is not empty ({facts['folder']})": facts["folder"] != ["main.py"],
+        "files of the machine can be read": facts["passwd"] != "FileNotFoundError" or facts["proc"] == "done",
+        f"files outside its folder can be written ({facts['write']})": {*facts["write"]} & {"done"} != set(),
+        f"the environment is not empty ({facts['variables']})": not {*facts["variables"]} <= _ENVIRONMENT,
+        "a second process can be started": facts["process"] != "PermissionError",
+        f"{facts['threads']} threads can be started": int(facts["threads"]) > _THREADS,
+        "more memory than its limit can be taken": facts["memory"] != "MemoryError",
+        "namespaces can be made inside": facts["unshare"] != "-1",
+        f"it shares the machine's process numbers ({facts['ids']})": facts["ids"] != [2, 1],
+        f"descriptors are inherited ({facts['descriptors']})": bool(facts["descriptors"]),
     }
     return next((wall for wall, is_through in passed.items() if is_through), "")
 

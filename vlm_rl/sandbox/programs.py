@@ -19,8 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -100,7 +99,6 @@ class Sandbox:
     """
 
     def __init__(self, *, workers: int = 2) -> None:
-        self.workers = workers
         self._idle: queue.SimpleQueue[_Launcher | None] = queue.SimpleQueue()
         for _ in range(workers):
             self._idle.put(None)
@@ -139,12 +137,6 @@ class Sandbox:
         """
         self.check()
         return self._run(program)
-
-    def run_many(self, programs: Sequence[Program]) -> list[ProgramRun]:
-        """Run programs, as many at a time as there are workers, and return their runs in order."""
-        self.check()
-        with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(self._run, programs))
 
     def close(self) -> None:
         """Kill the launchers and whatever runs in them; a program that is waited for raises SandboxError."""

@@ -36,13 +36,13 @@ FULL = 0.7  # of an update; with less, the advice names a larger mini-batch
 FASTER, SLOWER = 0.8, 1.25  # times the decoding seconds, for a look at how firm the advice is
 
 
-def shown(found: Sequence[Division]) -> list[Division]:
+def shown(divisions: Sequence[Division]) -> list[Division]:
     """Return what a table shows: colocated, the best division with servers for each ahead, and what does not fit."""
-    chosen = [division for division in found if division.is_colocated]
-    for ahead in sorted({division.ahead for division in found}):
-        best = best_of([each for each in found if each.ahead == ahead and not each.is_colocated])
+    chosen = [division for division in divisions if division.is_colocated]
+    for ahead in sorted({division.ahead for division in divisions}):
+        best = best_of([each for each in divisions if each.ahead == ahead and not each.is_colocated])
         chosen += [best] if best is not None else []
-    return chosen + [division for division in found if division.misfits and not division.is_colocated]
+    return chosen + [division for division in divisions if division.misfits and not division.is_colocated]
 
 
 def cells(division: Division, best: Division | None) -> list[str]:
@@ -66,10 +66,10 @@ def cells(division: Division, best: Division | None) -> list[str]:
     ]
 
 
-def table(found: Sequence[Division]) -> str:
+def table(divisions: Sequence[Division]) -> str:
     """Return the table of one number of cards, as Markdown whose columns are aligned in a terminal too."""
-    best = best_of(found)
-    rows = [list(HEAD), *(cells(division, best) for division in shown(found))]
+    best = best_of(divisions)
+    rows = [list(HEAD), *(cells(division, best) for division in shown(divisions))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     *numbers, words = widths
     rule = [*("-" * (width - 1) + ":" for width in numbers), "-" * max(3, words)]
@@ -78,25 +78,25 @@ def table(found: Sequence[Division]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (text[0], rule, *text[1:]))
 
 
-def advice(found: Sequence[Division], otherwise: Mapping[str, Sequence[Division]], basis: str) -> str:
+def advice(divisions: Sequence[Division], otherwise: Mapping[str, Sequence[Division]], basis: str) -> str:
     """Return a sentence or two: the best division, by how much, and what that rests on.
 
     Args:
-        found: the divisions of one number of cards.
+        divisions: the divisions of one number of cards.
         otherwise: those of the same cards if decoding took more or less time, by "1.25 times the time".
         basis: where the rates are from.
     """
-    gpus, best = found[0].gpus, best_of(found)
+    gpus, best = divisions[0].gpus, best_of(divisions)
     if best is None:
         return f"{gpus} GPUs: nothing fits; vlm-rl train CONFIG --dry-run --gpu-memory GB names settings that would"
-    others = [each for each in found if each.is_colocated != best.is_colocated]
+    others = [each for each in divisions if each.is_colocated != best.is_colocated]
     rival = best_of(others)
     text = f"{gpus} GPUs: {_named(best)}, {best.responses_per_second:.1f} responses a second"
     if rival is None:
         text += f"; {'no split' if best.is_colocated else 'colocated'} does not fit" if others else ""
     else:
         text += f", {best.responses_per_second / rival.responses_per_second:.2f} times {_named(rival)}"
-    on_policy = best_of([each for each in found if each.ahead == 0])
+    on_policy = best_of([each for each in divisions if each.ahead == 0])
     if best.ahead and best.pace is not None:
         text += (
             f". Its tokens are {best.pace.age:.1f} steps old on average; what that does to learning is not counted"
@@ -104,7 +104,7 @@ def advice(found: Sequence[Division], otherwise: Mapping[str, Sequence[Division]
         if on_policy is not None and on_policy is not rival:
             share = best.responses_per_second / on_policy.responses_per_second
             text += f". It is {share:.2f} times {_named(on_policy)}, the best on policy"
-    changed = {how: found_then for how, divisions in otherwise.items() if (found_then := best_of(divisions))}
+    changed = {how: best_then for how, those in otherwise.items() if (best_then := best_of(those))}
     if best.efficiency < FULL:
         text += (
             f". Ranks compute for {best.efficiency:.0%} of an update, and wait or repeat prompts otherwise: a larger "
@@ -139,8 +139,8 @@ def as_json(
     return {
         "basis": [{"what": what, "taken_as": text} for what, text in basis],
         "gpus": [
-            {"gpus": gpus, "advice": advised[gpus], "divisions": [asdict(division) for division in found]}
-            for gpus, found in answers.items()
+            {"gpus": gpus, "advice": advised[gpus], "divisions": [asdict(division) for division in divisions]}
+            for gpus, divisions in answers.items()
         ],
     }
 
@@ -148,11 +148,17 @@ def as_json(
 def write_plot(
     answers: Mapping[int, Sequence[Division]], advised: Mapping[int, str], basis: Sequence[tuple[str, str]], out: Path
 ) -> Path:
-    """Write a chart for each number of cards, as PNG or as a page of HTML, and return its path.
+    """Write a chart for each number of cards, and return the file's path.
+
+    Args:
+        answers: the divisions of each number of cards.
+        advised: the advice on each.
+        basis: (what, taken as) of everything that the numbers rest on.
+        out: a .png, or else a page of HTML.
 
     Raises UserError where it cannot be written.
     """
-    charts = {f"{gpus} GPUs": _chart(found) for gpus, found in answers.items()}
+    charts = {f"{gpus} GPUs": _chart(divisions) for gpus, divisions in answers.items()}
     drawn = {title: spec for title, spec in charts.items() if spec is not None}
     if out.suffix == ".png":
         if not drawn:
@@ -166,9 +172,9 @@ def write_plot(
             f"{gpus} GPUs",
             advised[gpus],
             _drawn(charts[f"{gpus} GPUs"], gpus)
-            + _PARTS.table(HEAD, [cells(each, best_of(found)) for each in found], 0),
+            + _PARTS.table(HEAD, [cells(each, best_of(divisions)) for each in divisions], 0),
         )
-        for gpus, found in answers.items()
+        for gpus, divisions in answers.items()
     ]
     text = page(
         title="How to divide the cards · vlm-rl",
@@ -186,18 +192,18 @@ def _drawn(spec: vega.Spec | None, gpus: int) -> Markup:
     return card(title, vega.embed(spec, title)) if spec is not None else Markup()
 
 
-def _chart(found: Sequence[Division]) -> vega.Spec | None:
+def _chart(divisions: Sequence[Division]) -> vega.Spec | None:
     """Return responses a second over the servers' cards: a curve for each ahead, and colocated as a level."""
     series = []
-    together = next((each for each in found if each.is_colocated and each.pace), None)
-    aheads = sorted({each.ahead for each in found if not each.is_colocated})
+    together = next((each for each in divisions if each.is_colocated and each.pace), None)
+    aheads = sorted({each.ahead for each in divisions if not each.is_colocated})
     for place, ahead in enumerate(aheads):
-        split = [each for each in found if each.ahead == ahead and not each.is_colocated]
+        split = [each for each in divisions if each.ahead == ahead and not each.is_colocated]
         x = np.array([each.server_cards for each in split], dtype=float)
         y = np.array([each.responses_per_second if each.pace else np.nan for each in split])
         series.append(Series(f"ahead {ahead}", x, y, PALETTE[place + 1], points=True))
     if together is not None:
-        ends = np.array([1.0, max(1.0, found[0].gpus - 1.0)])
+        ends = np.array([1.0, max(1.0, divisions[0].gpus - 1.0)])
         level = np.full(2, together.responses_per_second)
         series.insert(0, Series("colocated", ends, level, PALETTE[0], dashed=True))
     return lines(series, x_title="cards of the servers", y_title="responses a second", from_zero=True)

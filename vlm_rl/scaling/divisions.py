@@ -161,27 +161,27 @@ def divide(work: Workload, gpus: int, aheads: Sequence[int]) -> list[Division]:
     return [_measured(work, division) for division in _fitting(work, gpus, aheads)]
 
 
-def rivals(found: Sequence[Division], factor: float) -> list[Division]:
+def rivals(divisions: Sequence[Division], factor: float) -> list[Division]:
     """Return the divisions that could be the best if a phase took `factor` or 1 / `factor` times as long.
 
     A step then takes between `factor` and 1 / `factor` times as long, so that no other overtakes the best.
     """
-    most = max((each.responses_per_second for each in found if each.pace), default=0.0)
-    return [each for each in found if each.pace and each.responses_per_second >= factor * most]
+    most = max((each.responses_per_second for each in divisions if each.pace), default=0.0)
+    return [each for each in divisions if each.pace and each.responses_per_second >= factor * most]
 
 
-def again(work: Workload, found: Sequence[Division]) -> list[Division]:
+def again(work: Workload, divisions: Sequence[Division]) -> list[Division]:
     """Return divisions that are known to fit or not under the rates of a different workload."""
-    return [_measured(work, division) for division in found]
+    return [_measured(work, division) for division in divisions]
 
 
-def best_of(found: Sequence[Division]) -> Division | None:
+def best_of(divisions: Sequence[Division]) -> Division | None:
     """Return the division with the most responses a second; None where none fits.
 
     Of those within 2 % of it, the one with the youngest tokens, and then with the fewest cards for servers.
     """
-    most = max((each.responses_per_second for each in found if each.pace), default=0.0)
-    equal = [each for each in found if each.pace and each.responses_per_second >= EQUAL * most]
+    most = max((each.responses_per_second for each in divisions if each.pace), default=0.0)
+    equal = [each for each in divisions if each.pace and each.responses_per_second >= EQUAL * most]
     return min(equal, key=lambda each: (each.ahead, each.server_cards), default=None)
 
 

@@ -47,7 +47,7 @@ class DrawnGroup:
     is_read: bool = False
 
 
-class Engine:
+class SimulatedEngine:
     """One engine: its responses in progress, and those that wait for a place."""
 
     def __init__(self, decoding: Decoding, places: int) -> None:
@@ -148,7 +148,7 @@ class EngineFleet:
             room: responses that each rank gives a server at once, of rollout servers.
             size: responses of a group.
         """
-        self.engines = [Engine(decoding, places) for _ in range(engines)]
+        self.engines = [SimulatedEngine(decoding, places) for _ in range(engines)]
         self._ranks = ranks
         rooms = {str(index): room for index in range(engines)} if room is not None else {}
         self._schedules = [Schedule((), size=size, rooms=rooms, first=rank) for rank in range(ranks if rooms else 0)]

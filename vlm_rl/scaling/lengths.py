@@ -44,6 +44,15 @@ def made_up(
 
     A prompt has an image of 256 to 1,280 tokens and 50 to 250 tokens of text. Responses are log-normal; how long a
     problem's responses are differs from problem to problem (standard deviation .4 of the logarithm, .5 within it).
+
+    Args:
+        rng: draws the lengths.
+        prompts: how many.
+        responses: to each prompt.
+        mean: tokens of a response, before they are cut off at `longest`.
+        longest: most tokens of a response.
+        longest_prompt: most tokens of a prompt, if there is a limit.
+        has_image: whether prompts have images.
     """
     text = rng.integers(256, 1281, prompts) * has_image + rng.integers(50, 251, prompts)
     of_problem = rng.normal(0, 0.4, prompts)
@@ -92,9 +101,15 @@ def lengths_of_step(run: RunDirectory, step: int, *, responses: int) -> np.ndarr
 
 
 def of_groups(rng: np.random.Generator, batch: BatchLengths, groups: np.ndarray, *, longest: int) -> BatchLengths:
-    """Return the batch with responses as long as those of a run's groups [groups, G], each drawn whole.
+    """Return the batch with responses as long as those of a run's groups, each drawn whole.
 
     Where the batch has more or fewer responses to a prompt than the run, they are drawn one by one from a group.
+
+    Args:
+        rng: draws the groups.
+        batch: whose prompts are kept.
+        groups: [groups, G], tokens of the run's responses.
+        longest: most tokens of a response; longer ones are cut.
     """
     size = len(batch.responses[0])
     chosen = groups[rng.integers(0, len(groups), len(batch.prompts))]

@@ -35,11 +35,6 @@ class MeasuredRun:
     sides: Sides
     cards: int  # of an engine
 
-    @property
-    def step_seconds(self) -> float:
-        """Return the seconds of a step, measured, saves included."""
-        return sum(self.seconds.values())
-
     def again(self, *, ahead: int, skipped: int = 0, saves: bool = True) -> Pace:
         """Simulate the run's own steps on its own cards. Only servers can be ahead."""
         return simulate(
