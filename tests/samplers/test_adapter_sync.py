@@ -159,5 +159,5 @@ def test_what_takes_no_adapter_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     for sampler in ("transformers", "server"):
         with pytest.raises(UserError, match=rf"rollout\.sampler is {sampler}, which takes merged weights alone"):
             load_config(file, [f"rollout.sampler={sampler}", "rollout.servers=['http://127.0.0.1:8000']"])
-    with pytest.raises(UserError, match="sync is adapter, and targets names tower, where vLLM applies none"):
+    with pytest.raises(UserError, match="sync is adapter, and targets names tower, where vLLM applies no adapters"):
         load_config(file, ["model.lora.targets=[q_proj, tower]"])

@@ -5,25 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from tests.helpers.rollout_servers import Fleet, same
+from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same
 from tests.helpers.toy_runs import assert_sound, rollouts_of, toy_problem
-from vlm_rl.config import ModelConfig
 from vlm_rl.data.ahead import load_batches
-from vlm_rl.data.carry_over import begin
-from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import EXIT_STOPPED
-from vlm_rl.learner.loading import policy_of
-from vlm_rl.learner.packing import Chunk, pack_row
-from vlm_rl.learner.self_check import group_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
@@ -34,11 +25,6 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 STEPS = 5
 
 
-def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int, params: SamplingParams = PARAMS) -> None:
-    begun = [begin(toy_problem(index, "train", 12), 1, responses=params.responses).rollouts for index in range(8)]
-    sampler.begin(step, fleet.prompts, begun, params, seed=1)
-
-
 def wait_for(sampler: ServerSampler, step: int, groups: int) -> None:
     """Wait until so many groups of a batch are done."""
     end = time.monotonic() + 60
@@ -47,28 +33,10 @@ def wait_for(sampler: ServerSampler, step: int, groups: int) -> None:
         time.sleep(0.005)
 
 
-def learner_logps(fleet: Fleet, prompt: Prompt, rollouts: Sequence[Rollout]) -> np.ndarray:
-    """Return the log-probs of all tokens at the learner's weights, end to end. Each response has a row of its own."""
-    tokens = {"banned_ids": fleet.builder.banned_ids, "temperature": PARAMS.temperature}
-    policy = policy_of(fleet.model, ModelConfig(path="x"), **tokens)
-    rows = [
-        pack_row(
-            [Chunk(0, (g,))],
-            groups=[group_of(prompt, rollouts)],
-            prompts={0: prompt},
-            weights_PG=np.zeros((1, len(rollouts))),
-            positions=partial(rope_positions, fleet.model),
-        )
-        for g in range(len(rollouts))
-    ]
-    with torch.no_grad():
-        return np.concatenate([policy(row)[0].numpy() for row in rows])
-
-
 def test_each_token_is_of_the_weights_that_it_names(fleet: Fleet) -> None:
     """Weights change while batches are drawn, until responses have tokens of two versions. The learner at those
-    weights gives every token the log-prob that its server reported, and at the earlier weights another one: no key
-    and value is left of those."""
+    weights gives every token the log-prob that its server reported, and at the earlier weights a different one: no
+    key and value is left of those."""
     sampler = fleet.sampler()
     params = SamplingParams(temperature=1.0, max_tokens=90, responses=2)
     weights: dict[int, Any] = {}
@@ -113,7 +81,7 @@ def test_a_server_lost_in_flight_costs_time_only(fleet: Fleet) -> None:
     whole = sampler.generate(fleet.prompts, PARAMS, seed=1, step=3)
     hung = fleet.servers[1]
     try:
-        begin_batch(sampler, fleet, 3)
+        begin_batch(sampler, fleet, 3, PARAMS)
         wait_for(sampler, 3, 1)
         hung.send(signal.SIGSTOP)
         assert same(sampler.take(3, lambda *_: None), whole)
@@ -121,7 +89,7 @@ def test_a_server_lost_in_flight_costs_time_only(fleet: Fleet) -> None:
     finally:
         hung.send(signal.SIGCONT)
     fleet.sync(sampler, 2)
-    begin_batch(sampler, fleet, 4)
+    begin_batch(sampler, fleet, 4, PARAMS)
     assert len(sampler.take(4, lambda *_: None)) == 8 and len(sampler.fleet.rooms) == 2
     sampler.close()
 
@@ -188,7 +156,7 @@ def test_two_ranks_begin_two_batches_and_one_finishes_them(fleet: Fleet) -> None
 def test_where_all_servers_hang_the_batch_waits_and_the_run_ends(fleet: Fleet) -> None:
     sampler = fleet.sampler(silence=2.0, timeout=1.0)
     fleet.sync(sampler, 1)
-    begin_batch(sampler, fleet, 2)
+    begin_batch(sampler, fleet, 2, PARAMS)
     wait_for(sampler, 2, 1)
     for server in fleet.servers:
         server.send(signal.SIGSTOP)

@@ -17,7 +17,7 @@ def test_response_seeds_are_63_bits_and_all_different() -> None:
         for index in range(50)
     ]
     assert response_seed(*keys[0], drawn=0) == response_seed(*keys[0])
-    assert len({response_seed(*keys[0], drawn=drawn) for drawn in range(50)}) == 50  # of a response that goes on
+    assert len({response_seed(*keys[0], drawn=drawn) for drawn in range(50)}) == 50  # of a response that continues
     seeds = {response_seed(*key) for key in keys}
     assert len(seeds) == len(keys) == 10_000
     assert all(0 <= seed < 1 << 63 for seed in seeds) and max(seeds) > 1 << 62

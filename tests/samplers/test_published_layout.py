@@ -1,4 +1,4 @@
-"""Weights reach an engine in the layout of the published checkpoints, where transformers keeps another."""
+"""Weights reach an engine in the layout of the published checkpoints, where transformers keeps a different one."""
 
 from __future__ import annotations
 

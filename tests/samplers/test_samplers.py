@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -390,6 +392,26 @@ def test_the_number_of_threads_from_before_the_engine_is_restored() -> None:
     with _threads_kept():
         torch.set_num_threads(before + 1)
     assert torch.get_num_threads() == before
+
+
+def test_the_engine_leaves_the_settings_of_torchs_compiler(sampler: Sampler) -> None:
+    """vLLM sets this one while its CPU engine starts."""
+    assert "TORCHINDUCTOR_CPP_DYNAMIC_THREADS" not in os.environ, sampler.name
+
+
+def test_importing_vllm_leaves_the_settings_of_torchs_compiler() -> None:
+    """vLLM sets the processes that compile to 1, here and in what is started from here."""
+    pytest.importorskip("vllm")
+    code = """
+import os
+from vlm_rl.samplers.vllm import import_vllm
+import_vllm()
+from torch._inductor import config
+print(config.compile_threads, os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
+"""
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "3 3"
 
 
 def test_the_trainers_random_state_is_left_alone(sampler: Sampler, prompts: list[Prompt]) -> None:

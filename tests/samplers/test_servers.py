@@ -1,6 +1,6 @@
 """Rollouts on two real vLLM servers of the toy policy, which are stopped, killed and lied to.
 
-The tests run in their order: the last four kill one server after the other.
+The tests run in their order: the last four kill one server after another.
 """
 
 from __future__ import annotations
@@ -18,12 +18,19 @@ import pytest
 import torch
 
 from tests.helpers.lying_proxy import Lie, changed, lying_proxy
-from tests.helpers.rollout_servers import Fleet, same
-from vlm_rl.errors import UserError
+from tests.helpers.rollout_servers import Fleet, RolloutServer, same
+from tests.helpers.toy_runs import assert_sound, state_of
+from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SamplingParams
-from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.fingerprint import (
+    FingerprintBuilder,
+    StaleWeightsError,
+    check_fresh,
+    fingerprint,
+    join_shards,
+)
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
 from vlm_rl.types import Rollout
 
@@ -57,15 +64,30 @@ def test_a_late_server_gets_the_weights_and_draws_the_same(
     assert same(draw(only_second, fleet), both)
 
 
-def test_a_run_on_servers_equals_a_run_in_process(fleet: Fleet) -> None:
+def run_changes(fleet: Fleet, **rollout: Any) -> dict[str, Any]:
+    """Return the changes of a run of three steps, each on more groups than two servers draw at once."""
+    shared = {"batch_size": 4, "server_token": str(fleet.token), "prompts_per_step": 8, "server_timeout": 1.0}
+    train = {"steps": 3, "mini_batch_prompts": 8}
+    return {"rollout": {**shared, **rollout}, "train": train, "checkpoint": {"every": 3}}
+
+
+@pytest.fixture(scope="module")
+def inside(fleet: Fleet) -> RunDirectory:
+    """Return a run whose engine is in its process."""
+    return fleet.toys.train_run("in-process", **run_changes(fleet, sampler="vllm"))
+
+
+def test_a_run_on_servers_equals_a_run_in_process(fleet: Fleet, inside: RunDirectory) -> None:
     urls = [server.url for server in fleet.servers]
-    shared = {"batch_size": 4, "server_token": str(fleet.token)}
-    train = {"steps": 2}
-    served = fleet.toys.train_run("served", rollout={**shared, "sampler": "server", "servers": urls}, train=train)
-    inside = fleet.toys.train_run("in-process", rollout={**shared, "sampler": "vllm"}, train=train)
-    for step in (1, 2):
-        ours, theirs = (rollout_columns(run, step) for run in (served, inside))
-        assert ours["token_ids"] == theirs["token_ids"] and len(ours["token_ids"]) == 16
+    served = fleet.toys.train_run("served", **run_changes(fleet, sampler="server", servers=urls))
+    assert_equal_rollouts(served, inside, steps=3)
+
+
+def assert_equal_rollouts(run: RunDirectory, expected: RunDirectory, *, steps: int) -> None:
+    assert run.rollout_steps() == list(range(1, steps + 1))
+    for step in run.rollout_steps():
+        ours, theirs = (rollout_columns(each, step) for each in (run, expected))
+        assert ours["token_ids"] == theirs["token_ids"] and len(ours["token_ids"]) == 32
         assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(ours["logprobs"], theirs["logprobs"], strict=True))
 
 
@@ -174,6 +196,32 @@ def test_a_hung_server_costs_time_only(fleet: Fleet) -> None:
     draw(sampler, fleet)
 
 
+def test_a_server_of_two_ranks_proves_the_shards_of_each(fleet: Fleet, tmp_path: Path) -> None:
+    """It draws what servers of one rank draw; without either rank's shards the proof fails."""
+    shared = {"sampler": "server", "servers": ["http://127.0.0.1:1"], "server_token": str(fleet.token)}
+    config = fleet.toys.config("served-by-two", rollout={**shared, "batch_size": 4, "tensor_parallel": 2})
+    with RolloutServer(config, tmp_path / "log") as divided:
+        divided.wait()
+        sampler, whole = fleet.sampler(servers=[divided.url], tensor_parallel=2), fleet.sampler()
+        fleet.sync(sampler, 7)
+        whole.load_weights(fleet.model.named_parameters(), version=7)
+        assert same(draw(sampler, fleet), draw(whole, fleet))
+        expected = fingerprint(fleet.model.named_parameters())
+        body = {"method": "vlm_rl_proof", "kwargs": {"layout": json.dumps(expected.layout), "dtype": "float32"}}
+        headers = {"Authorization": f"Bearer {fleet.token.read_text().strip()}"}
+        reply = httpx.post(f"{divided.url}/collective_rpc", json=body, headers=headers, timeout=60).json()
+        proofs = [proof["shards"].items() for proof in reply["results"]]
+        first, second = ({place: int(checksum, 16) for place, checksum in shards} for shards in proofs)
+        assert join_shards([first, second], expected.layout) == expected
+        for one, other in ((first, second), (second, first)):
+            place = next(iter(one.keys() - other.keys()))  # of a shard that this rank alone holds
+            for stale in ([one], [{**one, place: one[place] ^ 1}, other]):
+                assert join_shards(stale, expected.layout) != expected
+        of_one = fleet.sampler(servers=[divided.url])
+        of_one.load_weights(fleet.model.named_parameters(), version=8)
+        assert not of_one.fleet.rooms and "world_size 2, and this run needs 1" in fleet.notes[0]
+
+
 def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_push, "_PART", 1 << 20)
     sampler = fleet.sampler(silence=10.0)
@@ -194,7 +242,8 @@ def test_a_server_killed_during_a_push_drops_out(fleet: Fleet, monkeypatch: pyte
 
 
 def test_a_server_that_was_started_again_gets_the_weights_first(fleet: Fleet) -> None:
-    """It was killed, and starts at the same address. Then SIGKILL once more: it has joined, and no part is sent."""
+    """It was killed, and starts at the same address. Then SIGKILL once more: it has joined, and no part is sent.
+    While it starts again, the next test has the other one."""
     again = fleet.servers[1]
     again.start()
     again.wait()
@@ -215,6 +264,7 @@ def test_a_server_that_was_started_again_gets_the_weights_first(fleet: Fleet) ->
     check_fresh(sampler, fingerprint.result())
     assert list(sampler.fleet.rooms) == [fleet.servers[0].url]
     assert same(draw(sampler, fleet), whole)
+    again.start()
 
 
 def test_a_learner_killed_during_a_push_is_replaced(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,17 +282,24 @@ def test_a_learner_killed_during_a_push_is_replaced(fleet: Fleet, monkeypatch: p
     fleet.sync(fleet.sampler(silence=10.0), 9)
 
 
-def test_where_all_servers_are_gone_the_rollout_ends(fleet: Fleet) -> None:
-    """SIGKILL of the last one mid-rollout; what it had answered stays counted once."""
-    sampler = fleet.sampler(timeout=1.0)
-    fleet.sync(sampler, 10)
-    seen: list[int] = []
-
-    def kill(index: int, _: Any) -> None:
-        if not seen:
-            fleet.servers[0].send(signal.SIGKILL)
-        seen.append(index)
-
-    with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
-        draw(sampler, fleet, kill)
-    assert len(seen) == len(set(seen)) < 8
+def test_a_run_that_loses_its_servers_saves_and_stops(fleet: Fleet, inside: RunDirectory) -> None:
+    """SIGKILL mid-rollout: of one server in step 2, which the other one ends, and of that one in step 3. In step 2
+    both have four groups; in step 3 the last one has four, and four wait for it. What is saved is the run after step
+    2, the same as if nothing had been lost: no prompt of step 3 counts as drawn."""
+    last, first = fleet.servers
+    first.wait()
+    config = fleet.toys.config("lost", **run_changes(fleet, sampler="server", servers=[last.url, first.url]))
+    kills = {"kill_servers": {"of_step": {"1": first.pid, "2": last.pid}}}
+    stopped = fleet.toys.runner("train", str(config), faults=kills)
+    assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
+    lines = stopped.output.splitlines()
+    assert any(first.url in line and "its requests go elsewhere" in line for line in lines), stopped.output[-3000:]
+    assert any("worked for 1 s" in line and "stopped after step 2; resume with" in line for line in lines)
+    run = fleet.toys.run("lost")
+    assert_equal_rollouts(run, inside, steps=2)
+    for record, drawn in zip(run.metrics(), (8, 16), strict=True):
+        assert record["data/drawn"] == record["data/trained"] == drawn
+    ((step, _),) = run.checkpoints()
+    info = state_of(run)["info"]
+    assert (step, info["cursor"]) == (2, 16) and info["ledger"] == {"drawn": 16, "trained": 16, "skipped": {}}
+    assert_sound(run)

@@ -14,12 +14,14 @@ from transformers import AutoConfig
 from tests.helpers.families import build_family
 from tests.helpers.tensor_parallel_worker import WRONG
 from tests.helpers.toy_runs import Runner, Toys, rollouts_of, toy_set
+from vlm_rl.cli import main
 from vlm_rl.config import RolloutConfig, load_config, parse_config
 from vlm_rl.data.model_folder import check_divides, read_model_config
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import dry_run
-from vlm_rl.preflight import preflight
+from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.serve import server_options
+from vlm_rl.session.preflight import preflight, preflight_eval
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 WORKER = "tests.helpers.tensor_parallel_worker"
@@ -77,6 +79,58 @@ def test_a_run_on_a_divided_engine_draws_what_whole_engines_draw(toys: Toys) -> 
     for run in runs:
         assert run.metrics()[0]["rollout/logprob_gap"] < 1e-5
         assert [result.step for result in run.evals()] == [0, 1]
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_a_divided_engine_has_the_answers_of_a_whole_one(toys: Toys) -> None:
+    """Of three problems, one rank has two and the other one."""
+    pytest.importorskip("vllm")
+    heldout = toy_set(toys.folder / "three", count=3, split="heldout")
+    command = ["eval", "--model", toys.model, "--data", heldout, "--sampler", "vllm", "--max-tokens", 12]
+    command += ["--temperature", 1, "--samples", 2, "--batch-size", 2]
+    results = []
+    for name, ranks, words in (("whole", 1, []), ("divided", 2, ["--tensor-parallel", 2])):
+        out = toys.folder / "evaluations" / name
+        done = toys.runner(*command, "--out", out, *words, ranks=ranks)
+        assert done.code == 0, done.output[-3000:]
+        (result,) = RunDirectory(out).evals()
+        assert result.summary["tensor_parallel"] == ranks
+        results.append(result.rows().to_pylist())
+    assert len(results[0]) == 6 and results[0] == results[1]
+
+
+def test_an_evaluation_asks_for_the_engine_of_as_many_ranks(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers cannot show it: they are those of whole engines."""
+    heldout, asked = toy_set(tmp_path / "one", count=1, split="heldout"), {}
+
+    def no_engine(name: str, **settings: Any) -> None:
+        asked.update(settings)
+        raise UserError("no engine here")
+
+    monkeypatch.setattr("vlm_rl.evaluation.command.make_sampler", no_engine)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    command = ["eval", "--model", tiny_model, "--data", heldout, "--out", tmp_path / "out", "--sampler", "vllm"]
+    assert main([*map(str, command), "--tensor-parallel", "2"]) == 2
+    assert asked["tensor_parallel"] == 2
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size", "reason"),
+    [
+        ("auto", 2, "--sampler is auto: only vLLM divides"),
+        ("vllm", 4, "--tensor-parallel is 4, and this machine has 6 ranks"),
+        ("vllm", 0, "--tensor-parallel is 0"),
+    ],
+)
+def test_engines_that_no_evaluation_can_have_are_refused(
+    sampler: str, size: int, reason: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
+    with pytest.raises(UserError, match=reason):
+        preflight_eval(tiny_model, [], sampler=sampler, tensor_parallel=size)
+    assert preflight_eval(tiny_model, [], sampler="vllm", tensor_parallel=3) == tiny_model
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def _windowed(
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-def _with_shared_heads() -> dict[str, bool]:
+def _with_shared_heads() -> dict[str, Any]:
     """Return how varlen_attn is told that keys have fewer heads. That of torch 2.11 takes them without being told."""
     return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 

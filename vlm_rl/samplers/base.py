@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from vlm_rl.errors import UserError
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.types import NamedTensors, Prompt, Rollout
 
 if TYPE_CHECKING:
     import torch
 
     from vlm_rl.data.prompts import PromptBuilder
-    from vlm_rl.samplers.fingerprint import Fingerprint, Layout, NamedTensors
+    from vlm_rl.samplers.fingerprint import Fingerprint, WeightLayout
 
 PROBE_PLACES = 4  # of a server that draws ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
 
@@ -62,12 +62,18 @@ class Sampler(Protocol):
     ) -> list[list[Rollout]]:
         """Draw `params.responses` responses per prompt, in the prompts' order.
 
-        `on_group(index, rollouts)` is called as soon as a prompt has all its responses, in any order.
-
         Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from float noise
         in the logits; the same call repeated gives the same bits. Log-probs are those of the distribution that
         was drawn from: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
         Ranks that share an engine call this together, each with prompts of its own, or none.
+
+        Args:
+            prompts: to answer.
+            params: how to draw.
+            seed: of the run.
+            step: the rollout step, which gives each step noise of its own.
+            on_group: called with (index, rollouts) as soon as a prompt has all its responses, in any order.
+
         Raises UserError for a prompt that does not fit.
         """
         ...
@@ -76,6 +82,12 @@ class Sampler(Protocol):
         """Yield the ids of the single response that `generate` gives to this prompt alone, as they are drawn.
 
         Nothing is computed between two calls of next(): closing the iterator ends the generation.
+
+        Args:
+            prompt: to answer.
+            params: how to draw; `responses` must be 1.
+            seed: of the run.
+            step: the rollout step.
         """
         ...
 
@@ -86,7 +98,7 @@ class Sampler(Protocol):
         """
         ...
 
-    def fingerprint(self, layout: Layout) -> Fingerprint:
+    def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """Return the fingerprint of the weights that the next `generate` will multiply with.
 
         `layout` names them and their shapes as the learner does. What it does not name is hashed under the engine's
@@ -119,10 +131,17 @@ class InProcessSampler(Sampler, Protocol):
     ) -> list[list[Rollout]]:
         """Draw the unfinished responses on until `enough` groups are done, and return all groups as they then are.
 
-        `begun` has the responses of each prompt so far. Where there is room for some only, those of the first prompts
-        are drawn. `on_group` is called for exactly `enough` groups, in the order in which they are done. Groups that
-        are done beside these are returned done. Every response stops at `params.max_tokens`, earlier tokens included.
-        New noise depends on (seed, step, problem, index, tokens so far) alone.
+        Where there is room for some only, those of the first prompts are drawn. Groups that are done beside the
+        `enough` are returned done. New noise depends on (seed, step, problem, index, tokens so far) alone.
+
+        Args:
+            prompts: of the groups.
+            begun: the responses of each prompt so far.
+            params: how to draw. Every response stops at `max_tokens`, earlier tokens included.
+            seed: of the run.
+            step: the rollout step.
+            enough: groups to wait for.
+            on_group: called with (index, rollouts) for exactly `enough` groups, in the order in which they are done.
         """
         ...
 

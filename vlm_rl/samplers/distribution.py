@@ -14,8 +14,12 @@ def process_logits(
 ) -> Tensor:
     """Return the logits [B, V] of the distribution that is drawn from, float32; we report their log_softmax.
 
-    Banned ids are at minus infinity. Temperature 0 (greedy) leaves the scale alone. top_k keeps ties of the
-    k-th logit; top_p keeps the smallest set of most likely tokens whose mass reaches p.
+    Args:
+        logits_BV: of the model.
+        banned: int64, ids that come out at minus infinity.
+        temperature: divides the logits; 0 (greedy) leaves them alone, and nothing is truncated.
+        top_p: keeps the smallest set of most likely tokens whose mass reaches this; 1 is off.
+        top_k: keeps this many of the largest logits, with the ties of the last one; 0 is off.
     """
     scaled_BV = logits_BV.float().index_fill(1, banned, float("-inf"))
     if temperature == 0:

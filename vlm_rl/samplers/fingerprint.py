@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from vlm_rl.samplers.base import Sampler
+from vlm_rl.types import NamedTensors
 
-Layout = Mapping[str, tuple[int, ...]]  # the learner's name of each tensor -> its shape
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
+WeightLayout = Mapping[str, tuple[int, ...]]  # the learner's name of each tensor -> its shape
 
 _CHUNK = 1 << 22  # elements hashed at a time: bounds the int64 temporaries to 32 MB each
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -31,7 +31,7 @@ _MIX_POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """What one rank of an engine holds of a tensor: all of it, or all but for a range along one dimension."""
+    """What one rank of an engine holds of a tensor: all of it, or all except for a range along one dimension."""
 
     name: str  # the learner's
     tensor: torch.Tensor
@@ -50,7 +50,7 @@ class Fingerprint:
     """
 
     checksum: int  # 0 <= checksum < 2**64
-    layout: Layout = field(compare=False)  # what was hashed: an engine is asked for the same
+    layout: WeightLayout = field(compare=False)  # what was hashed: an engine is asked for the same
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
         """Return the fingerprint of the tensors of both, which have no name in common."""
@@ -106,7 +106,7 @@ def shard_checksums(shards: Iterable[Shard], *, dtype: torch.dtype) -> dict[str,
     return checksums
 
 
-def join_shards(ranks: Iterable[Mapping[str, int]], layout: Layout) -> Fingerprint:
+def join_shards(ranks: Iterable[Mapping[str, int]], layout: WeightLayout) -> Fingerprint:
     """Return the fingerprint of an engine from the shard_checksums of all its ranks.
 
     What several ranks hold counts once. Where their copies differ each counts, so that the fingerprint cannot agree.

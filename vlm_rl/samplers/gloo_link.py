@@ -26,13 +26,33 @@ def address_towards(host: str) -> str:
 
 
 def join(host: str, port: int, *, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
-    """Join the group of this size whose store is at this address. Raises RuntimeError after the timeout."""
+    """Join the learner's group, from a server's worker.
+
+    Args:
+        host: of the learner's store.
+        port: likewise.
+        rank: of this worker, from 1 on; the learner has 0.
+        size: of the group, the learner included.
+        timeout: of the store, and of every tensor.
+
+    Raises RuntimeError after the timeout.
+    """
     store = TCPStore(host, port, is_master=False, timeout=timeout)
     return join_store(store, host, rank=rank, size=size, timeout=timeout)
 
 
 def join_store(store: TCPStore, peer: str, *, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
-    """Join the group with this store, from the address that leads to the peer."""
+    """Join the group with this store.
+
+    Args:
+        store: of the group.
+        peer: host of the other side, which decides from which address of this machine to connect.
+        rank: of this process in the group; the learner has 0.
+        size: of the group, the learner included.
+        timeout: of joining, and of every tensor.
+
+    Raises RuntimeError after the timeout.
+    """
     gloo: Any = ProcessGroupGloo  # the stubs lack what follows
     options = gloo._Options()
     options._timeout = timeout

@@ -25,7 +25,16 @@ class PartialBatch:
         enough: int,
         on_group: OnGroup,
     ) -> None:
-        """Begin with the responses so far. Groups that are done already are the first that count."""
+        """Begin with the responses so far. Groups that are done already are the first that count.
+
+        Args:
+            prompts: of the groups.
+            begun: the responses of each prompt so far.
+            builder: the prompt builder of the model.
+            max_tokens: the most that a response may have, those so far included.
+            enough: groups to wait for.
+            on_group: called with (index, rollouts) for the first `enough` groups that are done.
+        """
         assert enough <= len(begun) == len(prompts), (enough, len(begun), len(prompts))
         self.groups = [list(group) for group in begun]
         self._prompts, self._builder, self._max_tokens = prompts, builder, max_tokens

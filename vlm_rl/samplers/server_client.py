@@ -87,7 +87,16 @@ async def ask_info(client: httpx.AsyncClient, *, seconds: float) -> dict[str, An
 
 
 async def ask_proof(client: httpx.AsyncClient, *, layout: str, dtype: str, seconds: float) -> dict[str, Any]:
-    """Return the checksum of the server's weights and the digests of all its workers' buffers. Raises ServerError."""
+    """Return the checksum of the server's weights and the digests of all its workers' buffers.
+
+    Args:
+        client: connected to the server.
+        layout: the learner's names and shapes, packed; "" asks for the buffers alone.
+        dtype: that the weights are hashed in.
+        seconds: until the whole reply is here.
+
+    Raises ServerError.
+    """
     body = {"method": "vlm_rl_proof", "kwargs": {"layout": layout, "dtype": dtype}}
     reply = await ask(client, "/collective_rpc", body, seconds=seconds)
     try:
@@ -110,6 +119,13 @@ async def ask_group(
     client: httpx.AsyncClient, prompt: Prompt, params: SamplingParams, seeds: Sequence[int], *, builder: PromptBuilder
 ) -> list[ServerResponse]:
     """Return one response for each seed; the images are sent once. Waits without limit.
+
+    Args:
+        client: connected to the server.
+        prompt: to answer.
+        params: how to draw.
+        seeds: of the responses.
+        builder: the prompt builder of the model, which knows the ids that end a response or are banned.
 
     Raises ServerError where a reply is not what these parameters can give.
     """

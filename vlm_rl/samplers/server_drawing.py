@@ -1,4 +1,4 @@
-"""Ask servers for groups of responses. What one server does not answer, another one is asked for."""
+"""Ask servers for groups of responses. What one server does not answer, a different one is asked for."""
 
 from __future__ import annotations
 

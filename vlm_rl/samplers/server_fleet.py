@@ -52,7 +52,18 @@ class Fleet:
         is_stopped: Callable[[], bool],
         note: Callable[[str], None],
     ) -> None:
-        """Read the token and the addresses; no server is asked. Raises UserError for either, as in ServerSampler."""
+        """Read the token and the addresses; no server is asked.
+
+        Args:
+            settings: of the servers.
+            builder: the prompt builder of the model.
+            max_model_len: the context that a server must have, in tokens.
+            dtype: of the servers' weights.
+            is_stopped: tells whether the run is to end.
+            note: prints a line.
+
+        Raises UserError where there is no token, and for a list of servers that cannot be read.
+        """
         self.settings = settings
         self.token = _read_token(settings.token_file)
         self.dtype = dtype
@@ -70,11 +81,11 @@ class Fleet:
 
     @property
     def label(self) -> str:
-        """The label of the current weights."""
+        """Return the label of the current weights."""
         return f"{self._run}-{self.version}"
 
     def version_of(self, label: str) -> int | None:
-        """Return the policy version of the weights with this label; None where they are none of this run so far."""
+        """Return the policy version of the weights with this label; None if this run has not made such weights."""
         run, _, version = label.rpartition("-")
         return int(version) if run == self._run and version.isdecimal() and int(version) <= self.version else None
 

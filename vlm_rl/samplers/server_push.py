@@ -1,4 +1,4 @@
-"""Push the learner's weights to servers, part by part. A server that fails drops out, and the others go on.
+"""Push the learner's weights to servers, part by part. A server that fails drops out; the others get the rest.
 
 push = Push(servers, label="a1b2-7", ...)
 push.begin()
@@ -10,9 +10,12 @@ push.failed             # why, by the address of the server
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -21,9 +24,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 
-from vlm_rl.samplers.fingerprint import NamedTensors
 from vlm_rl.samplers.gloo_link import address_towards, join_store, send
 from vlm_rl.samplers.server_client import ServerError, ask, connected
+from vlm_rl.types import NamedTensors
 
 _PART = 256 << 20  # bytes of gathered weights that wait to be sent
 
@@ -39,7 +42,7 @@ class Peer:
 
 
 class Link(Protocol):
-    """The learner's end of a connection that carries weights."""
+    """The learner's end of a connection that carries weights. Where its server hangs, it raises RuntimeError."""
 
     def init_info(self) -> dict[str, Any]:
         """Return what the server needs in order to join."""
@@ -51,6 +54,10 @@ class Link(Protocol):
 
     def send(self, tensor: Tensor) -> None:
         """Send one tensor."""
+        ...
+
+    def close(self) -> None:
+        """Leave, from any thread, whatever the server does; where possible this ends what the others wait for."""
         ...
 
 
@@ -83,14 +90,18 @@ class GlooLink:
         """See Link.send."""
         send(self._group, tensor)
 
+    def close(self) -> None:
+        """See Link.close. The connection goes with the link; what waits for it has a time limit."""
+
 
 class NcclLink:
-    """A connection of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
+    """A connection of vLLM's own NCCL engine."""
 
     def __init__(self, host: str, seconds: float, *, workers: int) -> None:
-        from vlm_rl.samplers.vllm import NcclGroup
+        from vlm_rl.samplers.vllm_nccl import NcclGroup
 
-        self._group = NcclGroup(address_towards(host), workers=workers)
+        self._seconds = seconds
+        self._group = NcclGroup(address_towards(host), workers=workers, seconds=seconds)
 
     def init_info(self) -> dict[str, Any]:
         """See Link.init_info."""
@@ -98,11 +109,32 @@ class NcclLink:
 
     def join(self) -> None:
         """See Link.join."""
-        self._group.join()
+        self._limited(self._group.join)
 
     def send(self, tensor: Tensor) -> None:
         """See Link.send."""
-        self._group.send(tensor)
+        self._limited(partial(self._group.send, tensor))
+
+    def close(self) -> None:
+        """See Link.close."""
+        self._group.abort()
+
+    def _limited(self, work: Callable[[], None]) -> None:
+        """Do this in a thread, which is left behind where even an abort does not end it. Raises RuntimeError."""
+        done: Future[None] = Future()
+
+        def act() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=act, name="nccl", daemon=True).start()
+        try:
+            done.result(self._seconds)
+        except TimeoutError:
+            self.close()
+            raise RuntimeError(f"NCCL: silent for {self._seconds:g} s") from None
 
 
 _LINKS: dict[str, Callable[..., Link]] = {"gloo": GlooLink, "nccl": NcclLink}
@@ -153,8 +185,9 @@ class Push:
         }
 
         async def deliver(client: httpx.AsyncClient, peer: Peer) -> None:
+            link = self._links[peer]
             receiving = self._post(client, "/update_weights", {"update_info": info})
-            await _both(receiving, asyncio.to_thread(_send_all, self._links[peer], tensors))
+            await _both(receiving, asyncio.to_thread(_send_all, link, tensors), link)
 
         self._each(deliver)
 
@@ -165,19 +198,26 @@ class Push:
     async def _begin(self, client: httpx.AsyncClient, peer: Peer) -> None:
         await self._post(client, f"/pause?mode={self._mode}&clear_cache=true")
         if peer not in self._links:
+            for earlier in [other for other in self._links if other.url == peer.url]:
+                await self._drop(earlier)
             host = urlsplit(peer.url).hostname or ""
             link = await asyncio.to_thread(_LINKS[peer.backend], host, self._seconds, workers=peer.workers)
-            joining = self._post(client, "/init_weight_transfer_engine", {"init_info": link.init_info()})
-            await _both(joining, asyncio.to_thread(link.join))
             self._links[peer] = link
+            joining = self._post(client, "/init_weight_transfer_engine", {"init_info": link.init_info()})
+            await _both(joining, asyncio.to_thread(link.join), link)
         await self._post(client, "/collective_rpc", {"method": "vlm_rl_end_update"})
-        # Whatever happens from here on, its weights are none that anybody knows.
+        # Whatever happens from here on, nobody knows which weights it has.
         await self._post(client, "/update_weight_version", {"new_version": "in an update"})
         await self._post(client, "/start_weight_update")
 
     async def _finish(self, client: httpx.AsyncClient, _: Peer) -> None:
         await self._post(client, "/finish_weight_update", {"weight_version": self._label})
         await self._post(client, "/resume")
+
+    async def _drop(self, peer: Peer) -> None:
+        """Close the connection with a process that is gone, or has failed."""
+        if (link := self._links.pop(peer, None)) is not None:
+            await asyncio.to_thread(link.close)
 
     async def _post(self, client: httpx.AsyncClient, path: str, body: Mapping[str, Any] | None = None) -> None:
         await ask(client, path, body, seconds=self._seconds)
@@ -191,7 +231,7 @@ class Push:
                     await work(client, peer)
             except (ServerError, RuntimeError, OSError) as error:  # torch's of a connection are RuntimeErrors
                 self.failed[peer.url] = str(error).splitlines()[0]
-                self._links.pop(peer, None)
+                await self._drop(peer)
 
         async def all_of_them() -> None:
             await asyncio.gather(*map(attempt, self.peers))
@@ -214,9 +254,17 @@ def parts(tensors: NamedTensors) -> Iterator[list[tuple[str, Tensor]]]:
         yield part
 
 
-async def _both(asking: Coroutine[Any, Any, None], working: Coroutine[Any, Any, None]) -> None:
-    """Wait for both, also where the first fails: a thread cannot be cancelled."""
-    results = await asyncio.gather(asking, working, return_exceptions=True)
+async def _both(asking: Coroutine[Any, Any, None], working: Coroutine[Any, Any, None], link: Link) -> None:
+    """Wait for both, also where the first fails: a thread cannot be cancelled, but has no reason to wait any more."""
+
+    async def ask_or_close() -> None:
+        try:
+            await asking
+        except ServerError:
+            await asyncio.to_thread(link.close)
+            raise
+
+    results = await asyncio.gather(ask_or_close(), working, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

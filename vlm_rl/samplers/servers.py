@@ -22,9 +22,8 @@ from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SamplingParams, check_le
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
-    Layout,
-    NamedTensors,
     StaleWeightsError,
+    WeightLayout,
     check_buffers,
 )
 from vlm_rl.samplers.schedule import rank_room
@@ -33,7 +32,7 @@ from vlm_rl.samplers.server_client import ServerError, ask_proof, connected
 from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
 from vlm_rl.samplers.server_fleet import Fleet, ServerSettings, ServersGoneError
 from vlm_rl.samplers.server_push import Link, Peer, Push, parts
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.types import NamedTensors, Prompt, Rollout
 
 __all__ = ["ServerSampler", "ServerSettings", "ServersGoneError"]
 
@@ -95,7 +94,7 @@ class ServerSampler:
             self.policy_version = self.fleet.version = version
             self._push(tensors, from_main(self.fleet.look_around))
 
-    def fingerprint(self, layout: Layout) -> Fingerprint:
+    def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """See Sampler.fingerprint. Where no server is left, this waits for one, and the weights are pushed again.
 
         Raises StaleWeightsError where a server's buffers are not what they were, or servers hold different weights.
@@ -110,6 +109,8 @@ class ServerSampler:
         """Drop the connections and what is being drawn; the servers stay."""
         if self._background is not None:
             self._background.close()
+        for link in self._links.values():
+            link.close()
         self._links.clear()
 
     def _push(self, tensors: NamedTensors, rooms: Mapping[Peer, int]) -> None:
@@ -165,7 +166,7 @@ class ServerSampler:
                 )
             return expected
 
-    def _prove(self, layout: Layout) -> int | None:
+    def _prove(self, layout: WeightLayout) -> int | None:
         """Return the checksum that all servers agree on; None where none is left."""
         proofs, self.fleet.buffers = from_main(
             lambda: (asyncio.run(self._ask_proofs(json.dumps(layout), list(self.fleet.rooms))), self.fleet.buffers)
@@ -243,8 +244,8 @@ class ServerSampler:
             if together:
                 self._restore()
             else:
-                found = self.fleet.wait(holding=self.fleet.label)
-                self._use({peer.url: room for peer, room in found.items()})
+                rooms = self.fleet.wait(holding=self.fleet.label)
+                self._use({peer.url: room for peer, room in rooms.items()})
 
     def _draw(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
         """Draw until every group is complete or no server is left, and tell whether groups are missing."""
@@ -320,5 +321,12 @@ class ServerSampler:
 
 
 def seeds_of(prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> list[int]:
-    """Return the seed of each response to a prompt."""
+    """Return the seed of each response to a prompt, as `response_seed` gives it.
+
+    Args:
+        prompt: that is answered.
+        params: with the number of responses.
+        seed: of the run.
+        step: the rollout step.
+    """
     return [response_seed(seed, step, prompt.problem_id, g) for g in range(params.responses)]

@@ -27,14 +27,13 @@ from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_ro
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
-    Layout,
-    NamedTensors,
+    WeightLayout,
     buffer_digests,
     check_buffers,
     fingerprint,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.types import NamedTensors, Prompt, Rollout
 
 _KEYS_AND_VALUES = ("full_attention", "sliding_attention", "chunked_attention")  # types of layers that keep no state
 _PREFILL_TOKENS = 32_768  # padded prompt tokens encoded at a time: bounds the activations
@@ -197,7 +196,7 @@ class TransformersSampler:
         check_buffers(self.name, buffer_digests(self._model), self._buffers)
         self.policy_version = version
 
-    def fingerprint(self, layout: Layout) -> Fingerprint:
+    def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """See Sampler.fingerprint. This model has the learner's names by itself."""
         return fingerprint(self._model.named_parameters())
 

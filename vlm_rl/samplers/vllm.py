@@ -34,9 +34,8 @@ from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
-    Layout,
-    NamedTensors,
     StaleWeightsError,
+    WeightLayout,
     check_buffers,
     join_shards,
 )
@@ -48,10 +47,12 @@ from vlm_rl.samplers.vllm_worker import (
     worker_buffers,
     worker_checksums,
 )
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.types import NamedTensors, Prompt, Rollout
 
 if TYPE_CHECKING:
     import vllm
+
+_COMPILER = ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS")  # the second, on a CPU
 
 
 class VllmSampler:
@@ -110,7 +111,13 @@ class VllmSampler:
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
         try:
-            with _global_random_state_kept(), _memory_left_alone(), _threads_kept(), _own_shared_memory():
+            with (
+                _global_random_state_kept(),
+                _memory_left_alone(),
+                _threads_kept(),
+                _compiler_kept(),
+                _own_shared_memory(),
+            ):
                 self._llm = self._vllm.LLM(**settings)
         except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
             reason = " ".join(str(error).split())
@@ -290,7 +297,7 @@ class VllmSampler:
             self._llm.llm_engine.add_lora(self._loaded)
         assert self._llm.llm_engine.list_loras() == {number}
 
-    def fingerprint(self, layout: Layout) -> Fingerprint:
+    def fingerprint(self, layout: WeightLayout) -> Fingerprint:
         """See Sampler.fingerprint. The weights are read back inside the worker."""
         return join_shards(self._on_each_rank(worker_checksums, layout=layout, dtype=self.dtype), layout)
 
@@ -358,7 +365,8 @@ def import_vllm() -> Any:
     # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.distributed\.c10d_logger")
-    import vllm
+    with _compiler_kept():
+        import vllm
 
     return vllm
 
@@ -379,29 +387,6 @@ def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
     if not ranks:
         raise UserError(f"model.lora.rank is {adapter.rank}, above what vLLM takes: set model.lora.sync=merged")
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
-
-
-class NcclGroup:
-    """The learner's end of a group of vLLM's own NCCL engine; it has not been run, for want of two GPUs."""
-
-    def __init__(self, address: str, *, workers: int) -> None:
-        """Take a free port of this address; the server's workers join at it."""
-        import_vllm()
-        from vllm.utils.network_utils import get_open_port
-
-        self._where = {"master_address": address, "master_port": get_open_port(), "world_size": 1 + workers}
-        self.init_info = {**self._where, "rank_offset": 1, "packed": False}
-
-    def join(self) -> None:
-        """Wait for the server."""
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
-
-        self._group = trainer_init(self._where)
-
-    def send(self, tensor: torch.Tensor) -> None:
-        """Send one tensor."""
-        self._group.broadcast(tensor.cuda(), src=0, stream=torch.cuda.current_stream())
-        torch.cuda.current_stream().synchronize()
 
 
 def _drawn(output: vllm.CompletionOutput) -> tuple[np.ndarray, np.ndarray]:
@@ -442,6 +427,23 @@ def _threads_kept() -> Iterator[None]:
     finally:
         torch.set_num_threads = set_threads
         set_threads(threads)
+
+
+@contextmanager
+def _compiler_kept() -> Iterator[None]:
+    """Restore what vLLM sets for torch's compiler: one process that compiles, here and in what is started from here.
+
+    These are variables of the environment, which torch itself has read by the time that this file is imported.
+    """
+    before = {name: os.environ.get(name) for name in _COMPILER}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.vllm_options import prompt_request, sampling_options
 
-_INSTANCE = uuid.uuid4().hex  # a server that was started again is another one
+_INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
 TOKEN_FILE = "VLM_RL_SERVER_TOKEN_FILE"  # the environment variable with its path
 
 

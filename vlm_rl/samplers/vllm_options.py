@@ -57,7 +57,18 @@ def engine_options(
     options: Mapping[str, Any] | None,
     tensor_parallel: int = 1,
 ) -> dict[str, Any]:
-    """Return the options of vllm.LLM that the learner's distribution needs; `options` are the user's own.
+    """Return the options of vllm.LLM that the learner's distribution needs, with the user's own.
+
+    Args:
+        model_path: a Hugging Face folder.
+        builder: the prompt builder for this model.
+        max_model_len: most tokens of a prompt, images expanded, and its response together.
+        batch_size: responses generated side by side.
+        dtype: of the engine's weights.
+        seed: of the engine itself.
+        on_cpu: whether the engine has no GPU.
+        options: the user's own (rollout.vllm).
+        tensor_parallel: cards of the engine.
 
     Raises UserError for one of `options` that the learner's or the run's settings decide.
     """

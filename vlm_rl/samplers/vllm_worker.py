@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlm_rl.samplers.fingerprint import Layout, Shard, buffer_digests, shard_checksums
+from vlm_rl.samplers.fingerprint import Shard, WeightLayout, buffer_digests, shard_checksums
 
 _FUSED_EXPERTS = {"gate_up_proj": "routed_experts.w13_weight", "down_proj": "routed_experts.w2_weight"}
 
 
-def worker_checksums(worker: Any, *, layout: Layout, dtype: torch.dtype) -> dict[str, int]:
+def worker_checksums(worker: Any, *, layout: WeightLayout, dtype: torch.dtype) -> dict[str, int]:
     """Return the shard_checksums of the worker's weights under the learner's names, rounded to `dtype`."""
     # Some kernels keep a bias in float32 beside weights in bfloat16; rounded to `dtype` it is the same value.
     return shard_checksums(_learner_shards(worker.get_model(), layout), dtype=dtype)
@@ -53,7 +53,7 @@ def repack_heads(worker: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _learner_shards(model: Any, layout: Layout) -> Iterator[Shard]:
+def _learner_shards(model: Any, layout: WeightLayout) -> Iterator[Shard]:
     """Yield the engine's weights under the learner's names, cut out of the tensors that the engine fuses.
 
     Under tensor parallelism they are this rank's. Rows of zeros behind the vocabulary are padding. Anything else that
@@ -121,7 +121,7 @@ def _module(model: Any, name: str) -> Any:
 
 
 def _adapter_tensors(
-    model: Any, factors: Mapping[tuple[str, str], Mapping[int, str]], layout: Layout
+    model: Any, factors: Mapping[tuple[str, str], Mapping[int, str]], layout: WeightLayout
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the only adapter that the engine holds under the learner's names.
 

@@ -1,0 +1,132 @@
+"""One real vLLM server of a tiny model: weights, seeds, versions, the schedule. test_servers.py has what fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same, served_fleet
+from tests.helpers.toy_runs import Runner, Toys
+from vlm_rl.samplers import server_push
+from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.server_push import GlooLink, NcclLink
+from vlm_rl.types import Rollout
+
+PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Yield a server that draws four responses at once, and four more for a probe."""
+    pytest.importorskip("vllm")
+    folder = tmp_path_factory.mktemp("one-server")
+    toys = Toys(folder, folder, folder, tiny_model, tiny_model, Runner(folder))
+    with served_fleet(toys, folder, servers=1, ahead=1) as fleet:
+        yield fleet
+
+
+def assert_of_the_learner(fleet: Fleet, groups: list[list[Rollout]]) -> None:
+    """Check that the learner gives the first prompts' tokens the log-probs that they came with."""
+    for prompt, group in zip(fleet.prompts, groups, strict=False):
+        drawn = np.concatenate([rollout.logprobs for rollout in group])
+        np.testing.assert_allclose(drawn, learner_logps(fleet, prompt, group), atol=1e-4)
+
+
+def test_a_server_draws_what_the_seeds_say_from_the_weights_that_it_got(fleet: Fleet) -> None:
+    """Eight groups over places for one: each arrives once, and the learner gives its tokens the same log-probs."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 1)
+    seen: list[int] = []
+    first = sampler.generate(fleet.prompts, PARAMS, seed=1, step=2, on_group=lambda index, _: seen.append(index))
+    assert sorted(seen) == list(range(8))
+    assert all(rollout.policy_version == 1 and not rollout.older for group in first for rollout in group)
+    assert_of_the_learner(fleet, first[:2])
+    assert same(sampler.generate(fleet.prompts, PARAMS, seed=1, step=2), first)
+    assert not same(sampler.generate(fleet.prompts, PARAMS, seed=2, step=2), first)
+    fleet.sync(sampler, 2)
+    second = sampler.generate(fleet.prompts, PARAMS, seed=1, step=2)
+    assert not same(second, first) and {rollout.policy_version for group in second for rollout in group} == {2}
+
+
+def test_a_response_that_weights_overtake_goes_on_under_the_new_ones(fleet: Fleet) -> None:
+    """Batches are begun and weights pushed until a response has tokens of both; none is lost or drawn again."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 3)
+    mixed: list[Rollout] = []
+    for step in range(4, 14):
+        begin_batch(sampler, fleet, step, SamplingParams(temperature=1.0, max_tokens=90, responses=2))
+        fleet.sync(sampler, step)
+        rollouts = [rollout for group in sampler.take(step, lambda *_: None) for rollout in group]
+        assert len(rollouts) == 16 and {*rollouts[-1].versions_R} <= {step - 1, step} and not fleet.notes
+        mixed = [rollout for rollout in rollouts if rollout.older]
+        if mixed:
+            break
+    assert all([*dict.fromkeys(rollout.versions_R)] == [step - 1, step] for rollout in mixed) and mixed
+    sampler.close()
+
+
+def test_stale_weights_are_refused(fleet: Fleet) -> None:
+    """By their checksum, where the server lacks an update; by the label of its tokens, where it has a stranger's."""
+    sampler = fleet.sampler(timeout=1.0)
+    fleet.sync(sampler, 20)
+    with torch.no_grad():
+        next(fleet.model.parameters()).view(-1)[0] += 1
+    fingerprint = FingerprintBuilder(dtype=sampler.dtype)
+    for named in fleet.model.named_parameters():
+        fingerprint.add(*named)
+    with pytest.raises(StaleWeightsError, match="does not hold the learner's weights"):
+        check_fresh(sampler, fingerprint.result())
+    (server,) = fleet.servers
+    headers = {"Authorization": f"Bearer {fleet.token.read_text().strip()}"}
+    httpx.post(f"{server.url}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
+    groups = sampler.generate(fleet.prompts[:2], PARAMS, seed=1, step=2)
+    assert "the weights old" in fleet.notes[0] or "'weight_version': 'old'" in fleet.notes[0], fleet.notes
+    assert_of_the_learner(fleet, groups)  # the server had got its weights again
+
+
+class HangingGroup:
+    """Stands in for NCCL, which needs GPUs: weights go over gloo, until it hangs as NCCL does; an abort ends that."""
+
+    hangs_at = 20
+
+    def __init__(self, address: str, *, workers: int, seconds: float) -> None:
+        self._gloo = GlooLink(address, seconds, workers=workers)
+        self.init_info, self.join = self._gloo.init_info(), self._gloo.join
+        self._sent, self._aborted = 0, threading.Event()
+
+    def send(self, tensor: torch.Tensor) -> None:
+        self._sent += 1
+        if self._sent == self.hangs_at or self._aborted.is_set():
+            self._aborted.wait()
+            raise RuntimeError("aborted")
+        self._gloo.send(tensor)
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+
+def test_a_push_over_a_link_that_hangs_ends_in_its_time(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server drops out; then it gets all weights over a new link."""
+    nccl = pytest.importorskip("vlm_rl.samplers.vllm_nccl")
+    monkeypatch.setattr(nccl, "NcclGroup", HangingGroup)
+    monkeypatch.setitem(server_push._LINKS, "gloo", NcclLink)
+    sampler = fleet.sampler(silence=2.0)
+    begun = time.monotonic()
+    sampler.load_weights(fleet.model.named_parameters(), version=21)
+    assert time.monotonic() - begun < 20 and not sampler.fleet.rooms and not sampler._links
+    assert any("NCCL: silent for 2 s" in note or "/update_weights: silent" in note for note in fleet.notes), (
+        fleet.notes
+    )
+    monkeypatch.setattr(HangingGroup, "hangs_at", 0)
+    fleet.sync(sampler, 22)
+    assert len(sampler.fleet.rooms) == 1 and len(sampler._links) == 1
+    sampler.close()
+    assert not sampler._links
