@@ -1,8 +1,9 @@
 """The learner's step on one GPU: seconds, useful tokens a second, MFU and peak memory, shared against padded rows.
 
     python perf/gpu_learner.py --size 3b --check       # minutes; exit code 1 where a gradient is off
-    python perf/gpu_learner.py --size 3b
-    python perf/gpu_learner.py --size 7b --prompts 1 --tokens 2000 --checkpointing
+    python perf/gpu_learner.py --size 3b --checkpointing
+    python perf/gpu_learner.py --size 7b --prompts 2 --tokens 2000 --checkpointing --optimizer none   # on 80 GB
+    python perf/gpu_learner.py --size 3b --check --flash-impl fa3        # another kernel behind flash attention
     OMP_NUM_THREADS=1 python perf/gpu_learner.py --device cpu --size tiny       # does the script run?
 
 A Qwen2.5-VL of the published sizes with random weights, bfloat16 with float32 master weights and AdamW
@@ -12,18 +13,24 @@ processor, no tokenizer, no DeepSpeed, no vLLM.
 
 `--check` compares two layers at full width with padded rows through transformers' own attention in float32, at spread
 lengths and several prompts a row. In float32 the gradients must agree to 1e-4 of their norm. In bfloat16 ours may err
-1.5 times as much as padded rows in bfloat16 do. It names the kernel that ran.
+1.5 times as much as padded rows in bfloat16 do. It names the attention kernels that ran, of text and vision tower.
+FlexAttention is compared too, and is not part of the verdict.
 
 Then ways take turns on the same weights: `auto`, `patched` and `unpatched`, our rows with that model.layer_patches;
-`padded`, one row per response through transformers' own attention and layers with our log-probs in chunks; and
-`trl`, the same rows through the output head of TRL 1.16's trainer, where it is installed. MFU is the step's
-arithmetic, counted once without padding and without recomputation, over the matrix-product rate measured in the
-same run. The planned peak is the dry run's count for the largest row, with this script's optimizer.
+`flex`, our rows as in `auto` with FlexAttention in place of our attention; `padded`, one row per response through
+transformers' own attention and layers with our log-probs in chunks; and `trl`, the same rows through the output head
+of TRL 1.16's trainer, where it is installed. MFU is the step's arithmetic, counted once without padding and without
+recomputation, over the matrix-product rate measured in the same run.
+
+The planned peak is the dry run's count for a row of that many tokens with one image, with this script's optimizer in
+place of ZeRO's. Padded rows and TRL's have none. `--optimizer none` drops the gradients after each step and keeps no
+state, so that 7B fits on a card of 80 GB.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import statistics
 import sys
@@ -36,18 +43,20 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from flex_rows import NAME as FLEX
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from weighed_groups import WeighedGroup, pack
 
-from vlm_rl.config import LayerPatches
+from vlm_rl.config import LayerPatches, parse_config
+from vlm_rl.data.model_folder import check_transformers
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.layer_patches import is_patched
-from vlm_rl.learner.memory_plan import LOGIT_COPIES, stack_bytes_per_token
+from vlm_rl.learner.memory_plan import memory_of_rank
 from vlm_rl.learner.packing import Chunk, PackedRow
-from vlm_rl.learner.policy import MAX_LOGITS, Policy
+from vlm_rl.learner.policy import Policy
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.types import Prompt, Rollout
 
@@ -56,10 +65,12 @@ PATCHES: dict[str, LayerPatches] = {
     "auto": "auto",
     "patched": True,
     "unpatched": False,
+    "flex": "auto",
     "padded": False,
     "trl": False,
 }
 FLOAT32_LIMIT, BFLOAT16_FACTOR = 1e-4, 1.5  # share of the gradient's norm; times the error of padded rows
+PADDED_LIMIT = 0.1  # of padded rows themselves in bfloat16: what errs more proves nothing
 IMAGE, START, END = 8, 6, 7  # ids; all others from 16 on are text
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -131,7 +142,8 @@ def make_config(size: str, *, layers: int | None = None) -> Qwen2_5_VLConfig:
 def make_policy(config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dtype, *, way: str) -> Policy:
     """Return a policy of the same random weights each time."""
     torch.manual_seed(0)
-    implementation = {"text_config": "sdpa" if way in ("padded", "trl") else attention.NAME, "vision_config": "sdpa"}
+    text = {"padded": "sdpa", "trl": "sdpa", "flex": FLEX}.get(way, attention.NAME)
+    implementation = {"text_config": text, "vision_config": "sdpa"}
     with torch.device(device):
         model = Qwen2_5_VLForConditionalGeneration._from_config(
             config, dtype=dtype, attn_implementation=implementation
@@ -168,14 +180,15 @@ def make_groups(
 def shared_backward(
     policy: Policy, groups: list[WeighedGroup], device: torch.device, *, groups_a_row: int = 1
 ) -> Tensor:
-    """Compute the step's gradients through our rows and return the log-probs."""
+    """Compute the step's gradients through our rows and return the log-probs; under no_grad, these alone."""
     chunks = [Chunk(index, tuple(range(len(group.rollouts)))) for index, group in enumerate(groups)]
     logps = []
     for first in range(0, len(chunks), groups_a_row):
         row_chunks = chunks[first : first + groups_a_row]
         row = pack(row_chunks, groups, partial(rope_positions, policy.model)).to(device)
         logp_K, entropy_K = policy(row)
-        policy_loss(logp_K, entropy_K, row.loss, **CLIP)[0].backward()
+        if torch.is_grad_enabled():
+            policy_loss(logp_K, entropy_K, row.loss, **CLIP)[0].backward()
         logps.append(logp_K.detach())
     return torch.cat(logps)
 
@@ -229,6 +242,17 @@ def trl_backward(policy: Policy, groups: list[WeighedGroup], device: torch.devic
     return torch.cat(logps)
 
 
+class NoOptimizer:
+    """Drops the gradients, and keeps no state."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
 class MasterAdamW:
     """AdamW in float32 over bfloat16 weights, one parameter at a time, so that one float32 gradient exists."""
 
@@ -245,6 +269,8 @@ class MasterAdamW:
                 parameter.copy_(master)
                 master.grad = None
 
+
+OPTIMIZERS = {"adamw": MasterAdamW, "none": NoOptimizer}
 
 # --- measuring ---------------------------------------------------------------------------------------
 
@@ -299,7 +325,9 @@ def useful_operations(policy: Policy, groups: list[WeighedGroup]) -> float:
     return total
 
 
-def measure(backward: Callable[[], Tensor], optimizer: MasterAdamW, device: torch.device, *, rounds: int) -> Result:
+def measure(
+    backward: Callable[[], Tensor], optimizer: MasterAdamW | NoOptimizer, device: torch.device, *, rounds: int
+) -> Result:
     """Measure the steps after one that compiles and warms up."""
     seconds = []
     for index in range(rounds + 1):
@@ -316,9 +344,10 @@ def measure(backward: Callable[[], Tensor], optimizer: MasterAdamW, device: torc
 
 
 def gradient(policy: Policy) -> Tensor:
+    """Return the gradients of all parameters in one row, empty where there are none, and clear them."""
     parts = [p.grad.float().flatten() for p in policy.model.parameters() if p.grad is not None]
     policy.zero_grad()
-    return torch.cat(parts)
+    return torch.cat(parts or [torch.empty(0)])
 
 
 def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bool:
@@ -328,107 +357,157 @@ def is_correct(size: str, device: torch.device, *, tokens: int, side: int) -> bo
     torch.backends.cuda.matmul.allow_tf32 = False
 
     def gradients(way: str, dtype: torch.dtype, **options: int) -> tuple[Tensor, Tensor]:
-        policy = make_policy(config, device, dtype, way=way)
+        policy = make_policy(config, device, torch.float32, way=way)
+        for parameter in policy.parameters():  # drawn in float32: other dtypes may draw other numbers
+            parameter.data = parameter.data.to(dtype)
         backward = padded_backward if way == "padded" else shared_backward
-        return backward(policy, groups, device, **options).float(), gradient(policy)
+        with torch.set_grad_enabled(has_backward(way, device)):
+            return backward(policy, groups, device, **options).float(), gradient(policy)
 
     wanted_logp, wanted = gradients("padded", torch.float32, rows=4)
     print("\ntwo layers, against padded rows in float32\n")
     print("| way | dtype | log-probs, largest gap | gradients, share of the norm | kernels |\n|---|---|---|---|---|")
     correct = True
     for dtype in (torch.float32, torch.bfloat16):
-        limit = FLOAT32_LIMIT
+        limit, name = FLOAT32_LIMIT if dtype == torch.float32 else PADDED_LIMIT, str(dtype).removeprefix("torch.")
         for way in ("padded", "auto", "patched", "unpatched"):
             options = {"rows": 2} if way == "padded" else {"groups_a_row": 2}
             with AttentionKernels() as kernels:
                 logp, grad = gradients(way, dtype, **options)
             gap = float((grad - wanted).norm() / wanted.norm())
-            if way == "padded" and dtype == torch.bfloat16:
-                limit = BFLOAT16_FACTOR * gap
             correct &= gap <= limit
             print(
-                f"| {way} | {str(dtype).removeprefix('torch.')} | {(logp - wanted_logp).abs().max():.1e} "
+                f"| {way} | {name} | {(logp - wanted_logp).abs().max():.1e} "
                 f"| {gap:.1e}{'' if gap <= limit else f', ABOVE {limit:.1e}'} | {', '.join(sorted(kernels.names))} |",
                 flush=True,
             )
+            if way == "padded" and dtype == torch.bfloat16:
+                limit = BFLOAT16_FACTOR * gap
+        try:
+            logp, grad = gradients("flex", dtype, groups_a_row=2)
+        except Exception as error:  # whatever its compiler leads to: our rows are what is checked
+            print(f"| flex | {name} | failed: {reason(error)} | | |", flush=True)
+            continue
+        gap = f"{float((grad - wanted).norm() / wanted.norm()):.1e}" if len(grad) else "no backward on a CPU"
+        print(f"| flex | {name} | {(logp - wanted_logp).abs().max():.1e} | {gap} | FlexAttention |", flush=True)
     return correct
 
 
+def has_backward(way: str, device: torch.device) -> bool:
+    """Return whether gradients can be had: FlexAttention has none on a CPU."""
+    return way != "flex" or device.type == "cuda"
+
+
+def reason(error: Exception) -> str:
+    """Return what kind of error it is, and the first line of what it says."""
+    return f"{type(error).__name__}: {[*str(error).splitlines(), ''][0]:.80}"
+
+
 def planned_peak(policy: Policy, groups: list[WeighedGroup], way: str, options: argparse.Namespace) -> float:
-    """Return the GiB that the dry run counts for the largest row, and for this script's weights and optimizer."""
-    config: Any = policy.model.config
-    text, vision, dtype = config.text_config, config.vision_config, policy.model.dtype
-    stack = partial(
-        stack_bytes_per_token,
-        dtype=dtype,
-        patched=is_patched(PATCHES[way], on_gpu=options.device == "cuda"),
-        checkpointed=options.checkpointing,
-        offloaded=options.offload,
-    )
-    head_dim = text.hidden_size // text.num_attention_heads
-    tokens = max(len(g.prompt.ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
-    patches = max(len(g.prompt.vision["pixel_values"]) for g in groups)
-    of_text = stack(
-        hidden=text.hidden_size,
-        heads=text.num_attention_heads,
-        query=head_dim * text.num_attention_heads,
-        kv=head_dim * text.num_key_value_heads,
-        mlp=text.intermediate_size,
-        layers=text.num_hidden_layers,
-    )
-    of_vision = stack(
-        hidden=vision.hidden_size,
-        heads=vision.num_heads,
-        query=vision.hidden_size,
-        kv=vision.hidden_size,
-        mlp=vision.intermediate_size,
-        layers=vision.depth,
-    )
-    logits = LOGIT_COPIES * 4 * min(tokens * text.vocab_size, MAX_LOGITS)
-    state = sum(p.numel() for p in policy.model.parameters()) * (2 * dtype.itemsize + 12)  # masters and moments: 12
-    return (state + tokens * of_text + patches * of_vision + logits) / 2**30
+    """Return the GiB that the dry run counts for the largest row, with this script's optimizer in place of ZeRO's."""
+    prompt = max(len(group.prompt.ids) for group in groups)
+    responses = max(sum(len(rollout.ids) for rollout in group.rollouts) for group in groups)
+    vision: Any = policy.model.config.vision_config
+    tree = {
+        "out": "runs/none",
+        "model": {
+            "path": "none",
+            "gradient_checkpointing": options.checkpointing,
+            "offload_activations": options.offload,
+        },
+        "data": {
+            "train": ["none"],
+            "max_prompt_tokens": prompt + responses,  # of the whole row, which so has one image
+            "max_pixels": max(len(group.prompt.vision["pixel_values"]) for group in groups) * vision.patch_size**2,
+        },
+        "rollout": {"max_tokens": 1},
+        "reward": {"overlong_buffer": 0},
+        "train": {"zero_stage": 0, "micro_batch_tokens": prompt + responses},
+    }
+    on_gpu = options.device == "cuda"
+    patched = is_patched(PATCHES[way], on_gpu=on_gpu)
+    model, dtype = policy.model, policy.model.dtype
+    memory = memory_of_rank(parse_config(tree), model, dtype, 1, patched=patched, on_gpu=on_gpu)
+    masters = 4 * sum(parameter.numel() for parameter in model.parameters())
+    state = memory.optimizer + masters if options.optimizer == "adamw" else 0
+    return (memory.weights + memory.gradients + memory.activations + memory.head + state) / 2**30
 
 
 def print_speed(options: argparse.Namespace, device: torch.device) -> None:
+    """Print a line for each way; one that fails or does not fit keeps no other from running."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    config = make_config(options.size)
     shape = {"prompts": options.prompts, "responses": options.responses, "tokens": options.tokens}
     groups = make_groups(SIZES[options.size]["vocabulary"], **shape, side=options.side, text=options.text)
     rate = matrix_rate(device, dtype)
     useful = sum(len(g.prompt.ids) + sum(len(r.ids) for r in g.rollouts) for g in groups)
     print(
         f"\n{options.size}: {shape}, prompt {len(groups[0].prompt.ids)} tokens, checkpointing {options.checkpointing}"
-        + ", offloaded" * options.offload
+        + f"{', offloaded' * options.offload}, optimizer {options.optimizer}"
     )
     print(f"matrix products: {rate / 1e12:.3g} Tops/s; useful tokens of a step: {useful}")
     print("| way | s a step | useful tokens/s | MFU | peak GiB | planned |\n|---|---|---|---|---|---|")
-    for name in options.ways:
-        policy = make_policy(config, device, dtype, way=name)
-        if options.checkpointing:
-            policy.enable_checkpointing(offload=options.offload)
-        optimizer = MasterAdamW(list(policy.model.parameters()))
-        if name == "trl":
-            if (add_fused_lm_head := trl_head()) is None:
-                print("| trl | not installed | | | | |", flush=True)
-                continue
-            add_fused_lm_head(policy.model, outputs=("log_probs", "entropy"))
-        padded = {"padded": padded_backward, "trl": trl_backward}
-        way = partial(padded[name], rows=options.padded_rows) if name in padded else shared_backward
+    for way in options.ways:
         try:
-            result = measure(partial(way, policy, groups, device), optimizer, device, rounds=options.rounds)
+            line = speed_line(way, groups, options, device, dtype, rate=rate, useful=useful)
         except torch.OutOfMemoryError:
-            print(f"| {name} | out of memory | | | | |", flush=True)
-        else:
-            mfu = useful_operations(policy, groups) / result.seconds / rate
-            plan = "" if name in padded else f"{planned_peak(policy, groups, name, options):.3g}"
-            print(
-                f"| {name} | {result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} "
-                f"| {plan} |",
-                flush=True,
-            )
-        del policy, optimizer
+            line = "out of memory | | | | "
+        except Exception as error:  # whatever a missing compiler or kernel leads to: the other ways still run
+            line = f"failed: {reason(error)} | | | | "
+        print(f"| {way} | {line} |", flush=True)
+        gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def speed_line(
+    way: str,
+    groups: list[WeighedGroup],
+    options: argparse.Namespace,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rate: float,
+    useful: int,
+) -> str:
+    """Measure one way and return the cells of its line.
+
+    Args:
+        way: one of PATCHES.
+        groups: of the step.
+        options: the command line's.
+        device: where to compute.
+        dtype: of weights and activations.
+        rate: operations a second of a matrix product.
+        useful: tokens of the step.
+    """
+    if not has_backward(way, device):
+        return "no backward on a CPU | | | | "
+    policy = make_policy(make_config(options.size), device, dtype, way=way)
+    if options.checkpointing:
+        policy.enable_checkpointing(offload=options.offload)
+    if way == "trl":
+        if (add_fused_lm_head := trl_head()) is None:
+            return "not installed | | | | "
+        add_fused_lm_head(policy.model, outputs=("log_probs", "entropy"))
+    padded = {"padded": padded_backward, "trl": trl_backward}
+    backward = partial(padded[way], rows=options.padded_rows) if way in padded else shared_backward
+    optimizer = OPTIMIZERS[options.optimizer](list(policy.model.parameters()))
+    result = measure(partial(backward, policy, groups, device), optimizer, device, rounds=options.rounds)
+    mfu = useful_operations(policy, groups) / result.seconds / rate
+    plan = "none" if way in padded else f"{planned_peak(policy, groups, way, options):.3g}"
+    return f"{result.seconds:.3f} | {useful / result.seconds:.0f} | {mfu:.1%} | {result.peak:.1f} | {plan}"
+
+
+def activate_flash(name: str) -> str:
+    """Let torch put another implementation behind flash attention's operators; return why it does not, or nothing."""
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    if activate is None:
+        return "this torch knows no other"
+    try:
+        activate(name.upper())
+    except Exception as error:  # unknown to this torch, its library is missing, or it does not take the card
+        return reason(error)
+    return ""
 
 
 def main() -> int:
@@ -445,13 +524,25 @@ def main() -> int:
     parser.add_argument("--padded-rows", type=int, default=2, help="rows of a padded micro-batch")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--offload", action="store_true", help="keep in host memory what checkpointing keeps")
+    parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw")
+    parser.add_argument(
+        "--flash-impl", choices=["fa3", "fa4"], help="behind torch's flash attention (torch's own: 2)"
+    )
     parser.add_argument("--ways", nargs="+", choices=list(PATCHES), default=list(PATCHES))
     options = parser.parse_args()
     options.tokens = options.tokens or (60 if options.size == "tiny" else 1000)
     options.side = options.side or (8 if options.size == "tiny" else 32)
+    check_transformers()
+    # Beyond the limit FlexAttention would go on uncompiled, with all scores of a row in float32.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}")
+    if options.flash_impl:
+        why = activate_flash(options.flash_impl)
+        print(f"flash attention by {options.flash_impl}: {f'not offered ({why})' if why else 'activated'}")
+        if why:
+            return 0
     correct = is_correct(options.size, device, tokens=options.tokens, side=options.side // 2)
     if not options.check:
         print_speed(options, device)

@@ -38,7 +38,7 @@ p = 1/G the probability is 1, since the least k of S is 1. The integrand jumps w
 smooth between, so Gauss-Legendre quadrature on each piece gives it to rounding. The third column is corollary 2: over
 p uniform on (0, 2/G) the average is above 78 % from G = 6 on, by the paper, and from G = 5 on by this quadrature.
 
-**What lambda mends (theorem 3).** HA-DW makes lambda w (r - p_hat) of the advantage r - p_hat, with
+**What lambda corrects (theorem 3).** HA-DW makes lambda w (r - p_hat) of the advantage r - p_hat, with
 w = exp(-sgn(r - p_hat) (p_hat - C)). As the paper does, take the reward r as given and p_hat as drawn from S. With
 a = r - p, b = r - E[p_hat | S] and m = E[w (r - p_hat) | S] the weighted advantage is nearer to a on average than the
 plain one exactly where
@@ -46,7 +46,7 @@ plain one exactly where
     |lambda m - a| < |b - a|,   so for lambda between (a - |b - a|) / m and (a + |b - a|) / m.
 
 Each interval is that of one reward. The paper joins them by a union; a lambda that serves right and wrong responses
-alike must lie in both, and for p around 1/2 there is none.
+alike must be in both, and for p around 1/2 there is none.
 
 **Bounded rewards (theorem 4).** Let rewards in [0, 1] have distribution F, density f and mean p, and let a group
 teach where its largest and smallest reward differ by more than sigma. With u+ = min(1, u + sigma),

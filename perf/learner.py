@@ -77,7 +77,7 @@ class Measured:
     wall: float  # seconds of an optimizer step, median
     cpu: float
     peak: float  # MiB, of the whole process
-    growth: float  # MiB of that peak above the process as it stood before its first step
+    growth: float  # MiB of that peak above the process before its first step
 
 
 class LayoutWorker:

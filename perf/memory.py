@@ -1,13 +1,15 @@
 """Compare the memory plan of --dry-run with the measured peak of two optimizer steps, a fresh process for each model.
 
     OMP_NUM_THREADS=1 python perf/memory.py                        # random models of 1 and 100 M parameters
+    python perf/memory.py --tokens 8192                            # on a GPU, of 100 M and 1 B
     python perf/memory.py --model models/Qwen2.5-VL-3B-Instruct    # a model on this machine's GPU
     python perf/memory.py --stage 0 --tokens 4096 train.optimizer=sgd
 
 On a CPU the peak is the resident memory at its highest (VmHWM) less what the process held before it loaded the model:
 weights, gradients, optimizer, activations, and what the allocator and the libraries keep. On a GPU it is
-torch.cuda.max_memory_allocated. A step has two full rows, so that the second meets the gradients of the first. They
-hold no image.
+torch.cuda.max_memory_allocated, less what was allocated before. A step has two full rows, so that the second meets
+the gradients of the first. Each holds a prompt of half of its tokens, an image of at most a quarter included, and
+eight responses.
 """
 
 from __future__ import annotations
@@ -15,16 +17,22 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HUNDRED: dict[str, Any] = {"hidden": 768, "layers": 12, "heads": 24, "kv_heads": 8, "mlp": 3072}
+BILLION: dict[str, Any] = {"hidden": 2048, "layers": 16, "heads": 16, "kv_heads": 4, "mlp": 8192}
 RESPONSES = 8
+MOST_VISUAL = 1280  # tokens of an image, above which the tiny model's processor shrinks it
+PIXELS = 28  # of a visual token's side
+SPECIAL = range(8)  # ids that no response holds; images are among them
 
 
 def resident(field: str) -> int:
@@ -33,17 +41,23 @@ def resident(field: str) -> int:
     return int(fields[field].split()[0]) * 1024
 
 
+def image_side(tokens: int) -> int:
+    """Return the visual tokens of an image's side, for a row of so many tokens."""
+    return math.isqrt(min(tokens // 4, MOST_VISUAL))
+
+
 def configuration(model: Path, tokens: int, stage: int, overrides: list[str]) -> Any:
-    """Return the configuration of a run whose rows hold `tokens` tokens."""
+    """Return the configuration of a run whose rows hold `tokens` tokens, and are planned to hold one image."""
     from vlm_rl.config import load_config
 
+    pixels = (PIXELS * image_side(tokens)) ** 2
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "run.yaml"
         length = tokens // (2 * RESPONSES)
         tree = {
             "out": "runs/memory",
             "model": {"path": str(model)},
-            "data": {"train": ["x"], "max_prompt_tokens": tokens // 2, "min_pixels": 3136, "max_pixels": 3136},
+            "data": {"train": ["x"], "max_prompt_tokens": tokens // 2 + 1, "min_pixels": 3136, "max_pixels": pixels},
             "rollout": {"max_tokens": length, "responses_per_prompt": RESPONSES, "prompts_per_step": 1},
             "reward": {"overlong_buffer": 0},
             "train": {"zero_stage": stage, "micro_batch_tokens": tokens, "mini_batch_prompts": 1},
@@ -54,7 +68,7 @@ def configuration(model: Path, tokens: int, stage: int, overrides: list[str]) ->
 
 def train(model: Path, config: Any, *, steps: int) -> tuple[int, int]:
     """Take optimizer steps of two full rows each; return the number of parameters, and of tokens in a row."""
-    from tests.helpers.groups import make_prompt, pack, random_group
+    from tests.helpers.groups import make_prompt, noise_image, pack, random_group
     from tests.helpers.learner_worker import loss_function
     from vlm_rl.data.prompts import rope_positions
     from vlm_rl.distributed import default_device, model_dtype
@@ -73,9 +87,12 @@ def train(model: Path, config: Any, *, steps: int) -> tuple[int, int]:
     if config.model.gradient_checkpointing:
         policy.enable_checkpointing(offload=config.model.offload_activations)
     learner = Learner(policy, config.train, total_optimizer_steps=10)
-    prompt = make_prompt(model, "How many red squares are there? " * (tokens // 20))
+    side = image_side(tokens)
+    text = "How many red squares are there? " * (tokens // 10)
+    prompt = make_prompt(model, text, [noise_image(PIXELS * side, PIXELS * side, seed=0)])
+    prompt = replace(prompt, ids=prompt.ids[: tokens // 2])  # the image comes first
     length = (tokens - len(prompt.ids)) // RESPONSES
-    group = random_group(prompt, [length] * RESPONSES, vocabulary=300, seed=0)
+    group = random_group(prompt, [length] * RESPONSES, vocabulary=300, seed=0, banned=SPECIAL)
     row = pack([Chunk(0, tuple(range(RESPONSES)))], [group], lambda p: rope_positions(policy.model, p))
     for _ in range(steps):
         learner.update([row, row], loss_function)
@@ -96,8 +113,11 @@ def measure(model: Path, small: Path, tokens: int, stage: int, overrides: list[s
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
     before = resident("VmHWM")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     parameters, in_row = train(model, config, steps=2)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else resident("VmHWM") - before
+    peak = (torch.cuda.max_memory_allocated() if device.type == "cuda" else resident("VmHWM")) - before
     return {
         "plan": memory.parts(),
         "planned": memory.update,
@@ -118,19 +138,26 @@ def main() -> None:
         model, small = options.measure
         print(json.dumps(measure(model, small, options.tokens, options.stage, overrides)))
         return
+    import torch
+
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     with tempfile.TemporaryDirectory() as scratch:
         tiny = build_tiny_model(Path(scratch) / "tiny")
-        models = [options.model or tiny]
-        if not options.model:
-            models.append(build_tiny_model(Path(scratch) / "100m", **HUNDRED))
+        models = [options.model] if options.model else []
+        if not models:
+            middle = build_tiny_model(Path(scratch) / "100m", **HUNDRED)
+            on_gpu = torch.cuda.is_available()
+            models = [middle, build_tiny_model(Path(scratch) / "1b", **BILLION)] if on_gpu else [tiny, middle]
         for model in models:
             command = [sys.executable, __file__, "--measure", str(model), str(tiny), "--tokens", str(options.tokens)]
             command += ["--stage", str(options.stage), *overrides]
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+            paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
             environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back at once, not into holes
-            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                sys.exit(f"{model.name}: the measurement ended with exit code {done.returncode}")
             show(model.name, json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python perf/profile_learner.py "100m 1000 8 300"      # model prompt G tokens
     OMP_NUM_THREADS=1 python perf/profile_learner.py "tiny 1000 8 300" --kept
 
-The points are versus_trl.py's; needs none of TRL. The shares of each kind of operation are torch's profiler's.
+The points are versus_trl.py's; TRL is not needed. The shares of each kind of operation are torch's profiler's.
 With --kept it gives instead the size of the tensors that autograd saves in a forward pass, weights apart, in
 float32 and bfloat16, with model.layer_patches on and off.
 """

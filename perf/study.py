@@ -105,13 +105,13 @@ def _scale(measure: str) -> float:
     return 100.0 if "accuracy" in measure or "mass" in measure else 1.0
 
 
-def _final(one: Mapping[str, float], measure: str) -> str:
-    mean, low, high = (_scale(measure) * one[key] for key in ("mean", "low", "high"))
+def _final(interval: Mapping[str, float], measure: str) -> str:
+    mean, low, high = (_scale(measure) * interval[key] for key in ("mean", "low", "high"))
     return f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
-def _apart(one: Mapping[str, float], measure: str) -> list[str]:
-    mean, low, high, detectable = (_scale(measure) * one[key] for key in ("mean", "low", "high", "detectable"))
+def _apart(difference: Mapping[str, float], measure: str) -> list[str]:
+    mean, low, high, detectable = (_scale(measure) * difference[key] for key in ("mean", "low", "high", "detectable"))
     settled = low > 0 or high < 0
     return [f"**{mean:+.1f}**" if settled else f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", f"{detectable:.1f}"]
 

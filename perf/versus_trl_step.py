@@ -123,7 +123,7 @@ def work_ours(point: StepPoint, folder: Path, *, sampler: str) -> None:
     """Make a training step of the product for each line of standard input."""
     from vlm_rl.config import parse_config
     from vlm_rl.run.lock import RunLock
-    from vlm_rl.session import Session
+    from vlm_rl.session.session import Session
     from vlm_rl.train import train_step
 
     config = {

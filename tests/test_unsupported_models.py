@@ -13,6 +13,7 @@ from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.errors import UserError
 from vlm_rl.learner.sft import warm_start
 from vlm_rl.templates import TEMPLATES
@@ -70,3 +71,10 @@ def test_an_unsupported_model_gives_one_message(
         builder = PromptBuilder(model, template=TEMPLATES["plain"])
         warm_start([], tmp_path / "sft", model_path=model, builder=builder, config=TrainConfig(), batch_size=1)
     assert not (tmp_path / "run").exists() and not (tmp_path / "eval").exists() and not (tmp_path / "sft").exists()
+
+
+def test_the_demo_refuses_a_model_without_a_context(tiny_model: Path, tmp_path: Path) -> None:
+    model = save_odd(tmp_path / "model", "mamba", tiny_model)
+    asked = AskableCheckpoint("m", model, key="", template="plain", min_pixels=3136, max_pixels=3136)
+    with pytest.raises(UserError, match="type 'mamba'"):
+        load_checkpoint(asked, engine="transformers", max_tokens=8)
