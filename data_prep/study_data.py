@@ -78,7 +78,7 @@ STUDY_TASKS = {
         VOTES,
         vocabulary=1500,
         lessons=[
-            Lesson(ONE_ROW, 4800, passes=0, sprinkled=0, mixture=4800, train=_rate(2e-3)),
+            Lesson(ONE_ROW, 8000, passes=0, sprinkled=0, mixture=8000, train=_rate(2e-3)),
             Lesson(VOTES, 2400, passes=0, sprinkled=0, mixture=2400, train=_rate(1.5e-3)),
         ],
     ),
