@@ -107,7 +107,6 @@ def _body(
         options = {"value": _value(url, key), "choices": choices[key], "label": label, "min_width": 150} | options
         controls[key] = gr.Dropdown(interactive=True, elem_id=f"control-{key}", **options)
 
-    _html("unfold", render("unfold"))
     with gr.Row(elem_classes="choose"):
         dropdown("benchmark", "Benchmark", scale=2)
         dropdown("base", "Baseline", scale=2)
@@ -146,7 +145,8 @@ def _body(
         with gr.Tab(TABS["reasoning"], id="reasoning"):
             panels["reasoning"] = _html("reasoning")
         with gr.Tab(TABS["training"], id="training"):
-            dropdown("runs", "Runs (default: those of the checkpoints above)", multiselect=True)
+            with gr.Row(elem_classes="beside"):
+                dropdown("runs", "Runs (default: those of the checkpoints above)", multiselect=True)
             panels["training"] = _html("training")
         with gr.Tab(TABS["live"], id="live"):
             live(bridge)

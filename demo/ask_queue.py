@@ -113,6 +113,12 @@ class AskQueue:
     ) -> Generator[AskState, None, None]:
         """Yield states some five times a second until all columns are over. Leaving the iterator cancels.
 
+        Args:
+            page: the visitor's page, which asks one question at a time.
+            names: of the backends to ask, one for each column.
+            question: to ask.
+            settings: how to draw.
+
         Raises UserError for a question that is refused.
         """
         broadcast = Broadcast(self._check(names, question, settings), question, settings)
@@ -152,12 +158,6 @@ class AskQueue:
             asked = [broadcast for waiting, broadcast in self._line if waiting == page]
         for broadcast in asked:
             broadcast.cancel()
-
-    @property
-    def num_asking(self) -> int:
-        """Return how many questions are in the line."""
-        with self._changed:
-            return len(self._line)
 
     def _check(self, names: Sequence[str], question: LiveQuestion, settings: AskSettings) -> list[Backend]:
         unknown = [name for name in names if name not in self.backends]

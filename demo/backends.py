@@ -21,7 +21,7 @@ PUBLISH_SECONDS = 0.1  # between two states of a column
 _MAX_PROMPT_TOKENS = 4096  # the longest prompt in the engine's context, image included
 _LIVE_ID = "live"  # of the question, in the key of the noise
 
-Engine = Literal["auto", "vllm", "transformers"]
+EngineName = Literal["auto", "vllm", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ def _folders(run: RunDirectory) -> dict[int, Path]:
     return {0: Path(run.config().model.path), **evaluated, **dict(run.checkpoints())}
 
 
-def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: Engine, max_tokens: int) -> LoadedModel:
+def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: EngineName, max_tokens: int) -> LoadedModel:
     """Open tokenizer and weights. Raises UserError for a folder that is refused or cannot be opened."""
     from transformers.utils.logging import disable_progress_bar
 
-    from vlm_rl.data.model_folder import check_model_folder, check_weights
+    from vlm_rl.data.model_folder import check_model_folder, check_weights, context_of
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.distributed import default_device, model_dtype
     from vlm_rl.run.checkpoint import verify_model
@@ -100,12 +100,11 @@ def load_checkpoint(checkpoint: AskableCheckpoint, *, engine: Engine, max_tokens
         max_pixels=checkpoint.max_pixels,
     )
     device = default_device()
-    context = builder.config.get_text_config().max_position_embeddings
     sampler = make_sampler(
         engine,
         model_path=str(checkpoint.path),
         builder=builder,
-        max_model_len=min(context, _MAX_PROMPT_TOKENS + max_tokens),
+        max_model_len=min(context_of(builder.config), _MAX_PROMPT_TOKENS + max_tokens),
         batch_size=1,
         dtype=model_dtype(device),
         vllm_options=None if device.type == "cpu" else {"gpu_memory_utilization": 0.85},
@@ -146,12 +145,6 @@ class ModelCache:
                 if loaded is not None:
                     self._idle[key] = loaded
                 self._changed.notify_all()
-
-    @property
-    def num_loaded(self) -> int:
-        """Return how many models are in memory, idle or busy."""
-        with self._changed:
-            return len(self._idle) + len(self._busy)
 
     def close(self) -> None:
         """Drop what nobody uses."""

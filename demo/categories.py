@@ -52,10 +52,10 @@ def category_rows(table: ProblemTable, keep_P: np.ndarray) -> list[CategoryRow]:
     names, counts = np.unique(table.category_P[keep_P].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
     others = range(1, len(table.checkpoints))
-    found: list[list[tuple[Estimate, Estimate]]] = []
+    changes: list[list[tuple[Estimate, Estimate]]] = []
     for name in names[order]:
         members = keep_P & (table.category_P.astype(str) == name)
-        found.append(
+        changes.append(
             [
                 (
                     estimate((table.score_CP[index] - table.score_CP[0])[members], bounds=(-1, 1)),
@@ -64,7 +64,7 @@ def category_rows(table: ProblemTable, keep_P: np.ndarray) -> list[CategoryRow]:
                 for index in others
             ]
         )
-    shaded = [row for row, count in zip(found, counts[order], strict=True) if count >= MIN_PROBLEMS]
+    shaded = [row for row, count in zip(changes, counts[order], strict=True) if count >= MIN_PROBLEMS]
     largest = [max((abs(pair[side].mean) for row in shaded for pair in row), default=0.0) or 1.0 for side in (0, 1)]
     return [
         CategoryRow(
@@ -75,7 +75,7 @@ def category_rows(table: ProblemTable, keep_P: np.ndarray) -> list[CategoryRow]:
                 for score, tokens in row
             ),
         )
-        for name, count, row in zip(names[order], counts[order], found, strict=True)
+        for name, count, row in zip(names[order], counts[order], changes, strict=True)
     ]
 
 

@@ -93,7 +93,16 @@ def _usage(tree: object) -> tuple[int, int | None] | None:
 
 
 def body_of(question: LiveQuestion, settings: AskSettings, *, model: str, system: str) -> dict[str, Any]:
-    """Return the request; a picture is sent as pixels alone, no larger than the recipes allow."""
+    """Return the request; a picture is sent as pixels alone, no larger than the recipes allow.
+
+    Args:
+        question: text and picture.
+        settings: how to draw.
+        model: the server's name of it.
+        system: the system message; "" sends none.
+
+    Raises UserError for a picture that cannot be read.
+    """
     content: list[dict[str, Any]] = []
     if question.image is not None:
         image = decode_image(question.image, where="the picture")

@@ -12,8 +12,7 @@ from vlm_rl.demo.library import find_runs
 
 _QUICKSTART = Path("runs/quickstart")
 RECORDED = Path(__file__).parent / "assets" / "recorded"
-# what these open with: one of the problems whose lengths differ most, in which rules and verdicts differ too
-FIRST_VIEW = "sort=difference&at=Shades-heldout-62&sample=1"
+FIRST_VIEW = "first_view.txt"  # beside the recorded runs: the query that they open with
 
 
 def default_folders() -> list[Path]:
@@ -22,6 +21,11 @@ def default_folders() -> list[Path]:
         return [_QUICKSTART]
     print(f"no {_QUICKSTART} here: showing recorded toy runs; vlm-rl demo RUN... shows yours", flush=True)
     return [RECORDED]
+
+
+def first_view(folders: Sequence[Path]) -> str:
+    """Return the query with which these folders open: that of the recorded runs, else none."""
+    return (RECORDED / FIRST_VIEW).read_text(encoding="utf-8").strip() if list(folders) == [RECORDED] else ""
 
 
 def notes_file(folders: Sequence[Path]) -> Path:

@@ -19,16 +19,16 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+|[\^_]\{")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A stretch of a text; `kind` is also the CSS class that it gets."""
 
     kind: Literal["text", "tag", "tex", "tex display"]
     text: str  # of a formula the source, without its delimiters
 
 
-def spans_of(text: str) -> list[Span]:
+def spans_of(text: str) -> list[TextSpan]:
     """Split a text into plain text, tags of the response template, and formulas."""
-    spans: list[Span] = []
+    spans: list[TextSpan] = []
     position = 0
     for _ in range(MAX_FORMULAS):
         formula = _next_formula(text, position)
@@ -37,22 +37,22 @@ def spans_of(text: str) -> list[Span]:
         start, end, source, is_display = formula
         before = text[position:start]
         spans += _plain(before.rstrip() if is_display else before)
-        spans.append(Span("tex display" if is_display else "tex", source))
+        spans.append(TextSpan("tex display" if is_display else "tex", source))
         position = end
         if is_display:  # the white space around a formula on its own lines would be drawn as more lines
             position += len(text[end:]) - len(text[end:].lstrip())
     return spans + _plain(text[position:])
 
 
-def value_spans(text: str) -> list[Span]:
+def value_spans(text: str) -> list[TextSpan]:
     """Split a short value such as an answer: it is one formula where it has a command, an exponent or an index."""
     if _START.search(text) or len(text) > _MAX_FORMULA:
         return spans_of(text)
-    return [Span("tex" if _COMMAND.search(text) else "text", text)]
+    return [TextSpan("tex" if _COMMAND.search(text) else "text", text)]
 
 
-def _plain(text: str) -> list[Span]:
-    return [Span("tag" if TAGS.fullmatch(part) else "text", part) for part in TAGS.split(text) if part]
+def _plain(text: str) -> list[TextSpan]:
+    return [TextSpan("tag" if TAGS.fullmatch(part) else "text", part) for part in TAGS.split(text) if part]
 
 
 def _next_formula(text: str, position: int) -> tuple[int, int, str, bool] | None:

@@ -210,7 +210,14 @@ class ProblemChange:
 
 
 def problem_changes(table: ProblemTable, index: int, keep_P: np.ndarray, *, limit: int = 600) -> list[ProblemChange]:
-    """Return the kept problems by their change in length; of more than `limit` an even selection with both ends."""
+    """Return the kept problems by their change in length.
+
+    Args:
+        table: of the page.
+        index: the checkpoint that is compared with the baseline.
+        keep_P: bool, the problems that pass the filters.
+        limit: the most problems; of more an even selection with both ends is returned.
+    """
     kept = np.flatnonzero(keep_P)
     change = (table.length_CP[index] - table.length_CP[0])[kept]
     order = kept[np.argsort(change, kind="stable")]

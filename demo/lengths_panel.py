@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vlm_rl.demo.categories import category_map
-from vlm_rl.demo.figures import ChartCard, chart_card, color
+from vlm_rl.demo.chart_cards import ChartCard, chart_card, color
 from vlm_rl.demo.lengths import (
     DifficultyPoint,
     LengthCurve,
@@ -293,15 +293,15 @@ def _length_by_difficulty_card(state: PageState) -> list[ChartCard]:
     for index, (label, slot) in enumerate(zip(state.labels, state.colors, strict=True)):
         bands = length_bands(state.table, index, state.keep_P)
         if len(bands) > 1:
-            rate, known = np.array([100 * band.rate for band in bands]), [band.lengths for band in bands]
+            rate, spreads = np.array([100 * band.rate for band in bands]), [band.lengths for band in bands]
             series.append(
                 Series(
                     label,
                     rate,
-                    np.array([one.median for one in known]),
+                    np.array([spread.median for spread in spreads]),
                     color=color(slot),
-                    low=np.array([one.p25 for one in known]),
-                    high=np.array([one.p75 for one in known]),
+                    low=np.array([spread.p25 for spread in spreads]),
+                    high=np.array([spread.p75 for spread in spreads]),
                     click=[urlencode({"difficulty": band.difficulty, **_TO_PROBLEMS}) for band in bands],
                 )
             )

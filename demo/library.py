@@ -246,7 +246,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _rules(folder: Path) -> dict[str, int]:
-    """Return the place of each rule of a study, the baseline first; empty where the folder is none."""
+    """Return the place of each rule of a study, the baseline first; empty where the folder is not a study."""
     try:
         rules = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["rules"]
         return {str(name): place for place, name in enumerate(rules)}

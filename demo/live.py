@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.demo.ask_queue import MAX_COLUMNS, AskQueue, AskState, Limits
-from vlm_rl.demo.backends import CheckpointBackend, Engine, ModelCache, find_checkpoints, load_checkpoint
+from vlm_rl.demo.backends import CheckpointBackend, EngineName, ModelCache, find_checkpoints, load_checkpoint
 from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
 from vlm_rl.demo.live_context import LiveContext, LiveExample
 from vlm_rl.demo.live_grading import grade_reply, problem_to_grade
@@ -59,7 +59,7 @@ class LiveOptions:
     """What the operator chooses at start."""
 
     endpoints: Sequence[Endpoint] = ()
-    engine: Engine = "transformers"
+    engine: EngineName = "transformers"
     max_loaded: int = 2  # checkpoints in memory; with vllm 1, since its engines do not share a process
     limits: Limits = Limits()  # noqa: RUF009  (frozen)
 

@@ -54,7 +54,7 @@ def pieces_of(text: str) -> list[Piece]:
 def marked_pieces_of(text: str, segments: Sequence[Segment]) -> list[Piece]:
     """Return a text as pieces, with those of its marked stretches that are plain text as pieces of kind `mark`.
 
-    A sign that no text holds stands at each end of a stretch while Markdown is read. Where it would change what
+    A sign that no text holds is put at each end of a stretch while Markdown is read. Where it would change what
     Markdown makes of the text, or the text holds it already, the text comes back unmarked.
     """
     plain = pieces_of(text)

@@ -2,8 +2,8 @@
 
     reflection     a statement that pauses or checks: "wait", "hmm", "let me verify", "count again"
     backtracking   a statement that gives up what was said: "that is wrong", "alternatively", "try again"
-    repetition     words within a run of REPEATED that stood in this order before: what seq-rep-n counts (Welleck et
-                   al., arXiv 1908.04319), taken over words instead of tokens
+    repetition     words within a run of REPEATED that occurred in this order before: what seq-rep-n counts (Welleck
+                   et al., arXiv 1908.04319), taken over words instead of tokens
 
 Statements are those of vlm_rl/grading/first_answer.py. One may be both reflection and backtracking. The words are
 English; time is linear in the text.
@@ -81,14 +81,14 @@ def moves_of(text: str) -> list[Mark]:
 
 
 def _goes_on(text: str, end: int, start: int) -> bool:
-    """Tell whether two statements lie in one sentence: only spaces are between them, and no full stop before."""
+    """Tell whether two statements are in one sentence: only spaces are between them, and no full stop before."""
     between = text[end:start]
     return not between.strip(" ") and text[end - 1 : end] not in ".!?。！？\"')*$"
 
 
 def repeated_share(text: str, marks: Iterable[Mark]) -> float:
     """Return the share of the text's words that are marked as repetition; 0 of a text without words."""
-    starts = [found.start() for found in _WORD.finditer(text)]
+    starts = [match.start() for match in _WORD.finditer(text)]
     repeated = sum(
         bisect_left(starts, mark.end) - bisect_left(starts, mark.start) for mark in marks if mark.kind == "repetition"
     )
@@ -97,8 +97,8 @@ def repeated_share(text: str, marks: Iterable[Mark]) -> float:
 
 def _repetitions(text: str) -> Iterator[Mark]:
     """Yield the longest stretches whose every word is in a run of REPEATED words that ended earlier in the text."""
-    found = list(_WORD.finditer(text))
-    words = [word.group().strip(".,;:!?*\"'()").lower() for word in found]
+    matches = list(_WORD.finditer(text))
+    words = [match.group().strip(".,;:!?*\"'()").lower() for match in matches]
     seen: set[tuple[str, ...]] = set()
     start = end = -1  # of the stretch at hand, in words
     for place in range(len(words) - REPEATED + 1):
@@ -106,12 +106,12 @@ def _repetitions(text: str) -> Iterator[Mark]:
         if run in seen:
             if place > end:
                 if end > 0:
-                    yield Mark(found[start].start(), found[end - 1].end(), "repetition")
+                    yield Mark(matches[start].start(), matches[end - 1].end(), "repetition")
                 start = place
             end = place + REPEATED
         seen.add(run)
     if end > 0:
-        yield Mark(found[start].start(), found[end - 1].end(), "repetition")
+        yield Mark(matches[start].start(), matches[end - 1].end(), "repetition")
 
 
 def segments(marks: Sequence[Mark]) -> list[Segment]:

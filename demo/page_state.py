@@ -107,9 +107,17 @@ class PageStates:
     def __init__(
         self, library: Library, *, first_view: str = "", pins: PinFile | None = None, size: int = 16
     ) -> None:
+        """Begin without tables.
+
+        Args:
+            library: the runs and their evaluations.
+            first_view: the query of an address without one.
+            pins: the file of notes; None where nothing can be pinned.
+            size: tables to keep.
+        """
         self.library = library
         self.pins = pins
-        self.first_view = first_view  # the query of an address without one
+        self.first_view = first_view
         self._tables: dict[tuple[str, tuple[str, ...]], ProblemTable] = {}
         self._size = size
 
@@ -137,14 +145,14 @@ class PageStates:
 
     def _pins_of(self, benchmark: str) -> tuple[dict[str, list[Pin]], list[str]]:
         """Return a benchmark's pins by problem, and why there are none where their file is damaged."""
-        found: dict[str, list[Pin]] = {}
+        by_problem: dict[str, list[Pin]] = {}
         try:
             for pin in self.pins.read() if self.pins else ():
                 if pin.benchmark == benchmark:
-                    found.setdefault(pin.problem, []).append(pin)
+                    by_problem.setdefault(pin.problem, []).append(pin)
         except UserError as error:
             return {}, [str(error)]
-        return found, []
+        return by_problem, []
 
     def _table(self, benchmark: str, keys: tuple[str, ...]) -> ProblemTable:
         if (benchmark, keys) not in self._tables:

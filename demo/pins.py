@@ -56,12 +56,12 @@ class PinFile:
         self._last: tuple[tuple[int, ...], tuple[Pin, ...]] | None = None  # the file's stamp when it was read
 
     def read(self) -> tuple[Pin, ...]:
-        """Return all pins, the oldest first. Raises UserError where the file is no file of notes."""
+        """Return all pins, the oldest first. Raises UserError where the file does not hold notes."""
         try:
-            found = self.path.stat()
-            stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+            status = self.path.stat()
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             if self._last is None or self._last[0] != stamp:
-                self._last = stamp, self._parse(found)
+                self._last = stamp, self._parse(status)
             return self._last[1]
         except FileNotFoundError:
             return ()
@@ -69,7 +69,17 @@ class PinFile:
             raise UserError(f"the notes in {self.path} cannot be read: {error.strerror or error}") from None
 
     def add(self, *, benchmark: str, problem: str, checkpoint: str, note: str) -> None:
-        """Pin something. A pin without a note that is there already stays as it is. Raises UserError as `_change`."""
+        """Pin something. A pin without a note that is there already stays as it is.
+
+        Args:
+            benchmark: of the problem.
+            problem: its id.
+            checkpoint: whose response is pinned; "" for the problem itself.
+            note: a text, or "".
+
+        Raises UserError for a note that is too long, where this demo takes no notes, and where the file cannot be
+        changed.
+        """
         note = note.strip()
         if len(note) > MAX_NOTE:
             raise UserError(f"a note has at most {MAX_NOTE:,} characters, and this one {len(note):,}: shorten it")
@@ -90,7 +100,7 @@ class PinFile:
         self._change(extended)
 
     def remove(self, pin_id: str) -> None:
-        """Take a pin away, if it is there. Raises UserError as `_change`."""
+        """Take a pin away, if it is there. Raises UserError where the file cannot be changed, as `add` does."""
         self._change(lambda pins: [pin for pin in pins if pin.id != pin_id])
 
     def _change(self, edit: Callable[[Sequence[Pin]], list[Pin]]) -> None:
@@ -126,12 +136,12 @@ class PinFile:
         finally:
             os.close(file)
 
-    def _parse(self, found: os.stat_result) -> tuple[Pin, ...]:
-        if not stat.S_ISREG(found.st_mode):
+    def _parse(self, status: os.stat_result) -> tuple[Pin, ...]:
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{self.path} is not a file: choose a different --notes FILE")
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise UserError(
-                f"{self.path} has {found.st_size:,} bytes, and notes have at most {MAX_BYTES:,}: move it away"
+                f"{self.path} has {status.st_size:,} bytes, and notes have at most {MAX_BYTES:,}: move it away"
             )
         lines = self.path.read_bytes().splitlines()
         return tuple(self._pin(number, line) for number, line in enumerate(lines, 1) if line.strip())

@@ -72,7 +72,7 @@ class Column:
     lengths: tuple[int, ...]  # of all samples
     verdicts: tuple[str, ...]
     reasoning_tokens: int | None  # None without the model's tokenizer
-    found: Reasoning  # where it first states the right answer, and its moves
+    findings: Reasoning  # where it first states the right answer, and its moves
 
     @property
     def length(self) -> int:
@@ -149,9 +149,11 @@ class Column:
     @property
     def moves(self) -> list[str]:
         """Return how often the reasoning makes each move, for readers; those that it does not make are left out."""
-        said = [f"{kind} {count} ×" for kind in MOVES if kind != "repetition" and (count := self.found.count(kind))]
-        if self.found.repeated:
-            said.append(f"{share_text(self.found.repeated)} of the words repeated")
+        said = [
+            f"{kind} {count} ×" for kind in MOVES if kind != "repetition" and (count := self.findings.count(kind))
+        ]
+        if self.findings.repeated:
+            said.append(f"{share_text(self.findings.repeated)} of the words repeated")
         return said
 
     @property
@@ -290,7 +292,7 @@ def columns_of(state: PageState, index: int) -> list[Column]:
                 lengths=tuple(int(record["length"]) for record in records),
                 verdicts=tuple(str(record["verdict"]) for record in records),
                 reasoning_tokens=_reasoning_tokens(checkpoint, records[sample]),
-                found=reasoning_at(checkpoint.responses, row),
+                findings=reasoning_at(checkpoint.responses, row),
             )
         )
     return columns

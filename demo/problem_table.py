@@ -182,9 +182,13 @@ def _any(masks: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
 
 
 def ordered(table: ProblemTable, keep_P: np.ndarray, sort: str, focus: str = "") -> np.ndarray:
-    """Return the indices of the kept problems in an order of url_state.SORTS or by a column of the table.
+    """Return the indices of the kept problems in order; ties stay in the data set's order.
 
-    Ties stay in the data set's order.
+    Args:
+        table: of the page.
+        keep_P: bool, the problems that pass the filters.
+        sort: a key of url_state.SORTS, or a column of the table as SortColumn writes it.
+        focus: key of the checkpoint whose growth is meant; "" for the last.
     """
     kept = np.flatnonzero(keep_P)
     if not len(kept) or not sort:

@@ -6,9 +6,10 @@ process, so the work for one response is bounded; for the numbers of a panel it 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +26,7 @@ MAX_TEXT = 60_000  # characters of a response; a longer one is not measured
 # For the numbers of one panel, where nothing was measured before: together two to three seconds of a core.
 MAX_CHARACTERS = 1_000_000  # of responses
 MAX_COMPARED = 3_000  # values that the grader compares
+MIN_PROBLEMS = 10  # of an interval: over fewer, it says more about its method than about the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,14 @@ class ReasoningSummary:
     num_wrong: int
     num_left: int  # wrong responses that had stated the right answer
     mean_share: float  # over problems
-    share_interval: tuple[float, float]  # 95 %, over problems
-    moves: dict[str, Estimate]  # per response: reflection and backtracking as counts, repetition as a share of words
+    share_interval: tuple[float, float]  # 95 %, over problems; NaN over fewer than MIN_PROBLEMS
+    moves: dict[str, Estimate]  # per response: reflection and backtracking as counts, repetition as a share of words;
+    # no interval over fewer than MIN_PROBLEMS
+
+    @property
+    def has_share_interval(self) -> bool:
+        """Tell whether enough problems have a share."""
+        return not math.isnan(self.share_interval[0])
 
 
 def measured_problems(table: ProblemTable, keep_P: np.ndarray) -> np.ndarray:
@@ -100,9 +108,9 @@ def measured_problems(table: ProblemTable, keep_P: np.ndarray) -> np.ndarray:
         chosen.append(p)
         for checkpoint in table.checkpoints:
             for row in checkpoint.responses.row_of[table.ids[p]]:
-                found = reasoning_at(checkpoint.responses, row)
-                compared += found.compared
-                characters += found.characters
+                reasoning = reasoning_at(checkpoint.responses, row)
+                compared += reasoning.compared
+                characters += reasoning.characters
     return np.array(chosen, dtype=np.int64)
 
 
@@ -117,9 +125,9 @@ def _summary(responses: Responses, names: Sequence[str]) -> ReasoningSummary:
     moves: dict[str, list[float]] = {kind: [] for kind in MOVES}
     num_correct = num_wrong = num_left = 0
     for name in names:
-        found = [(reasoning_at(responses, row), bool(responses.correct_R[row])) for row in responses.row_of[name]]
-        right = [one.share_after for one, is_right in found if is_right]
-        wrong = [one.share_after for one, is_right in found if not is_right]
+        measured = [(reasoning_at(responses, row), bool(responses.correct_R[row])) for row in responses.row_of[name]]
+        right = [reasoning.share_after for reasoning, is_right in measured if is_right]
+        wrong = [reasoning.share_after for reasoning, is_right in measured if not is_right]
         stated = [share for share in right if share is not None]
         if stated:
             shares += stated
@@ -128,16 +136,22 @@ def _summary(responses: Responses, names: Sequence[str]) -> ReasoningSummary:
         num_wrong += len(wrong)
         num_left += sum(share is not None for share in wrong)
         for kind, values in moves.items():
-            values.append(float(np.mean([one.amount(kind) for one, _ in found])))
+            values.append(float(np.mean([reasoning.amount(kind) for reasoning, _ in measured])))
     return ReasoningSummary(
         shares=np.array(shares),
         num_correct=num_correct,
         num_wrong=num_wrong,
         num_left=num_left,
-        mean_share=float(np.mean(by_problem)) if by_problem else float("nan"),
-        share_interval=score_interval(np.array(by_problem)),
+        mean_share=float(np.mean(by_problem)) if by_problem else math.nan,
+        share_interval=score_interval(np.array(by_problem))
+        if len(by_problem) >= MIN_PROBLEMS
+        else (math.nan, math.nan),
         moves={
-            kind: estimate(values, bounds=(0, 1 if kind == "repetition" else float("inf")))
-            for kind, values in moves.items()
+            kind: _mean(values, bounds=(0, 1 if kind == "repetition" else math.inf)) for kind, values in moves.items()
         },
     )
+
+
+def _mean(values: Sequence[float], *, bounds: tuple[float, float]) -> Estimate:
+    mean = estimate(values, bounds=bounds)
+    return mean if mean.num >= MIN_PROBLEMS else replace(mean, low=math.nan, high=math.nan)

@@ -6,12 +6,12 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from vlm_rl.demo.figures import ChartCard, chart_card, color
+from vlm_rl.demo.chart_cards import ChartCard, chart_card, color
 from vlm_rl.demo.lengths import spread
 from vlm_rl.demo.page_state import PageState
 from vlm_rl.demo.phrases import phrase_uses
 from vlm_rl.demo.problem_panel import empty_panel
-from vlm_rl.demo.reasoning import ReasoningSummary, measured_problems, reasoning_summaries
+from vlm_rl.demo.reasoning import MIN_PROBLEMS, ReasoningSummary, measured_problems, reasoning_summaries
 from vlm_rl.demo.rendering import render
 from vlm_rl.report.charts.points import Interval, forest
 from vlm_rl.report.charts.shares import Quantiles, quantile_bars
@@ -41,6 +41,9 @@ def reasoning_html(state: PageState, *, interactive: bool = True) -> Markup:
 
 def _share_card(state: PageState, summaries: list[ReasoningSummary], note: str) -> list[ChartCard]:
     """Return the distribution of the overthinking share, a row for each checkpoint."""
+    title = "Said after the right answer was first stated"
+    if not any(summary.shares.any() for summary in summaries) and any(len(summary.shares) for summary in summaries):
+        return [ChartCard(title, (), f"{note}Nothing, in any correct response whose reasoning states the answer.")]
     rows = []
     for index, summary in enumerate(summaries):
         known = spread(100 * summary.shares)
@@ -55,7 +58,7 @@ def _share_card(state: PageState, summaries: list[ReasoningSummary], note: str) 
             )
         )  # fmt: skip
     return chart_card(
-        "Said after the right answer was first stated",
+        title,
         quantile_bars(rows, x_title="% of the reasoning", x_max=100),
         caption=f"{note}Of the correct responses whose reasoning states the answer. Line: p10 to p90. Box: the "
         "middle half. Dot: median.",
@@ -70,7 +73,8 @@ def _moves_card(state: PageState, summaries: list[ReasoningSummary], note: str) 
     ]
     table = render("reasoning_table", rows=rows)
     caption = (
-        f"{note}Means with 95 % intervals over problems. After the answer: the share of the reasoning that follows "
+        f"{note}Means over problems; in brackets the 95 % interval over problems, from {MIN_PROBLEMS} problems on. "
+        "After the answer: the share of the reasoning that follows "
         "the first statement of the right answer, of the correct responses that state it. Left: wrong responses that "
         "had stated it. Reflections and backtracks: per response. A small number may be met by chance, which counts "
         "as stated."

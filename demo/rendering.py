@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from vlm_rl.demo.formulas import Span, spans_of, value_spans
+from vlm_rl.demo.formulas import TextSpan, spans_of, value_spans
 from vlm_rl.demo.markdown import marked_pieces_of
 from vlm_rl.demo.moves import Mark, segments
 from vlm_rl.demo.url_state import UNFILTERED
@@ -66,7 +66,7 @@ def markdown_html(text: str, marks: Sequence[Mark] = ()) -> Markup:
     return render("markdown", pieces=marked_pieces_of(text, segments(marks)))
 
 
-def _spans_html(spans: list[Span]) -> Markup:
+def _spans_html(spans: list[TextSpan]) -> Markup:
     return render("formulas", spans=spans)
 
 

@@ -1,4 +1,4 @@
-"""Stand before gradio: let through what the page needs, in the form in which the page sends it.
+"""Guard gradio: let through what the page needs, in the form in which the page sends it.
 
 The page needs few of gradio's routes: its own assets, its configuration and the event queue. The guard answers
 nothing else, so that file serving, uploads and proxying do not exist here, whatever the library adds. Bodies are read

@@ -53,9 +53,16 @@ def make_server(
     first_view: str = "",
     pins: PinFile | None = None,
 ) -> ASGIApp:
-    """Return the page behind its guard, as an ASGI application. Raises UserError where there is nothing to show.
+    """Return the page behind its guard, as an ASGI application.
 
-    `first_view` is the query of an address that has none. Without `pins` nothing can be pinned.
+    Args:
+        folders: the runs, or folders of them.
+        access: who may visit; None for the loopback alone, without a token.
+        live: of the live panel.
+        first_view: the query of an address that has none.
+        pins: the file of notes; None where nothing can be pinned.
+
+    Raises UserError where there is nothing to show.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
     warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data
@@ -73,6 +80,9 @@ def guarded(page: gr.Blocks, outer: FastAPI, *, access: Access | None = None) ->
     access = access or Access()
     page.queue(max_size=_MAX_EVENTS)
     page.state_session_capacity = MAX_SESSIONS
+    # gradio compares the paths in a body with those that it may read only in an app that was launched, and has no
+    # public way to say so of one that is mounted. The guard lets no path through; this holds if it ever did.
+    page.has_launched = True
     inner: Any = gr.mount_gradio_app(
         outer,
         page,
@@ -180,11 +190,19 @@ def launch(
 ) -> None:
     """Serve the page until interrupted.
 
-    Pins are kept in the file `notes`, by default beside the first run. Where visitors must log in they are shown, and
-    none are taken.
+    Where others can reach it, through `open_wider`, `public_url` or a given `token_file`, visitors must log in. Notes
+    are then shown, and none are taken.
 
-    Where others can reach it, through `open_wider`, `public_url` or a given `token_file`, visitors must log in. A
-    token that no file holds is made and printed.
+    Args:
+        folders: the runs, or folders of them.
+        host: the address to listen on.
+        port: likewise.
+        open_wider: says that `host` may be other than the loopback.
+        public_url: where visitors reach the page through a proxy.
+        token_file: holds the token; where one is needed and no file given, it is made and printed.
+        live: of the live panel.
+        first_view: the query of an address that has none.
+        notes: the file of pins; None for one beside the first run.
 
     Raises UserError if `host` is not this machine's loopback and `open_wider` does not say so, if the token or the
     URL is unfit, if the port is taken, or if there is nothing to show.

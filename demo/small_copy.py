@@ -1,7 +1,8 @@
 """Make a run small enough to ship or to send: `python -m vlm_rl.demo.small_copy RUN OUT [--problems N]`.
 
 Kept: configuration, metrics, the evaluations of the first N problems with their images, the rollouts without
-token ids and log-probs, the tokenizer. Left out: the weights. Everything kept is unchanged.
+token ids and log-probs, the tokenizer. Left out: the weights. What is kept is unchanged, except for the summaries of
+evaluations that lost problems: they are counted anew, over the responses that are left.
 """
 
 from __future__ import annotations
@@ -9,19 +10,32 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.demo.token_counts import tokenizer_file
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.evaluation.evaluate import summarise
+from vlm_rl.run.directory import EvalResult, RunDirectory
+from vlm_rl.run.eval_record import EvalRecord
 
 _DROPPED = ("token_ids", "logprobs")  # of a rollout: nine tenths of its bytes
+_OF_THE_WHOLE_SET = ("headline", "scores", "headline_parts", "by")  # of a summary: a benchmark's own numbers
 
 
 def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts_every: int = 4) -> Path:
-    """Write the small copy to `out`, which must not exist. Raises UserError where the run cannot be read."""
+    """Write the small copy and return its folder.
+
+    Args:
+        run: the run to copy.
+        out: the new folder.
+        num_problems: of each evaluation, the first ones.
+        rollouts_every: one in so many stored steps keeps its rollouts, and so does the last.
+
+    Raises UserError where the run cannot be read, or `out` exists.
+    """
     run.open()
     if out.exists():
         raise UserError(f"{out} exists already; remove it or choose a different folder")
@@ -33,17 +47,24 @@ def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts
     if tokenizer is not None:
         shutil.copy(tokenizer, out / "tokenizer.json")
     for result in run.evals():
-        table = result.rows()
-        ids = table["problem_id"].to_pylist()
-        kept = set(list(dict.fromkeys(ids))[:num_problems])
-        place = out / "eval" / result.benchmark / result.path.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.filter(pa.array([name in kept for name in ids])), place, compression="zstd")
-        shutil.copy(result.path.with_suffix(".json"), place.with_suffix(".json"))
+        rows, summary = _first_problems(result, num_problems)
+        RunDirectory(out).write_eval(result.benchmark, result.step, rows, summary)
     steps = run.rollout_steps()
     for step in [*steps[: len(steps) - 1 : rollouts_every], *steps[-1:]]:
         _rollouts(run, step, out)
     return out
+
+
+def _first_problems(result: EvalResult, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the records of the first problems, and the summary of these records."""
+    rows = result.rows().to_pylist()
+    names = list(dict.fromkeys(row["problem_id"] for row in rows))
+    if len(names) <= count:
+        return rows, dict(result.summary)
+    kept = set(names[:count])
+    rows = [row for row in rows if row["problem_id"] in kept]
+    summary = {key: value for key, value in result.summary.items() if key not in _OF_THE_WHOLE_SET}
+    return rows, summary | summarise([EvalRecord(**row) for row in rows])
 
 
 def _rollouts(run: RunDirectory, step: int, out: Path) -> None:

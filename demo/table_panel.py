@@ -38,7 +38,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProblemRow:
     """One problem."""
 
     problem_id: str
@@ -90,13 +90,13 @@ def _head(state: PageState, name: str, index: int) -> ColumnHead:
     return ColumnHead(SORT_COLUMNS[name], f"{'-' if turns_down else ''}{key}", direction, name in _BEST_FIRST)
 
 
-def row_of(state: PageState, p: int) -> Row:
+def row_of(state: PageState, p: int) -> ProblemRow:
     """Return the row of the problem at index `p` of the table."""
     table = state.table
     difficulty = str(table.difficulty_P[p])
     questions = table.checkpoints[0].responses.question_P
     question = " ".join(name_images(questions[table.row_CP[0][p]], 1).split())
-    return Row(
+    return ProblemRow(
         problem_id=table.ids[p],
         category=str(table.category_P[p]),
         difficulty=DIFFICULTIES[difficulty][1] if difficulty else "unknown",

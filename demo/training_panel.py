@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from vlm_rl.demo.figures import ChartCard, chart_card, color
+from vlm_rl.demo.chart_cards import ChartCard, chart_card, color
 from vlm_rl.demo.library import Library, OpenRun
 from vlm_rl.demo.page_state import NUM_SLOTS, choose_slots
 from vlm_rl.demo.rendering import render

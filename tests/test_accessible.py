@@ -85,7 +85,7 @@ def test_every_tab_of_the_demo(served, browser, width):
         page = visit.page
         page.wait_for_selector(READY["problems"])
         if width == 390:
-            page.click("#unfold .unfold")
+            page.click(".top .unfold")
         page.click("#filters button")
         faults = {}
         for tab in TABS:

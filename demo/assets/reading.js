@@ -41,7 +41,7 @@ function readAlong({ go, search, searched, afterTheme }) {
     if (patch !== undefined) go(patch);
     else if (name) flip(name);
     else if (jump) document.querySelectorAll('.ckpt')[jump].scrollIntoView({ block: 'start' });
-    else if ('unfold' in target.dataset) unfold(document.body.classList.toggle('unfolded'));
+    else if ('unfold' in target.dataset) target.setAttribute('aria-expanded', document.body.classList.toggle('unfolded')); // the controls, on a phone
     else if ('zoom' in target.dataset) target.closest('.problem').classList.toggle('large');
     else if ('copyText' in target.dataset) copyText(target, target.parentElement.querySelector('.source').textContent);
     else {
@@ -83,11 +83,6 @@ function readAlong({ go, search, searched, afterTheme }) {
     requestAnimationFrame(() => { waits = false; arrange(); });
   }).observe(document.body, { childList: true, subtree: true });
   arrange();
-}
-
-function unfold(on) { // the controls, on a phone
-  document.querySelectorAll('[data-unfold]').forEach((button) => button.setAttribute('aria-expanded', on));
-  if (on) document.querySelector('.choose, .find').scrollIntoView({ block: 'center' });
 }
 
 function copyText(button, text) {

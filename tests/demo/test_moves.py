@@ -41,7 +41,7 @@ def test_what_is_marked(text: str, kind: str, marked: list[str]) -> None:
 
 @given(st.lists(st.sampled_from("ab"), max_size=40))
 def test_repetition_covers_the_words_of_runs_seen_before(words: list[str]) -> None:
-    """Against the definition: a word is marked if it lies in a run of REPEATED words that also begins earlier."""
+    """Against the definition: a word is marked if it is in a run of REPEATED words that also begins earlier."""
     text = " ".join(words)
     runs = [tuple(words[i : i + REPEATED]) for i in range(len(words) - REPEATED + 1)]
     expected = {i + k for i, run in enumerate(runs) if run in runs[:i] for k in range(REPEATED)}

@@ -338,7 +338,7 @@ def test_light_and_dark_by_the_system_and_by_hand(visit, scheme):
         assert page.evaluate("getComputedStyle(document.querySelector('#problem h2')).color") != ink
 
 
-# the words of charts that lie beyond the frame of their chart
+# the words of charts that are beyond the frame of their chart
 @pytest.mark.slow
 def test_an_evaluation_that_cannot_be_read_says_what_to_do(tmp_path, visit):
     run = build_run(tmp_path / "run", steps=2, num_problems=3)

@@ -28,9 +28,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
 from vlm_rl.demo import lengths as stats
-from vlm_rl.demo.default_runs import FIRST_VIEW, RECORDED, default_folders
+from vlm_rl.demo.default_runs import RECORDED, default_folders, first_view
 from vlm_rl.demo.export import csv_bytes, export, samples
-from vlm_rl.demo.formulas import Span, spans_of
+from vlm_rl.demo.formulas import TextSpan, spans_of
 from vlm_rl.demo.lengths_panel import lengths_panel, points_text
 from vlm_rl.demo.library import Library, find_runs
 from vlm_rl.demo.live_context import LiveContext, asked_slots
@@ -47,8 +47,11 @@ from vlm_rl.demo.token_counts import TokenCounter
 from vlm_rl.demo.training_panel import training_panel
 from vlm_rl.demo.url_state import FILTERS, UNFILTERED, UrlState
 from vlm_rl.errors import UserError
+from vlm_rl.evaluation.evaluate import summarise
 from vlm_rl.report.html import stylesheet
+from vlm_rl.report.run_curves import score_of
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.stats import estimate
 
 
@@ -551,11 +554,11 @@ def test_formulas_are_recognised(text, formulas):
 
 def test_a_formula_on_its_own_lines_takes_the_blank_lines_around_it_along():
     assert spans_of("so\n\n$$x$$\n\nand $y$ too") == [
-        Span("text", "so"),
-        Span("tex display", "x"),
-        Span("text", "and "),
-        Span("tex", "y"),
-        Span("text", " too"),
+        TextSpan("text", "so"),
+        TextSpan("tex display", "x"),
+        TextSpan("text", "and "),
+        TextSpan("tex", "y"),
+        TextSpan("text", " too"),
     ]
 
 
@@ -704,14 +707,32 @@ def test_a_run_can_be_made_small_and_the_recorded_ones_are(tmp_path):
     small = RunDirectory(copy_small(run, tmp_path / "small", num_problems=4))
     assert [len(set(one.rows(["problem_id"])["problem_id"].to_pylist())) for one in small.evals()] == [4, 4, 4]
     assert small.rollout_steps() == [1, 5] and not small.rollouts(5)["token_ids"].to_pylist()[0]
+    for whole, part in zip(run.evals(), small.evals(), strict=True):
+        counted = summarise([EvalRecord(**row) for row in part.rows().to_pylist()])
+        assert dict(part.summary) == {**whole.summary, **counted} and counted["num_problems"] == 4
     with pytest.raises(UserError, match="exists already"):
         copy_small(run, tmp_path / "small")
     size = sum(path.stat().st_size for path in RECORDED.rglob("*") if path.is_file())
     assert 0 < size < 1_000_000 and len(Library([RECORDED]).runs) == 2
-    state = PageStates(Library([RECORDED])).of(UrlState.parse(FIRST_VIEW))
-    assert state.problem_id == UrlState.parse(FIRST_VIEW).at
+    url = UrlState.parse(first_view([RECORDED]))
+    state = PageStates(Library([RECORDED])).of(url)
+    assert state.problem_id == url.at and first_view([run.path]) == ""
     columns = columns_of(state, int(state.order[state.position]))  # what it opens with has rules that differ
     assert len({column.length for column in columns}) > 1 and len({column.verdict_kind for column in columns}) > 1
+
+
+def test_the_same_records_have_one_score_and_interval_everywhere():
+    """In the summary that the evaluation stored, in the report, and on the demo's card."""
+    state = PageStates(Library([RECORDED])).of(UrlState())
+    keys = [(shown.runs[0], shown.step) for shown in state.table.checkpoints]
+    cards = dict(zip(keys, state.summaries, strict=True))
+    found = {(run.name, one.step): one for run in map(RunDirectory, RECORDED.iterdir()) for one in run.evals()}
+    assert len(cards) > 1
+    for key, card in cards.items():
+        score, summary = score_of(found[key]), found[key].summary
+        assert (score.num_problems, score.accuracy) == (summary["num_problems"], summary["accuracy"])
+        assert (card.num_problems, card.accuracy) == (summary["num_problems"], summary["accuracy"])
+        assert (score.low, score.high) == card.interval == tuple(summary["interval"])
 
 
 def test_without_an_argument_the_quickstart_or_the_recorded_run_opens(tmp_path, monkeypatch, capsys):

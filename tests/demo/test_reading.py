@@ -131,8 +131,9 @@ def test_a_phone_shows_the_verdicts_first_and_leads_to_each_reasoning(browser, s
         parts = [".question", ".verdicts", ".ckpt .rendered.reasoning"]
         tops = [page.locator(part).first.bounding_box()["y"] for part in parts]
         assert tops == sorted(tops) and tops[-1] < 844 and not page.locator(".choose").is_visible()
-        page.click(".top .unfold")  # the controls are below, and folded until then
-        assert page.locator(".choose").bounding_box()["y"] > page.locator(".ckpt").last.bounding_box()["y"]
+        assert page.locator(".unfold").count() == 1
+        page.click(".unfold")  # the controls are folded until then
+        assert page.locator(".choose").bounding_box()["y"] < page.locator(".question").first.bounding_box()["y"]
         page.click(".verdicts button:has-text('luspo · step 40')")
         page.wait_for_function("() => document.querySelectorAll('.ckpt')[5].getBoundingClientRect().top < 300")
         assert page.locator(".bar").bounding_box()["y"] == 0
@@ -252,6 +253,9 @@ def test_the_bundle_opens_from_a_web_server_on_a_phone(browser, bundle):
         with visit(browser, f"http://127.0.0.1:{server.server_port}/index.html#at=toy-test-0004", PHONE) as opened:
             wait_for_place(opened.page, 5)
             assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert not opened.page.locator(".find").is_visible()
+            opened.page.click(".unfold")
+            assert opened.page.locator(".find").bounding_box()["y"] < 300
         server.shutdown()
 
 

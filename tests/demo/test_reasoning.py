@@ -16,7 +16,7 @@ from vlm_rl.demo.lengths_panel import lengths_html
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.page_state import PageState, PageStates
 from vlm_rl.demo.problem_panel import problem_panel
-from vlm_rl.demo.reasoning import measured_problems, reasoning_at, reasoning_summaries
+from vlm_rl.demo.reasoning import MIN_PROBLEMS, measured_problems, reasoning_at, reasoning_summaries
 from vlm_rl.demo.reasoning_panel import reasoning_panel
 from vlm_rl.demo.url_state import UrlState
 from vlm_rl.stats import estimate, score_interval
@@ -53,10 +53,30 @@ def test_shares_counts_and_moves_by_hand(state: PageState) -> None:
     assert sorted(last.shares) == pytest.approx([0, 9 / 14])
     assert (last.num_correct, last.num_wrong, last.num_left) == (2, 2, 1)
     assert last.mean_share == pytest.approx(9 / 28)  # problem 0 alone has correct responses that state it
-    assert last.share_interval == score_interval(np.array([9 / 28]))
+    assert np.isnan(last.share_interval).all() and not last.moves["reflection"].has_interval  # of two problems
     assert last.moves["reflection"].mean == pytest.approx((0.5 + 0.5) / 2)
     assert last.moves["backtracking"].mean == pytest.approx((0 + 0.5) / 2)
     assert last.moves["repetition"].mean == 0
+
+
+@pytest.mark.parametrize("count", [MIN_PROBLEMS - 1, MIN_PROBLEMS])
+def test_an_interval_needs_enough_problems(tmp_path: Path, count: int) -> None:
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(), num_problems=1)
+    template = build_run(tmp_path / "rows", steps=0, num_problems=1).evals()[0].rows().to_pylist()[0]
+    text = r"<think>It is 3. Wait, I check that.</think>\boxed{3}"
+    rows = [
+        template | {"problem_id": f"p{i}", "gold": "3", "verdict": "correct", "response": text} for i in range(count)
+    ]
+    run.write_eval("toy-test", 2, rows, {})
+    state = PageStates(Library([run.path])).of(UrlState())
+    (found,) = reasoning_summaries(state.table, range(count))
+    shares = found.shares
+    assert len(shares) == count and shares[0] > 0
+    enough = count == MIN_PROBLEMS
+    assert found.share_interval == score_interval(shares) if enough else np.isnan(found.share_interval).all()
+    assert found.moves["reflection"].has_interval == enough
+    table, _, rest = reasoning_panel(state).partition("</table>")
+    assert table.count("[") == (4 if enough else 0) and f"from {MIN_PROBLEMS} problems on" in rest
 
 
 def test_a_response_is_measured_once(state: PageState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 import gradio as gr
 from starlette.responses import HTMLResponse
 
-from tests.helpers.demo_events import JOIN, arrival, run_event
+from tests.helpers.demo_events import JOIN, arrival, first_bodies, run_event
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
@@ -57,19 +57,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def events(client) -> list[dict[str, Any]]:
-    """Return a body for every event of the page's own configuration, with the values that it has at first."""
-    config = client.get("/config").json()
-    props = {component["id"]: component["props"] for component in config["components"]}
-    first = {"dropdown": None, "number": 0, "textbox": "", "html": "", "api": ""}
-    kinds = {component["id"]: component["type"] for component in config["components"]}
-
-    def value(component: int) -> Any:
-        return [] if props[component].get("multiselect") else first[kinds[component]]
-
-    return [
-        {"fn_index": event["id"], "data": [value(component) for component in event["inputs"]]}
-        for event in config["dependencies"]
-    ]
+    return first_bodies(client.get("/config").json())
 
 
 def with_file_data(body: dict[str, Any], files: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -96,6 +84,22 @@ def test_no_event_makes_the_server_read_or_fetch_what_its_body_names(client, eve
     named = json.dumps(files[0])
     assert all(run_event(client, fill(body, text=named, texts=[named], number=0))["success"] for body in events)
     assert touched == [], "a file's name in a text is text"
+
+
+def test_without_the_guard_gradio_itself_refuses_a_path_outside(tmp_path):
+    """Posted to the mounted page directly, as if the guard had let the body through."""
+    private = tmp_path / CANARY
+    private.write_text("a secret")
+    file = {"path": str(private), "meta": {"_type": "gradio.FileData"}}
+    guard: Any = make_server([build_run(tmp_path / "run", steps=1, num_problems=2).path])
+    server = Served(guard._app)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as unguarded:
+        body = arrival(unguarded, "")
+        assert run_event(unguarded, body)["success"]
+        touched.clear()
+        assert not run_event(unguarded, body | {"data": [file]})["success"]
+    server.stop()
+    assert touched == []
 
 
 def fill(body: dict[str, Any], *, text: Any, texts: list[str], number: float) -> dict[str, Any]:

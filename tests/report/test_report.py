@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers.browser import open_page
+from tests.helpers.browser import cut_on_a_phone, open_page
 from tests.helpers.example_run import build_run
 from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
@@ -23,7 +25,7 @@ from vlm_rl.report.readme_figure import write_readme_figure
 from vlm_rl.report.run_curves import RunCurves, score_of
 from vlm_rl.report.run_report import control_sentences, write_report
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.stats import estimate, running_mean, smooth
+from vlm_rl.stats import estimate, running_mean, score_interval, smooth
 
 HOSTILE = (
     "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
@@ -50,7 +52,8 @@ def test_the_page_is_self_contained(page):
     assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
     assert not set(page.tags) & {"link", "iframe", "object", "form", "base"}
     policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page.source)[0]
-    assert "default-src 'none'" in policy and policy.count("'sha256-") == 2  # the bundle and the loader, no other
+    assert "default-src 'none'" in policy
+    assert policy.count("'sha256-") == 3  # the bundle, the loader and the button, no other
     assert "script-src 'unsafe" not in policy and "unsafe-eval" not in policy
 
 
@@ -156,6 +159,27 @@ def test_no_row_of_charts_is_half_empty(run, tmp_path, browser, runs):
             assert visit.page.evaluate(_RAGGED_ROWS) == []
 
 
+@pytest.mark.slow
+def test_on_a_phone_nothing_is_cut_and_no_labels_collide(run, tmp_path, browser):
+    other = build_run(tmp_path / "run", steps=30, seed=1)
+    out = write_report([run, other], tmp_path / "report.html")
+    with open_page(out.as_uri(), width=390, height=844, browser=browser) as visit:
+        visit.page.wait_for_selector("#updates .chart svg")
+        assert cut_on_a_phone(visit.page) == []
+
+
+@pytest.mark.slow
+def test_the_page_says_how_to_open_its_runs_in_the_demo(tmp_path, browser):
+    runs = [build_run(tmp_path / name, steps=1, num_problems=2) for name in ("run's own", "b")]
+    out = write_report(runs, tmp_path / "report.html")
+    with open_page(out.as_uri(), browser=browser) as visit:
+        command = visit.page.inner_text(".hint code")
+        assert shlex.split(command) == ["vlm-rl", "demo", *(str(run.path) for run in runs)]
+        visit.page.click("[data-copy]")
+        visit.page.get_by_role("button", name="copied").wait_for()
+        assert visit.page.evaluate("getSelection().toString()") == command and visit.failures == []
+
+
 def test_the_time_of_a_phase_is_its_mean_over_all_steps(tmp_path):
     run = build_run(tmp_path / "run", steps=0, eval_steps=())
     for step in range(1, 5):
@@ -175,7 +199,7 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path, browser):
     out = write_report([run], tmp_path / "report.html")
     page = Page(out)
     assert "form" not in page.tags and page.tags.count("input") == 1  # the slider
-    assert page.tags.count("script") == len(page.charts) + 2
+    assert page.tags.count("script") == len(page.charts) + 3
     assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
     with open_page(out.as_uri(), browser=browser) as visit:
         assert visit.requests == [out.as_uri()] and visit.failures == []
@@ -278,10 +302,12 @@ def test_metrics_as_curves(tmp_path):
     assert curves.metric_names("timing/") == ["timing/x"]
 
 
-def test_a_score_is_read_from_the_summary(run):
+def test_a_score_is_counted_from_the_records(run):
     result = run.evals()[-1]
-    score = score_of(result)
-    assert (score.accuracy, [score.low, score.high]) == (result.summary["accuracy"], result.summary["interval"])
+    other = {"accuracy": 0.987, "interval": [0.9, 1.0], "num_problems": 3}  # of different records
+    score = score_of(replace(result, summary=other))
+    correct = result.rows()["verdict"].to_numpy() == "correct"  # one response to a problem
+    assert (score.accuracy, (score.low, score.high)) == (correct.mean(), score_interval(correct))
     assert score.mean_length == np.mean(result.rows()["length"].to_numpy())
     assert score.num_problems == 24 and score.truncated == 0.0
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,22 +20,26 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.helpers.browser import cut_on_a_phone, open_page
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.pages import Page
 from tests.helpers.toy_runs import Toys, assert_sound, clean_environment
-from vlm_rl import session
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.cli import main
 from vlm_rl.config import AlgorithmConfig, load_config
+from vlm_rl.demo.library import find_runs
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.session import session
+from vlm_rl.stats import smooth
 from vlm_rl.study import run as command
 from vlm_rl.study.findings import findings
 from vlm_rl.study.launch import Launch
 from vlm_rl.study.plan import Study, load_study
 from vlm_rl.study.results import (
     RunNumbers,
+    SeedBand,
     StepCurve,
     StudyResults,
     collect,
@@ -42,6 +48,7 @@ from vlm_rl.study.results import (
     final_values,
     seed_band,
     stretch_mean,
+    thinned,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,13 +178,23 @@ def test_paired_differences_by_hand():
 
 def test_a_band_is_over_the_seeds():
     runs = [numbers("a", 0, reward=[1, 2, math.nan]), numbers("a", 1, reward=[3, math.nan, math.nan, 8])]
-    found = seed_band(runs, "reward")
+    found = seed_band([run.curves["reward"] for run in runs])
     assert found is not None
     np.testing.assert_array_equal(found.steps, [1, 2, 4])  # no run has step 3
     np.testing.assert_array_equal(found.mean, [2, 2, 8])
     np.testing.assert_array_equal(found.low, [1, 2, 8])
     np.testing.assert_array_equal(found.high, [3, 2, 8])
-    assert seed_band(runs, "entropy") is None
+    assert seed_band([]) is None
+
+
+def test_many_steps_are_thinned_to_their_neighbours_mean():
+    steps = np.arange(1.0, 101.0)
+    band = SeedBand(steps, 2 * steps, 2 * steps - 1, 2 * steps + 3)
+    few = thinned(band, 25)  # four steps each: 1 to 4 are the first
+    np.testing.assert_array_equal(few.steps[:2], [2.5, 6.5])
+    np.testing.assert_array_equal(few.mean, 2 * few.steps)
+    assert (len(few.steps), few.low[0], few.high[0], few.high[-1]) == (25, 2 * 1 - 1, 2 * 4 + 3, 2 * 100 + 3)
+    assert thinned(band, 100) is band
 
 
 def test_the_ends_of_a_run():
@@ -286,6 +303,7 @@ SECTIONS = [
     "Length",
     "Updates",
     "Time",
+    "Every metric",
     "Runs",
     "Configuration",
 ]
@@ -307,13 +325,19 @@ def page(done) -> Page:
     return Page(done / "comparison.html")
 
 
-def test_the_page_holds_everything_and_asks_for_nothing(page):
+@pytest.fixture(scope="module")
+def logged(done) -> set[str]:
+    """The names of the metrics that every run logged."""
+    return {*RunDirectory(done / "grpo" / "seed-0").metrics()[1]} - {"step", "attempt", "time"}
+
+
+def test_the_page_holds_everything_and_asks_for_nothing(page, logged):
     for title in SECTIONS:
         assert f"<h2>{title}</h2>" in page.source
-    assert len(page.charts) == 17 + 5 and "not logged" not in page.text
+    assert len(page.charts) == 17 + 5 + len(logged) and "not logged" not in page.text
     assert 'http-equiv="Content-Security-Policy"' in page.source
     assert all(address.startswith("#") for address in page.addresses)
-    assert page.tags.count("script") == len(page.charts) + 2 and "link" not in page.tags
+    assert page.tags.count("script") == len(page.charts) + 3 and "link" not in page.tags
     assert len(page.ids) == len(set(page.ids))
 
 
@@ -324,8 +348,31 @@ def test_the_differences_come_first_in_words(page):
     sentences = re.findall(r"<p>(Against grpo: .*?|No rule clearly differs from grpo\.)</p>", first)
     assert len(sentences) == first.count('class="card difference"')
     for sentence, table in zip(sentences, first.split('class="card difference"')[1:], strict=True):
-        bold = re.findall(r'</i>([^<]+)</td>\s*<td class="number">\d+</td><td class="number"><b>([^<]+)</b>', table)
+        number = r'<td class="number"[^>]*>'
+        bold = re.findall(rf"</i>([^<]+)</td>\s*{number}\d+</td>{number}<b>([^<]+)</b>", table)
         assert re.findall(r"(\S+) ([+-][\d.]+) (?:points|tokens)", sentence) == bold
+
+
+def test_every_metric_has_a_chart_with_a_line_per_rule(done, page, logged):
+    assert len(logged) > 20 and logged <= page.charts.keys()
+    rows = page.charts["step_time"]["datasets"]["rows"]
+    for rule in ("grpo", "luspo+hadw"):
+        runs = [RunDirectory(done / rule / f"seed-{seed}").metrics() for seed in (0, 1, 2)]
+        expected = np.mean([smooth(np.array([line["step_time"] for line in run])) for run in runs], axis=0)
+        drawn = [row["y"] for row in rows if row["series"] == rule]
+        np.testing.assert_allclose(drawn, expected, rtol=1e-5)
+
+
+def test_the_page_says_how_to_open_its_runs_in_the_demo(tmp_path):
+    study, out = load(tmp_path, seeds=[0]), tmp_path / "the study's runs"
+    for planned in study.runs(out):
+        write_run(planned, lively, evals=lively_evals(planned))
+    assert main(["study", str(tmp_path / "study.yaml"), "--out", str(out), "--report-only"]) == 0
+    said = html.unescape(re.findall(r"<code>(vlm-rl demo .*?)</code>", (out / "comparison.html").read_text())[0])
+    program, name, *folders = shlex.split(said)
+    assert (program, name) == ("vlm-rl", "demo")
+    opened = [path for folder in folders for path in find_runs(Path(folder))]
+    assert sorted(opened) == sorted(planned.out for planned in study.runs(out))
 
 
 def test_rules_may_draw_different_numbers_of_responses(tmp_path, page):
@@ -339,17 +386,24 @@ def test_rules_may_draw_different_numbers_of_responses(tmp_path, page):
     assert "different numbers of responses (grpo 8, wide 16)" in Page(tmp_path / "out" / "comparison.html").text
 
 
+@pytest.mark.slow
+def test_on_a_phone_nothing_is_cut_and_no_labels_collide(done):
+    with open_page((done / "comparison.html").as_uri(), width=390, height=844) as visit:
+        visit.page.wait_for_selector("#time .chart svg")
+        assert cut_on_a_phone(visit.page) == []
+
+
 def test_the_page_names_what_is_missing(page):
     assert "1 run is missing and counts nowhere below" in page.text
     assert "8 of 9 runs are finished" in page.text and page.text.count("not started") == 1
 
 
-def test_each_rule_has_its_colour(page):
+def test_each_rule_has_its_colour(page, logged):
     for place, rule in enumerate(("grpo", "luspo+hadw", "grpo-token")):
         swatch = f'<i class="swatch" style="color:var(--c{place})"></i>'
         assert f"<span>{swatch}{rule}<" in page.source and f'<td class="rule">{swatch}{rule}' in page.source
     curves = [chart for chart in page.charts.values() if "color" in chart["encoding"]]
-    assert len(curves) == 17
+    assert len(curves) == 17 + len(logged)
     for chart in curves:
         assert chart["encoding"]["color"]["scale"] == {
             "domain": ["grpo", "luspo+hadw", "grpo-token"],
@@ -430,7 +484,7 @@ def test_many_rules_look_different_and_every_colour_has_two_themes(tmp_path):
     assert all(len(set(re.findall(rf"{color}: (#\w+);", css))) == 2 for _, color in looks)
 
 
-# -- starting and going on -------------------------------------------------------------------------
+# -- starting and resuming -------------------------------------------------------------------------
 
 
 def test_another_study_in_the_folder_is_refused(tmp_path):
@@ -442,7 +496,7 @@ def test_another_study_in_the_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"grpo/seed-0 holds a run with a different train\.lr"):
         command.run_study(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True)
     tree = study_tree()
-    tree["base"]["train"]["steps"] = 30  # going on for longer is no other run
+    tree["base"]["train"]["steps"] = 30  # training for longer does not make it a different run
     assert command.run_study(write_study(tmp_path / "s.yaml", tree), tmp_path / "out", report_only=True) == 0
     (planned.out / "checkpoints" / "step-000040").mkdir(parents=True)
     (planned.out / "checkpoints" / "step-000040" / "MANIFEST.json").touch()

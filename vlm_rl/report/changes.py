@@ -71,12 +71,11 @@ def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
     ]
     title = f"Change of accuracy, {changes[0].who}" if len(runs) < 3 else "Change of accuracy"
     plot = card(title, embed(forest(intervals, x_title="points, with the 95 % interval", percent=True), title))
-    names = " ".join(str(run.run.path) for run in runs)
     caption = (
         "The same problems are compared one by one, so that the interval is that of their differences. A hollow dot: "
         "the interval holds 0."
     )
-    return PageSection("Change", caption, _PARTS.changes([c.sentence for c in changes], plot, f"vlm-rl demo {names}"))
+    return PageSection("Change", caption, _PARTS.changes([c.sentence for c in changes], plot))
 
 
 def _scores(result: EvalResult) -> dict[str, ProblemScore]:

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vlm_rl.report.charts.lines import Series, lines
-from vlm_rl.report.html import macros
+from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.vega import embed
 
 _PARTS = macros("vlm_rl.report", "parts.html")
@@ -43,6 +43,26 @@ class CurveFigure:
 def card(title: str, chart: Markup) -> Markup:
     """Return a chart under its title."""
     return _PARTS.figure(title, chart)
+
+
+def metric_section(figures: Sequence[CurveFigure], *, note: str = "") -> PageSection:
+    """Return the section of small charts, each titled with its metric's name, folded by the first part of that name.
+
+    `note` ends the caption.
+    """
+    groups: dict[str, list[CurveFigure]] = {}
+    for figure in sorted(figures, key=lambda figure: figure.title):
+        first, slash, _ = figure.title.partition("/")
+        groups.setdefault(first if slash else "", []).append(figure)
+    folds = []
+    for prefix, members in sorted(groups.items()):
+        drawn = [figure.html() for figure in members if figure.sentence is None]
+        zero = [figure.title for figure in members if figure.sentence is not None]
+        sentences = [_PARTS.missing(f"0 at every step, or never a number: {', '.join(zero)}.")] if zero else []
+        folds.append((prefix or "the step as a whole", len(members), drawn, sentences))
+    caption = "All of metrics.jsonl, by the first part of a metric's name; docs/metrics.md says what each one means."
+    body = _PARTS.folds(folds) if folds else _PARTS.missing("No metric is logged.")
+    return PageSection("Every metric", f"{caption} {note}".rstrip(), body)
 
 
 def figure_grid(figures: Sequence[CurveFigure], *, columns: int = 2) -> Markup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,6 +112,11 @@ def asset(name: str) -> str:
 def stylesheet(name: str) -> str:
     """Return one of our own style sheets, vlm_rl/assets/<name>.css."""
     return asset(f"{name}.css")
+
+
+def demo_command(folders: Sequence[Path]) -> str:
+    """Return the command that opens the demo on these folders, quoted for a shell."""
+    return f"vlm-rl demo {shlex.join(map(str, folders))}"
 
 
 def content_policy(scripts: Sequence[str] = ()) -> str:

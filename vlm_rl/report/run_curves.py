@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.run.directory import EvalResult, RunDirectory
+from vlm_rl.stats import score_interval
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,11 +29,11 @@ class RolloutCurves:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One evaluation in numbers; `low` and `high` are NaN where no interval was stored."""
+    """One evaluation in numbers; NaN over nothing."""
 
     step: int
-    accuracy: float
-    low: float
+    accuracy: float  # mean over the problems of the share of right samples
+    low: float  # ends of its 95 % interval over problems
     high: float
     mean_length: float  # tokens
     truncated: float
@@ -73,6 +73,11 @@ class RunCurves:
         steps = np.array([record["step"] for record in self.metrics], dtype=np.float64)
         return steps, np.array([record.get(name, math.nan) for record in self.metrics], dtype=np.float64)
 
+    @property
+    def every_metric(self) -> list[str]:
+        """Return the names of all metrics, without the numbers that tell the lines of the file apart."""
+        return [name for name in self.metric_names("") if name not in ("step", "attempt", "time")]
+
     def metric_names(self, prefix: str) -> list[str]:
         """Return the logged names that start with `prefix`, in the order in which they first appear."""
         return list(dict.fromkeys(key for record in self.metrics for key in record if key.startswith(prefix)))
@@ -85,26 +90,21 @@ class RunCurves:
 
 
 def score_of(result: EvalResult) -> Score:
-    """Read an evaluation's summary; what it lacks is counted from the records, except the interval."""
+    """Count an evaluation's numbers, all of them from its records."""
     rows = result.rows(["problem_id", "verdict", "length", "stop_reason"])
     correct = rows["verdict"].to_numpy() == "correct"
-    low, high = _interval(result.summary)
+    problem = rows["problem_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    score_P = np.bincount(problem, weights=correct) / np.bincount(problem)
+    low, high = score_interval(score_P)
     return Score(
         step=result.step,
-        accuracy=float(result.summary.get("accuracy", correct.mean() if len(correct) else math.nan)),
+        accuracy=_mean(score_P),
         low=low,
         high=high,
         mean_length=_mean(rows["length"].to_numpy()),
         truncated=_mean(rows["stop_reason"].to_numpy() == "length"),
-        num_problems=len(rows["problem_id"].unique()),
+        num_problems=len(score_P),
     )
-
-
-def _interval(summary: Mapping[str, object]) -> tuple[float, float]:
-    ends = summary.get("interval")
-    if isinstance(ends, Sequence) and len(ends) == 2:
-        return float(ends[0]), float(ends[1])
-    return math.nan, math.nan
 
 
 def _rollout_curves(run: RunDirectory) -> RolloutCurves:

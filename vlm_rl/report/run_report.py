@@ -20,7 +20,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 from vlm_rl.report.changes import change_section
 from vlm_rl.report.examples import choose, example_html, side_by_side
-from vlm_rl.report.html import PageSection, macros, page, write_page
+from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
 from vlm_rl.report.run_curves import RunCurves, Score
 from vlm_rl.report.sections import (
     accuracy_section,
@@ -79,7 +79,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         header=_header(curves),
         sections=sections,
         footer="Written by vlm-rl from the files of the run.",
-        scripts=vega.scripts(),
+        scripts=vega.page_scripts(),
     )
     return write_page(text, out)
 
@@ -98,10 +98,11 @@ class Tile:
 
 def _header(runs: Sequence[RunCurves]) -> Markup:
     stamps = [(run.name, sets) for run in runs if (sets := run.run.contaminated())]
+    command = demo_command([run.run.path for run in runs])
     if len(runs) > 1:
         names = ", ".join(run.config.algorithm.name.upper() for run in runs)
-        return _REPORT.header(stamps, f"{len(runs)} runs side by side: {names}", "", [], _score_table(runs))
-    return _REPORT.header(stamps, _headline(runs[0]), _lead(runs[0]), _tiles(runs[0]), _score_table(runs))
+        return _REPORT.header(stamps, f"{len(runs)} runs side by side: {names}", "", [], _score_table(runs), command)
+    return _REPORT.header(stamps, _headline(runs[0]), _lead(runs[0]), _tiles(runs[0]), _score_table(runs), command)
 
 
 def _lead(run: RunCurves) -> str:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from vlm_rl.report.charts.frame import BAD, GOOD, PALETTE
 from vlm_rl.report.charts.lines import Series
 from vlm_rl.report.charts.shares import mass_bars
-from vlm_rl.report.figures import CurveFigure, card, figure_grid
+from vlm_rl.report.figures import CurveFigure, card, figure_grid, metric_section
 from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves, Score
 from vlm_rl.report.vega import embed
@@ -226,20 +226,8 @@ def _time_table(run: RunCurves, *, heading: str) -> Markup | None:
 
 def every_metric_section(runs: Sequence[RunCurves]) -> PageSection:
     """Return a small chart of every metric that a run logged, folded by the first part of its name."""
-    names = sorted({name for run in runs for name in run.metric_names("")} - {"step", "attempt", "time"})
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.partition("/")[0] if "/" in name else "", []).append(name)
-    folds = []
-    for prefix, members in sorted(groups.items()):
-        figures = [_metric_figure(runs, name, name, height=130) for name in members]
-        drawn = [figure.html() for figure in figures if figure.sentence is None]
-        zero = [figure.title for figure in figures if figure.sentence is not None]
-        sentences = [_PARTS.missing(f"0 at every step, or never a number: {', '.join(zero)}.")] if zero else []
-        folds.append((prefix or "the step as a whole", len(members), drawn, sentences))
-    caption = "All of metrics.jsonl, by the first part of a metric's name; docs/metrics.md says what each one means."
-    body = _PARTS.folds(folds) if folds else _PARTS.missing("No metric is logged.")
-    return PageSection("Every metric", caption, body)
+    names = {name for run in runs for name in run.every_metric}
+    return metric_section([_metric_figure(runs, name, name, height=130) for name in names])
 
 
 def _metric_figure(runs: Sequence[RunCurves], name: str, title: str, **options: Any) -> CurveFigure:

@@ -53,6 +53,11 @@ def scripts() -> tuple[str, str]:
     return bundle, asset("charts.js")
 
 
+def page_scripts() -> tuple[str, ...]:
+    """Return the scripts of a page with charts and commands to copy."""
+    return (*scripts(), asset("copy.js"))
+
+
 @cache
 def light_colors() -> Mapping[str, str]:
     """Return the light theme of cards.css: "var(--name)" -> "#rrggbb"."""

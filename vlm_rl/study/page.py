@@ -15,18 +15,27 @@ from omegaconf import OmegaConf
 
 from vlm_rl.report import vega
 from vlm_rl.report.charts.lines import Series
-from vlm_rl.report.figures import CurveFigure, figure_grid
-from vlm_rl.report.html import PageSection, macros, page, write_page
+from vlm_rl.report.figures import CurveFigure, figure_grid, metric_section
+from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
 from vlm_rl.study.plan import Study
-from vlm_rl.study.results import NUM_END_DECILES, StudyResults, seed_band
-from vlm_rl.study.tables import difference_section, final_section, rule_styles
+from vlm_rl.study.results import NUM_END_DECILES, SeedBand, StudyResults, seed_band, thinned
+from vlm_rl.study.tables import RuleStyle, difference_section, final_section, rule_styles
 
 _PARTS = macros("vlm_rl.study", "parts.html")
 _STUDY = macros("vlm_rl.study", "study.html")
 
 
 def write_study_page(results: StudyResults, study: Study, findings: Sequence[str], out: Path) -> Path:
-    """Write the page to `out` and return it. Raises UserError if it cannot be written."""
+    """Write the page of a study and return its path.
+
+    Args:
+        results: of the runs that are finished.
+        study: what was asked for.
+        findings: sentences, in their order.
+        out: the file.
+
+    Raises UserError if it cannot be written.
+    """
     sections = [
         difference_section(results),
         final_section(results, study),
@@ -35,21 +44,22 @@ def write_study_page(results: StudyResults, study: Study, findings: Sequence[str
         _length_section(results),
         _update_section(results),
         _time_section(results),
+        _every_metric_section(results),
         _runs_section(results, study),
         _configuration_section(study),
     ]
     text = page(
         title=f"{len(results.rules)} rules compared over {len(results.seeds)} seeds · vlm-rl",
-        header=_header(results, study),
+        header=_header(results, study, demo_command([out.parent])),
         sections=sections,
         footer="Written by vlm-rl study from the files of the runs.",
         key=_STUDY.key(rule_styles(results)),
-        scripts=vega.scripts(),
+        scripts=vega.page_scripts(),
     )
     return write_page(text, out)
 
 
-def _header(results: StudyResults, study: Study) -> Markup:
+def _header(results: StudyResults, study: Study, command: str) -> Markup:
     others = results.rules[1:]
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
     names = ", ".join(others) if len(others) <= 3 else f"{len(others)} rules"
@@ -64,7 +74,7 @@ def _header(results: StudyResults, study: Study) -> Markup:
         draws = ", ".join(f"{rule} {count}" for rule, count in responses.items())
         lead += f" Steps do not cost the same: to a prompt the rules draw different numbers of responses ({draws})."
     contaminated = sorted({name for run in results.runs for name in run.contaminated})
-    return _STUDY.header(contaminated, title, lead, len(results.missing))
+    return _STUDY.header(contaminated, title, lead, len(results.missing), command)
 
 
 def _findings_section(sentences: Sequence[str]) -> PageSection:
@@ -77,6 +87,7 @@ def _findings_section(sentences: Sequence[str]) -> PageSection:
 
 # -- charts --------------------------------------------------------------------------------------
 
+_MAX_STEPS = 40  # of the small charts: there are about a hundred of them
 _BAND = "Bold: mean over the seeds of the lightly smoothed curves; band: the lowest and the highest seed."
 
 
@@ -153,13 +164,31 @@ def _time_section(results: StudyResults) -> PageSection:
 
 def _figure(results: StudyResults, name: str, title: str, **options: Any) -> CurveFigure:
     """Return a chart with a line and a band per rule."""
-    series = []
+    bands = []
     for style in rule_styles(results):
-        band = seed_band(results.of(style.name), name)
-        if band is not None:
-            low, high = band.low, band.high
-            series.append(Series(style.name, band.steps, band.mean, style.color, style.dashed, low=low, high=high))
-    return CurveFigure(title, series, [name], "these runs", options)
+        curves = [run.curves[name] for run in results.of(style.name) if name in run.curves]
+        bands.append((style, seed_band(curves, smoothed=not name.startswith("heldout_"))))
+    return CurveFigure(title, _series(bands), [name], "these runs", options)
+
+
+def _series(bands: Sequence[tuple[RuleStyle, SeedBand | None]]) -> list[Series]:
+    return [
+        Series(style.name, band.steps, band.mean, style.color, style.dashed, low=band.low, high=band.high)
+        for style, band in bands
+        if band is not None
+    ]
+
+
+def _every_metric_section(results: StudyResults) -> PageSection:
+    """Return a small chart of every metric that a run logged, with a line and a band per rule."""
+    figures = []
+    for name in {name for run in results.runs for name in run.logged}:
+        bands = []
+        for style in rule_styles(results):
+            band = seed_band([run.logged[name] for run in results.of(style.name) if name in run.logged])
+            bands.append((style, band and thinned(band, _MAX_STEPS)))
+        figures.append(CurveFigure(name, _series(bands), [name], "these runs", {"height": 130}))
+    return metric_section(figures, note=f"{_BAND} Of more than {_MAX_STEPS} steps, neighbours are averaged.")
 
 
 # -- runs and configuration ----------------------------------------------------------------------

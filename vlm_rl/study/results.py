@@ -11,7 +11,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class RunNumbers:
     curves: Mapping[str, StepCurve]  # only those with a finite value
     finals: Mapping[str, float]  # measure -> value
     contaminated: tuple[str, ...] = ()
+    logged: Mapping[str, StepCurve] = field(default_factory=dict)  # all of metrics.jsonl, as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,9 @@ def read_run(planned: Planned) -> RunNumbers:
         finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
     algorithm = resolve_algorithm(planned.config.algorithm)
-    return RunNumbers(
-        planned.rule, planned.seed, planned.start, algorithm, curves, finals, tuple(run.run.contaminated())
-    )
+    logged = {name: StepCurve(*run.metric(name)) for name in run.every_metric}
+    contaminated = tuple(run.run.contaminated())
+    return RunNumbers(planned.rule, planned.seed, planned.start, algorithm, curves, finals, contaminated, logged)
 
 
 def _curves(run: RunCurves, planned: Planned) -> dict[str, StepCurve]:
@@ -196,22 +197,32 @@ def _either(logged: StepCurve, stored: Callable[[], np.ndarray], run: RunCurves)
 # -- curves --------------------------------------------------------------------------------------
 
 
-def seed_band(runs: Sequence[RunNumbers], name: str) -> SeedBand | None:
-    """Return mean, smallest and largest of the runs' smoothed curves, step by step; None where no run has the metric.
+def seed_band(curves: Sequence[StepCurve], *, smoothed: bool = True) -> SeedBand | None:
+    """Return mean, smallest and largest of the seeds' smoothed curves, step by step; None for no curve.
 
-    Evaluations are not smoothed: they are few, and each covers many problems.
+    Evaluations need no smoothing: they are few, and each covers many problems.
     """
-    curves = [run.curves[name] for run in runs if name in run.curves]
     if not curves:
         return None
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     table = np.full((len(curves), len(steps)), math.nan)
     for row, curve in zip(table, curves, strict=True):
-        values = curve.values if name.startswith("heldout_") else smooth(curve.values)
-        row[np.searchsorted(steps, curve.steps)] = values
+        row[np.searchsorted(steps, curve.steps)] = smooth(curve.values) if smoothed else curve.values
     known = np.isfinite(table).any(axis=0)
     steps, table = steps[known], table[:, known]
     return SeedBand(steps, np.nanmean(table, axis=0), np.nanmin(table, axis=0), np.nanmax(table, axis=0))
+
+
+def thinned(band: SeedBand, limit: int) -> SeedBand:
+    """Return a band of at most `limit` steps: neighbours become one, with their mean step, mean and extremes."""
+    if len(band.steps) <= limit:
+        return band
+    parts = np.array_split(np.arange(len(band.steps)), limit)
+    joined = [
+        (band.steps[part].mean(), band.mean[part].mean(), band.low[part].min(), band.high[part].max())
+        for part in parts
+    ]
+    return SeedBand(*np.array(joined).T)
 
 
 def stretch_width(num_steps: int) -> int:
@@ -269,7 +280,14 @@ def final_estimate(results: StudyResults, rule: str, measure: str) -> Estimate:
 
 
 def difference(results: StudyResults, rule: str, other: str, measure: str) -> Estimate:
-    """Return the mean of rule minus other over the seeds that both have finished, with its 95 % t interval."""
+    """Return the mean of rule minus other over the seeds that both have finished, with its 95 % t interval.
+
+    Args:
+        results: of the study.
+        rule: one rule.
+        other: the rule that is taken off.
+        measure: a key of a run's `finals`.
+    """
     ours, theirs = (final_values(results, name, measure) for name in (rule, other))
     bounds = (-1, 1) if is_share(measure) else (-math.inf, math.inf)
     return estimate([ours[seed] - theirs[seed] for seed in ours if seed in theirs], bounds=bounds)

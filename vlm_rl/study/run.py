@@ -51,8 +51,8 @@ def run_study(path: Path, out: Path, *, launch: Launch | None = None, report_onl
         report_only: train nothing, and report on the runs that exist.
 
     Raises:
-        UserError: before anything is started, for a mistake in the study file, a warm start that is no model folder,
-            or an `out` that holds runs of a different study.
+        UserError: before anything is started, for a mistake in the study file, a warm start that is not a model
+            folder, or an `out` that holds runs of a different study.
         StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
     """
     study = load_study(path)
@@ -213,6 +213,14 @@ class StudyRunner:
     """Trains a list of runs, launch.jobs at a time, and stops them on a signal."""
 
     def __init__(self, waiting: Sequence[Planned], *, num_done: int, launch: Launch, lock: int) -> None:
+        """Start nothing yet.
+
+        Args:
+            waiting: the runs to train, in their order.
+            num_done: runs of the study that are finished.
+            launch: how runs are started, and how many at a time.
+            lock: descriptor of the study's lock, which the runs inherit.
+        """
         self.waiting = list(waiting)
         self.working: list[RunProcess] = []
         self.failed: list[Planned] = []

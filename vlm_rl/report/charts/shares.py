@@ -40,9 +40,15 @@ class Bars:
 def histogram(
     edges: np.ndarray, bars: Sequence[Bars], *, x_title: str = "tokens", height: int = HEIGHT
 ) -> Spec | None:
-    """Return overlaid histograms over the bins between `edges` [bins + 1].
+    """Return overlaid histograms over common bins; None where all are empty.
 
-    The lower bar of a bin lies in front, so that each can be pointed at.
+    The lower bar of a bin is in front, so that each can be pointed at.
+
+    Args:
+        edges: [bins + 1], ascending.
+        bars: the histograms.
+        x_title: what is counted in the bins.
+        height: of the chart, in pixels.
     """
     rows: list[Spec] = []
     for group in bars:
@@ -156,9 +162,13 @@ def mass_bars(early: Mapping[str, np.ndarray], late: Mapping[str, np.ndarray], *
 def heatmap(
     shares: np.ndarray, *, columns: Sequence[Any], rows: Sequence[Any], titles: tuple[str, str]
 ) -> Spec | None:
-    """Return shares [rows, columns] as cells, the stronger the larger; None without a finite one.
+    """Return shares as cells, the stronger the larger; None without a finite one.
 
-    `titles`: what columns and rows are called.
+    Args:
+        shares: [rows, columns], 0 to 1; a NaN has no cell.
+        columns: the name of each column.
+        rows: the name of each row, from the top.
+        titles: what columns and rows are called.
     """
     cells = [
         {"series": "", "x": columns[c], "row": rows[r], "y": float(f"{shares[r, c]:.4g}")}

@@ -21,7 +21,14 @@ class ChartCard:
 
 
 def chart_card(title: str, *specs: Spec | None, caption: str = "", hint: str = "") -> list[ChartCard]:
-    """Return the card of some charts in a list; the empty list where none of them has data."""
+    """Return the card of some charts in a list; the empty list where none of them has data.
+
+    Args:
+        title: of the card.
+        specs: of the charts; None for one without data.
+        caption: below the charts.
+        hint: what a click does.
+    """
     charts = tuple(embed(spec, title) for spec in specs if spec is not None)
     return [ChartCard(title, charts, caption, hint)] if charts else []
 
