@@ -62,7 +62,7 @@ def test_shares_counts_and_moves_by_hand(state: PageState) -> None:
 @pytest.mark.parametrize("count", [MIN_PROBLEMS - 1, MIN_PROBLEMS])
 def test_an_interval_needs_enough_problems(tmp_path: Path, count: int) -> None:
     run = build_run(tmp_path / "run", steps=2, eval_steps=(), num_problems=1)
-    template = build_run(tmp_path / "rows", steps=0, num_problems=1).evals()[0].rows().to_pylist()[0]
+    template = build_run(tmp_path / "rows", steps=2, eval_steps=(0,), num_problems=1).evals()[0].rows().to_pylist()[0]
     text = r"<think>It is 3. Wait, I check that.</think>\boxed{3}"
     rows = [
         template | {"problem_id": f"p{i}", "gold": "3", "verdict": "correct", "response": text} for i in range(count)
