@@ -6,12 +6,13 @@ kernel is compiled once for rows of all sizes. On a CPU torch computes it uncomp
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -20,7 +21,6 @@ from vlm_rl.learner.packing import RowLayout
 NAME = "flex_rows"
 BLOCK = 128  # tokens of a block's side
 _compiled = torch.compile(flex_attention, dynamic=True)
-warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")  # on a CPU it is so
 
 
 def flex_rows(
@@ -35,10 +35,15 @@ def flex_rows(
 ) -> tuple[Tensor, None]:
     """Return [1, T, heads, head_dim], as transformers expects it."""
     assert layout is not None
-    attend: Any = _compiled if query.is_cuda else flex_attention
     mask = block_mask(layout, query.shape[2])
-    output = attend(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
-    return output.transpose(1, 2), None
+    attend: Any = _compiled if query.is_cuda else _uncompiled
+    return attend(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True).transpose(1, 2), None
+
+
+def _uncompiled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Call FlexAttention without torch's tracing, which may be turned off and takes seconds."""
+    with patch.object(flex_module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
+        return flex_attention(query, key, value, **options)
 
 
 @lru_cache(maxsize=1)  # all layers of a row ask for the same

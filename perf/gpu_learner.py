@@ -148,7 +148,8 @@ def make_policy(config: Qwen2_5_VLConfig, device: torch.device, dtype: torch.dty
         model = Qwen2_5_VLForConditionalGeneration._from_config(
             config, dtype=dtype, attn_implementation=implementation
         )
-    return Policy(model, banned_ids=(IMAGE,), temperature=1.0, layer_patches=PATCHES[way])
+    policy = Policy(model, banned_ids=(IMAGE,), temperature=1.0, layer_patches=PATCHES[way])
+    return policy.to(device)  # the banned ids too
 
 
 def make_groups(

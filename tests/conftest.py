@@ -43,6 +43,7 @@ def shared_data() -> Path:
 LONGEST = (
     "test_ahead_servers.py",
     "test_servers.py",
+    "test_one_server.py",
     "test_learner.py",
     "test_family_run.py",
     "test_adapter_sync.py",
