@@ -63,7 +63,7 @@ part() { # name, seconds, command: run it and print its output as a section
 	printf '\n%s took %d s.\n' "$name" $((SECONDS - begun))
 }
 
-learner=("$PYTHON" perf/gpu_learner.py)
+learner=("$PYTHON" perf/gpu_learner.py) speed=("$PYTHON" perf/gpu_learner.py --speed)
 memory=$("$PYTHON" -c 'import torch; print(torch.cuda.mem_get_info()[1] >> 30 if torch.cuda.is_available() else 0)')
 state=(--optimizer none) # of 7B, and of 3B without checkpointing: with AdamW they need more than 80 GB
 ((memory >= 130)) && state=(--optimizer adamw)
@@ -75,8 +75,8 @@ run() {
 		memory) part memory 600 "$PYTHON" perf/memory.py --tokens 256 ;;
 		check-*) part "$1" 300 "${learner[@]}" --device cpu --size tiny --check ;;
 		layers) part layers 120 "$PYTHON" perf/gpu_layers.py --device cpu --tokens 256 --parameters 1e6 ;;
-		speed-3b-kept) part "$1" 300 "${learner[@]}" --device cpu --size tiny --prompts 1 --rounds 1 --optimizer none ;;
-		speed-*) part "$1" 300 "${learner[@]}" --device cpu --size tiny --prompts 1 --rounds 1 --checkpointing ;;
+		speed-3b-kept) part "$1" 300 "${speed[@]}" --device cpu --size tiny --prompts 1 --rounds 1 --optimizer none ;;
+		speed-*) part "$1" 300 "${speed[@]}" --device cpu --size tiny --prompts 1 --rounds 1 --checkpointing ;;
 		esac
 		return
 	fi
@@ -86,10 +86,10 @@ run() {
 	memory) part memory 180 "$PYTHON" perf/memory.py --tokens 8192 ;;
 	check-7b) part check-7b 120 "${learner[@]}" --size 7b --check ;;
 	layers) part layers 90 "$PYTHON" perf/gpu_layers.py ;;
-	speed-3b) part speed-3b 190 "${learner[@]}" --size 3b --checkpointing --rounds 3 ;;
-	speed-3b-kept) part speed-3b-kept 150 "${learner[@]}" --size 3b --rounds 3 "${state[@]}" ;;
-	speed-3b-long) part "$1" 220 "${learner[@]}" --size 3b --prompts 2 --tokens 4000 --checkpointing --rounds 2 ;;
-	speed-7b) part speed-7b 320 "${learner[@]}" --size 7b --prompts 2 --tokens 2000 --checkpointing --rounds 2 "${state[@]}" ;;
+	speed-3b) part speed-3b 190 "${speed[@]}" --size 3b --checkpointing --rounds 3 ;;
+	speed-3b-kept) part speed-3b-kept 150 "${speed[@]}" --size 3b --rounds 3 "${state[@]}" ;;
+	speed-3b-long) part "$1" 220 "${speed[@]}" --size 3b --prompts 2 --tokens 4000 --checkpointing --rounds 2 ;;
+	speed-7b) part speed-7b 320 "${speed[@]}" --size 7b --prompts 2 --tokens 2000 --checkpointing --rounds 2 "${state[@]}" ;;
 	esac
 }
 

@@ -95,6 +95,13 @@ def test_the_check_finds_wrong_gradients(
     assert wrong == {"auto", "patched", "unpatched"}
 
 
+def test_the_policy_is_on_its_device(script: Any) -> None:
+    """With all that the forward pass reads beside the weights: rotary frequencies and the banned ids."""
+    policy = script.make_policy(script.make_config("tiny"), torch.device("meta"), torch.float32, way="auto")
+    tensors = dict(policy.named_buffers()) | dict(policy.named_parameters())
+    assert "head.banned" in tensors and not [name for name, t in tensors.items() if t.device.type != "meta"]
+
+
 def test_the_planned_peak_is_the_dry_runs_count(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With this script's optimizer: masters beside the moments, or nothing."""
     groups = script.make_groups(512, prompts=1, responses=2, tokens=40, side=8, text=30)
