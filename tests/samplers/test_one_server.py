@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.rollout_servers import Fleet, learner_logps, same, served_fleet
+from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same, served_fleet
 from tests.helpers.toy_runs import Runner, Toys
 from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SamplingParams
@@ -56,10 +56,26 @@ def test_a_server_draws_what_the_seeds_say_from_the_weights_that_it_got(fleet: F
     assert not same(second, first) and {rollout.policy_version for group in second for rollout in group} == {2}
 
 
+def test_a_response_that_weights_overtake_continues_under_the_new_ones(fleet: Fleet) -> None:
+    """Batches are begun and weights pushed until a response has tokens of both; none is lost or drawn again."""
+    sampler = fleet.sampler()
+    fleet.sync(sampler, 3)
+    mixed: list[Rollout] = []
+    for step in range(4, 14):
+        begin_batch(sampler, fleet, step, SamplingParams(temperature=1.0, max_tokens=90, responses=2))
+        fleet.sync(sampler, step)
+        rollouts = [rollout for group in sampler.take(step, lambda *_: None) for rollout in group]
+        assert len(rollouts) == 16 and {*rollouts[-1].versions_R} <= {step - 1, step} and not fleet.notes
+        mixed = [rollout for rollout in rollouts if rollout.older]
+        if mixed:
+            break
+    assert all([*dict.fromkeys(rollout.versions_R)] == [step - 1, step] for rollout in mixed) and mixed
+    sampler.close()
+
+
 def test_stale_weights_are_refused(fleet: Fleet) -> None:
     """By their checksum, where the server lacks an update; by the label of its tokens, where it has a stranger's."""
     sampler = fleet.sampler(timeout=1.0)
-    fleet.notes.clear()
     fleet.sync(sampler, 20)
     with torch.no_grad():
         next(fleet.model.parameters()).view(-1)[0] += 1

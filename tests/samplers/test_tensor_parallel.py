@@ -94,7 +94,7 @@ def test_an_evaluation_on_a_divided_engine_has_the_answers_of_a_whole_one(toys: 
         done = toys.runner(*command, "--out", out, *words, ranks=ranks)
         assert done.code == 0, done.output[-3000:]
         (result,) = RunDirectory(out).evals()
-        assert result.summary["tensor_parallel"] == ranks
+        assert result.summary["tensor_parallel"] == {1: None, 2: 2}[ranks]  # of an older result there is none
         results.append(result.rows().to_pylist())
     assert len(results[0]) == 6 and results[0] == results[1]
 

@@ -205,7 +205,7 @@ def _settings(
         "mode": how.mode,
         "template_words": asdict(how.prompt) if how.prompt else None,
         "max_prompt_tokens": options.max_prompt_tokens,
-        "tensor_parallel": options.tensor_parallel,
+        "tensor_parallel": options.tensor_parallel if options.tensor_parallel > 1 else None,  # as before
         "judge_model": judge_model.name if judge_model else None,
     } | answer_settings(
         eval_set.problems,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
@@ -127,13 +126,8 @@ class Background:
         """Do this in the thread, and wait until it is done."""
         if self._error is not None:
             raise self._error
-        done: Future[None] = Future()
 
-        def act() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
+        async def act() -> None:
+            work()
 
-        self._loop.call_soon_threadsafe(act)
-        done.result()
+        asyncio.run_coroutine_threadsafe(act(), self._loop).result()

@@ -196,7 +196,8 @@ class Push:
         self._each(self._finish)
 
     async def _begin(self, client: httpx.AsyncClient, peer: Peer) -> None:
-        await self._post(client, f"/pause?mode={self._mode}&clear_cache=true")
+        await self._post(client, f"/pause?mode={self._mode}&clear_cache=false")
+        await self._forget_old_weights(client)
         if peer not in self._links:
             for earlier in [other for other in self._links if other.url == peer.url]:
                 await self._drop(earlier)
@@ -209,6 +210,17 @@ class Push:
         # Whatever happens from here on, nobody knows which weights it has.
         await self._post(client, "/update_weight_version", {"new_version": "in an update"})
         await self._post(client, "/start_weight_update")
+
+    async def _forget_old_weights(self, client: httpx.AsyncClient) -> None:
+        """Clear what was computed with the earlier weights: keys and values, and the features of images.
+
+        The pause's own clear_cache would also drop prepared images, which depend on no weight. It drops them while
+        requests are being prepared, which then fail.
+        """
+        reply = await ask(client, "/reset_prefix_cache?reset_running_requests=true", seconds=self._seconds)
+        if reply != {"success": True}:
+            raise ServerError(f"/reset_prefix_cache: {reply}: it keeps keys and values of earlier weights")
+        await self._post(client, "/reset_encoder_cache")
 
     async def _finish(self, client: httpx.AsyncClient, _: Peer) -> None:
         await self._post(client, "/finish_weight_update", {"weight_version": self._label})
