@@ -4,7 +4,8 @@
     python -m vlm_rl.data_prep.study_data runs/votes-data --task votes     # counting_votes, the long one
 
 Each start is a random tiny Qwen2.5-VL with its own weights and images, taught by its task's lessons one after the
-other. Each is made by a process with a single thread. What exists is kept, so the same command makes what is missing.
+other. Each is made by a process with a single thread. What exists is kept, lesson by lesson, so the same command
+makes what is missing.
 """
 
 from __future__ import annotations
@@ -116,18 +117,22 @@ def make_start(out: Path, study: StudyTask, name: str) -> None:
 
     torch.set_num_threads(1)
     seed, work = STARTS[name], out / f"work-{name}"
-    shutil.rmtree(work, ignore_errors=True)
     texts = study.task.tokenizer_texts()
+    shutil.rmtree(work / "tiny", ignore_errors=True)
     model = build_tiny_model(
         work / "tiny", seed=seed, tokenizer_texts=texts, vocabulary=study.vocabulary, weight_std=WEIGHT_STD
     )
     for number, lesson in enumerate(study.lessons):
         folder = work / str(number)
-        examples = _examples(folder, lesson, seed=number * len(STARTS) + seed)
-        builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
-        model = warm_start(
-            examples, folder / "model", model_path=model, builder=builder, config=lesson.train, batch_size=WARM_BATCH
-        )
+        learned = folder / "model"
+        if not learned.is_dir():  # else a command that was stopped later on has learned it
+            shutil.rmtree(folder, ignore_errors=True)
+            examples = _examples(folder, lesson, seed=number * len(STARTS) + seed)
+            builder = PromptBuilder(model, template=TEMPLATES["think_answer"])
+            part = folder / "part"
+            warm_start(examples, part, model_path=model, builder=builder, config=lesson.train, batch_size=WARM_BATCH)
+            part.rename(learned)
+        model = learned
     model.rename(out / f"start-{name}")
     shutil.rmtree(work)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForImageTextToText
@@ -50,6 +51,28 @@ def test_each_start_opens_as_a_different_model(tmp_path: Path, task) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start-a", "start-b"]
     embedding = next(key for key in models["a"] if "embed_tokens" in key)
     assert not models["a"][embedding].equal(models["b"][embedding])
+
+
+@pytest.mark.parametrize("task", ["votes"], indirect=True)
+def test_a_stopped_warm_start_goes_on_after_its_last_whole_lesson(tmp_path: Path, task, monkeypatch) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    study.make_start(whole, SMALL[task], "a")
+    lessons = []
+
+    def stop_in_the_second(*args: Any, **settings: Any) -> None:
+        lessons.append(args)
+        if len(lessons) == 2:
+            raise KeyboardInterrupt
+        study_warm_start(*args, **settings)
+
+    study_warm_start = study.warm_start
+    monkeypatch.setattr(study, "warm_start", stop_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        study.make_start(stopped, SMALL[task], "a")
+    study.make_start(stopped, SMALL[task], "a")
+    assert len(lessons) == 3  # the second again, and not the first
+    weights = [AutoModelForImageTextToText.from_pretrained(out / "start-a").state_dict() for out in (whole, stopped)]
+    assert all(value.equal(weights[1][key]) for key, value in weights[0].items())
 
 
 def test_failed_starts_are_named(tmp_path: Path, task, monkeypatch) -> None:
