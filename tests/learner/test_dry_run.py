@@ -197,6 +197,12 @@ def test_head_buckets_and_images_by_hand() -> None:
     assert in_tower[0] == 2 * in_tower[1] > 0
 
 
+def test_pixels_are_on_the_device_even_where_the_tower_is_frozen() -> None:
+    few, many = (plan_of(LUSPO_7B, "model.freeze=[tower]", f"data.max_pixels={n * 28**2}") for n in (1, 10))
+    # 4 images in a row; 36 more patches each of 2 frames x 3 channels x 14 x 14 numbers, 2 bytes a number.
+    assert many.memory.activations - few.memory.activations == 4 * 36 * 1176 * 2
+
+
 def test_host_memory_by_hand() -> None:
     n, ranks, largest = PUBLISHED["Qwen2.5-VL-7B-Instruct"], 8, 152_064 * 3584
     whole, shards = (plan_of(LUSPO_7B, f"train.zero_stage={stage}").memory for stage in (2, 3))

@@ -89,7 +89,14 @@ class QwenVL:
         is_qwen2_vl = vision.model_type.startswith("qwen2_vl")  # whose hidden_size is the language model's
         hidden = vision.embed_dim if is_qwen2_vl else vision.hidden_size
         mlp = int(hidden * vision.mlp_ratio) if is_qwen2_vl else vision.intermediate_size
-        return TowerSize(hidden, mlp, vision.num_heads, vision.depth, max_pixels // vision.patch_size**2)
+        return TowerSize(
+            hidden=hidden,
+            mlp=mlp,
+            heads=vision.num_heads,
+            layers=vision.depth,
+            patches=max_pixels // vision.patch_size**2,
+            patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        )
 
 
 def video_metadata(video: Video) -> dict[str, Any]:

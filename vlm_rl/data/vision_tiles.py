@@ -94,6 +94,7 @@ class TiledVision(ABC):
             heads=vision.num_attention_heads,
             layers=vision.num_hidden_layers,
             patches=tiles * (height // patch) * (width // patch),
+            patch_values=3 * patch**2,
         )
 
 

@@ -14,3 +14,4 @@ class TowerSize:
     heads: int
     layers: int
     patches: int  # of one image at its largest
+    patch_values: int  # numbers of a patch

@@ -23,6 +23,7 @@ from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
 
+MERGER_COPIES = 5  # of a patch's hidden state: its norm in and out, the two sides of the activation, the output
 LOGIT_COPIES = 4  # float32: the scaled logits, the masked ones, their log-softmax, its gradient
 
 # DeepSpeed's defaults of stage3_max_live_parameters and reduce_bucket_size, in elements.
@@ -253,7 +254,7 @@ def _mlp_width(text: Any) -> int:
 
 
 def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, patched: bool) -> int:
-    """Return the bytes that the forward pass of one full row keeps: text, and its images in the tower.
+    """Return the bytes that the forward pass of one full row keeps: text, its pixels, its images in tower and merger.
 
     A layer of linear attention is counted as one that attends.
     """
@@ -277,19 +278,20 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
         has_head_norms=any("q_norm" in name for name, _ in model.named_parameters()),
     )
     family = vision_of(model.config)
-    if family is not None and _trains_tower(config):
-        tower = family.tower_size(model.config, max_pixels=config.data.max_pixels)
-        size += (
-            row_images(config)
-            * tower.patches
-            * stack_bytes(
-                hidden=tower.hidden,
-                heads=tower.heads,
-                query=tower.hidden,
-                kv=tower.hidden,
-                mlp=tower.mlp,
-                layers=tower.layers,
-            )
+    if family is None:
+        return size
+    tower = family.tower_size(model.config, max_pixels=config.data.max_pixels)
+    patches = row_images(config) * tower.patches
+    size += patches * tower.patch_values * dtype.itemsize
+    if _trains_tower(config):
+        size += patches * MERGER_COPIES * tower.hidden * dtype.itemsize
+        size += patches * stack_bytes(
+            hidden=tower.hidden,
+            heads=tower.heads,
+            query=tower.hidden,
+            kv=tower.hidden,
+            mlp=tower.mlp,
+            layers=tower.layers,
         )
     return size
 
