@@ -59,7 +59,14 @@ def check_is_set(path: str | Path) -> Path:
     """Return the file with the rows of a prepared set. Raises UserError for any other folder; no row is read."""
     file = Path(path) / "data.parquet"
     if not file.is_file():
-        raise UserError(f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare` makes one")
+        if Path(path).exists():
+            raise UserError(
+                f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare {path} --out SET` makes one"
+            )
+        raise UserError(
+            f"{path} is not a prepared set: there is no such folder; `vlm-rl prepare DATA --out {path}` makes one "
+            "of a folder, a file or a hub id"
+        )
     read_manifest(path)
     return file
 
