@@ -84,6 +84,16 @@ def test_runs_of_a_seed_differ_in_the_rule_alone(tmp_path):
     assert not grpo.config.algorithm.hadw.enabled and grpo.config.algorithm.aggregation is None
 
 
+def test_overrides_change_keys_of_the_file(tmp_path):
+    path = write_study(tmp_path / "s.yaml", study_tree())
+    overrides = ["base.train.steps=7", "seeds=[4]", "rules.grpo.algorithm.clip_high=0.28"]
+    grpo, luspo, _ = load_study(path, overrides).runs(tmp_path)
+    assert (grpo.seed, grpo.config.train.steps, luspo.config.train.steps) == (4, 7, 7)
+    assert (grpo.config.algorithm.clip_high, luspo.config.algorithm.clip_high) == (0.28, None)
+    with pytest.raises(UserError, match="seeds: 4 is there twice"):
+        load_study(path, ["seeds=[4,4]"])
+
+
 def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
     tree = study_tree(rules={"grpo": {}, "hot": {"rollout": {"temperature": 1.2}}})
     tree["base"]["model"] = {"path": "replaced", "freeze": ["tower"]}

@@ -142,6 +142,9 @@ def add_study(commands: Commands) -> None:
 
 def _add_study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, help="a YAML file; docs/studies.md describes it")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="keys of the file to change: base.train.steps=40"
+    )
     parser.add_argument("--jobs", type=int, help="runs at a time, which share cores and GPUs (default: 1)")
     parser.add_argument("--ranks", type=int, default=1, help="ranks per run, on one machine (default: 1)")
     parser.add_argument("--launch", default="", help="a command that starts a run: 'srun --gpus 8 {command}'")
@@ -158,7 +161,7 @@ def _study(options: argparse.Namespace) -> None:
     machines = tuple(machine for machine in options.machines.split(",") if machine)
     jobs = max(1, len(machines)) if options.jobs is None else options.jobs
     launch = Launch(jobs, options.ranks, options.launch, machines)
-    code = run_study(options.study, out, launch=launch, report_only=options.report_only)
+    code = run_study(options.study, out, overrides=options.overrides, launch=launch, report_only=options.report_only)
     if code:
         sys.exit(code)
 

@@ -17,7 +17,7 @@ compared in pairs. This module reads and checks a study; it starts no run and im
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,12 +165,12 @@ class Study(ConfigSection):
         return Planned(rule, seed, start, config)
 
 
-def load_study(path: str | Path) -> Study:
-    """Read a study file and validate it with every configuration that it makes.
+def load_study(path: str | Path, overrides: Sequence[str] = ()) -> Study:
+    """Read a study file, apply ``key.path=value`` overrides, and validate it with every configuration that it makes.
 
     Raises UserError naming the file, the key's path, the value and the next step.
     """
-    study = parse_tree(Study, read_tree(path), str(path))
+    study = parse_tree(Study, read_tree(path, overrides), str(path), overrides)
     study._where = str(path)
     study.runs(Path("study"))
     return study

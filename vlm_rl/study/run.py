@@ -39,7 +39,14 @@ _TAIL_LINES = 15
 _TAIL_BYTES = 16_384
 
 
-def run_study(path: Path, out: Path, *, launch: Launch | None = None, report_only: bool = False) -> int:
+def run_study(
+    path: Path,
+    out: Path,
+    *,
+    overrides: Sequence[str] = (),
+    launch: Launch | None = None,
+    report_only: bool = False,
+) -> int:
     """Train the runs that are missing from a study, then write its report.
 
     Returns the exit code: 1 if at least one run failed, else 0.
@@ -47,6 +54,7 @@ def run_study(path: Path, out: Path, *, launch: Launch | None = None, report_onl
     Args:
         path: the study file.
         out: the folder of the runs and the report.
+        overrides: keys of the study file to change, such as "base.train.steps=40".
         launch: how the runs are started; None: one after the other, here.
         report_only: train nothing, and report on the runs that exist.
 
@@ -55,7 +63,7 @@ def run_study(path: Path, out: Path, *, launch: Launch | None = None, report_onl
             folder, or an `out` that holds runs of a different study.
         StoppedError, KeyboardInterrupt: after SIGTERM or Ctrl-C, once the runs have saved.
     """
-    study = load_study(path)
+    study = load_study(path, overrides)
     planned = study.runs(out)
     for run in planned if report_only else []:
         _refuse_a_different_run(run)
