@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import runpy
 import shutil
+import socket
+import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from vlm_rl.config import Config, parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.serve import serve
+from vlm_rl.samplers.serve import serve, server_options
 
 
 @pytest.fixture
@@ -50,3 +53,19 @@ def test_the_command_is_printed_without_reading_the_weights(
 ) -> None:
     serve(config, host="127.0.0.1", port=1, only_print=True)
     assert f" {config.model.path} --" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("length", [70, 71])
+def test_sockets_of_a_long_temporary_folder_are_elsewhere(
+    config: Config, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # pytest's own folder is too long for this
+        folder = Path(short) / ("x" * (length - len(short) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        _, _, environment = server_options(config, host="127.0.0.1", port=1)
+        sockets = environment.get("VLLM_RPC_BASE_PATH", str(folder))
+        with socket.socket(socket.AF_UNIX) as bound:  # the kernel knows how long a path may be
+            bound.bind(f"{sockets}/{uuid.uuid4()}")
+            Path(bound.getsockname()).unlink()
+    assert (sockets == str(folder)) is (length == 70)

@@ -8,6 +8,7 @@ import runpy
 import secrets
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -24,6 +25,8 @@ from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options
 from vlm_rl.templates import TEMPLATES
 
 _SERVER = "vllm.entrypoints.openai.api_server"
+_SOCKET_NAME = 1 + 36  # what vLLM adds to its sockets' folder: a slash and a UUID
+_SOCKET_PATH = 107  # bytes of a Unix socket's path, at most
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -95,6 +98,9 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that replace weights, behind our token
         "VLM_RL_SERVER_TOKEN_FILE": str(token_path(config.rollout.server_token)),
     }
+    folder = os.environ.get("VLLM_RPC_BASE_PATH", tempfile.gettempdir())
+    if len(os.fsencode(folder)) + _SOCKET_NAME > _SOCKET_PATH:
+        environment["VLLM_RPC_BASE_PATH"] = "/tmp"
     return options.pop("model"), _flags(options), environment
 
 
