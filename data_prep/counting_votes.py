@@ -5,9 +5,10 @@ clear a row of 14 does, where it is close nearly all are needed. A row takes 57 
 1,490. After each row a response goes on or answers, so its length is chosen in small steps, and each of them can
 be right or wrong. The warm start mixes guesses, rows read until a coin says stop, and whole lists.
 
-A vote has as many tokens in the question as in a scan of it. What is to be read next is therefore always equally far
-behind, and a tiny model learns to find it in a few hundred steps. It learns to count before, on single rows that
-begin with some lead: on the whole lists, large leads are rare.
+A colour follows its voter's name in the question as in a scan of it, and a vote has as many tokens in both. What is
+to be read next is therefore always equally far behind, and behind the same word. A tiny model learns to find it
+within a hundred steps; with the age between name and colour it did not in 130. It learns to count before, on single
+rows that begin with some lead: on the whole lists, large leads are rare.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class CountingVotes(CountingTask[VotesProblem]):
         first = COLUMNS * int(rng.integers(len(ROWS) - self.rows + 1))
         start = int(rng.integers(-self.most_start, self.most_start + 1))
         listed = [
-            f" {_name(first + index)} aged {age} {colour}" + ("." if (index + 1) % COLUMNS == 0 else "")
+            f" {_name(first + index)} {colour} aged {age}" + ("." if (index + 1) % COLUMNS == 0 else "")
             for index, (age, colour) in enumerate(zip(rng.choice(AGES, size=size), votes, strict=True))
         ]
         text = (f" {_lead(start)}" if self.most_start else "") + "".join(listed)
