@@ -7,8 +7,8 @@ be right or wrong. The warm start mixes guesses, rows read until a coin says sto
 
 A colour follows its voter's name in the question as in a scan of it, and a vote has as many tokens in both. What is
 to be read next is therefore always equally far behind, and behind the same word. A tiny model learns to find it
-within a hundred steps; with the age between name and colour it did not in 130. It learns to count before, on single
-rows that begin with some lead: on the whole lists, large leads are rare.
+within two hundred steps. It learns to count before, on single rows that begin with some lead: on the whole lists,
+large leads are rare.
 """
 
 from __future__ import annotations
