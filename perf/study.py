@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/study.md, from the recorded results of its four studies.
+"""The tables and the picture of docs/study.md, from the recorded results of its studies.
 
     python perf/study.py                            # the tables, from docs/study/*.json
     python perf/study.py --out docs/study.png       # and the picture
@@ -26,7 +26,10 @@ STUDIES = {
     "fixed_norm": "Every gradient rescaled to one norm",
     "coin": "Control: the reward is a coin",
     "short": "Control: only the format is rewarded",
+    "ba": "Aggregation alone, at equal clips",
+    "hadw": "HA-DW's ablations",
 }
+PICTURED = ("rules", "fixed_norm", "coin", "short")
 COLUMNS = {  # measure -> title, as a share or in tokens
     "heldout_accuracy/heldout": "held-out accuracy, %",
     "heldout_length/heldout": "held-out length, greedy",
@@ -125,6 +128,8 @@ def draw(everything: Mapping[str, Results], out: Path) -> None:
     """Draw length, one panel per study: differences to the baseline, and the change under the controls."""
     panels = []
     for name, results in everything.items():
+        if name not in PICTURED:
+            continue
         if name in CONTROLS:
             intervals = results["final"]["train_length_change"]
             title = "first to last tenth of the steps: change of length, tokens"

@@ -48,6 +48,21 @@ def test_a_driver_that_is_too_old_for_torch(tmp_path: Path, monkeypatch: pytest.
     assert answer.outcome == "off" and "the driver (470.1) shows 2" in answer.detail and "580" in answer.next_step
 
 
+@pytest.mark.parametrize(("free", "outcome"), [(72, "ok"), (71, "off")])
+def test_a_card_whose_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, outcome: str
+) -> None:
+    """A card of 80 GiB must have 72 free; the other one is empty."""
+    cards = [(80 * 2**30, 80 * 2**30), (free * 2**30, 80 * 2**30)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", cards.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    answer = machine.GPUs(tmp_path)
+    assert answer.outcome == outcome and f"80.0 of 80.0, {free}.0 of 80.0" in answer.detail
+    assert ("nvidia-smi" in answer.next_step) is (outcome == "off")
+
+
 def test_too_little_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST_MEMORY", "LEAST_SHARED", "LEAST_DISK", "LEAST_SPEED"):
         monkeypatch.setattr(machine, name, 2**70)
