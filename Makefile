@@ -53,8 +53,8 @@ smoke: $(STAMP) ## a few steps on rows of public benchmarks in SAMPLES=folder, a
 	$(BIN)/vlm-rl train configs/smoke.yaml
 	$(BIN)/vlm-rl report runs/smoke --out runs/smoke/report.html
 
-STUDIES := rules fixed_norm coin short
-study: $(STAMP) ## what each rule does to response length, 92 runs: over an hour on two cores, resumable (docs/study.md)
+STUDIES := rules fixed_norm coin short ba
+study: $(STAMP) ## what each rule does to response length, 112 runs: over an hour on two cores, resumable (docs/study.md)
 	$(BIN)/python -m vlm_rl.data_prep.study_data runs/study-data
 	set -e; for name in $(STUDIES); do \
 		$(BIN)/vlm-rl study configs/studies/$$name.yaml --jobs 2 --out runs/study/$$name; done
