@@ -294,6 +294,23 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
         (["reward.overlong_buffer=5000"], ["reward.overlong_buffer (5000)", "rollout.max_tokens (4096)"]),
         (["eval.samples=4"], ["eval", "greedy", "4"]),
         (["model.offload_activations=true"], ["offload_activations", "gradient_checkpointing"]),
+        (["train.deepspeed.gradient_clipping=0.1"], ["deepspeed.gradient_clipping", "decided by train.grad_clip"]),
+        (["train.deepspeed.zero_optimization.stage=3"], ["zero_optimization.stage", "decided by train.zero_stage"]),
+        (["train.deepspeed.zero_optimization=3"], ["zero_optimization is 3", "must hold DeepSpeed's keys"]),
+        (
+            ["train.deepspeed.zero_optimization.offload_optimizer=cpu", "rollout.offload_optimizer=true"],
+            ["zero_optimization.offload_optimizer is 'cpu'", "{device: cpu}"],
+        ),
+        (["rollout.vllm.logprobs_mode=raw_logprobs"], ["vllm.logprobs_mode", "decided by the learner's needs"]),
+        (["rollout.vllm.max_model_len=9"], ["decided by data.max_prompt_tokens and rollout.max_tokens"]),
+        (
+            ["rollout.offload_optimizer=true", "train.zero_stage=1"],
+            ["train.zero_stage is 1", "set train.zero_stage=2"],
+        ),
+        (
+            ["rollout.offload_optimizer=true", "train.deepspeed.zero_optimization.offload_optimizer.device=cpu"],
+            ["rollout.offload_optimizer is true", "offload_optimizer.device is cpu", "leave one of them out"],
+        ),
     ],
 )
 def test_values_that_do_not_fit_together_are_refused_with_both(minimal: Path, overrides, words) -> None:

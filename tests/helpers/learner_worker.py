@@ -640,23 +640,42 @@ def gradient_sums(model: Path, stage: int) -> dict[str, Any]:
 
 
 def offloaded(model: Path, stage: int) -> dict[str, Any]:
-    """Take two steps with the optimizer's state on the host, always or (in ZeRO 2) between steps, and without."""
-    deltas, states = [], []
-    for zero, between in (({}, False), ({"offload_optimizer": {"device": "cpu"}}, False), ({}, stage == 2)):
-        case = Case(model, stage or 2, optimizer="adamw", deepspeed={"zero_optimization": zero})
-        for _ in range(2):
-            if between:
-                case.learner.offload_optimizer()
-                states.append(sorted(state.value for state in case.learner.engine.optimizer.offloaded_states))
-                case.learner.reload_optimizer()
-                assert not case.learner.engine.optimizer.offloaded_states
-            case.train(case.rows(), 1)
-        deltas.append(case.delta())
-    return {
-        "moved": norm_of(deltas[0]),
-        "same": all(torch.equal(d, other[name]) for other in deltas[1:] for name, d in deltas[0].items()),
-        "states": states,
-    }
+    """Take two steps with the optimizer's state on the host: always, between steps (in ZeRO 2 and 3), and never."""
+    results: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        deltas, states, moved = [], [], []
+        for zero, between in (({}, False), ({"offload_optimizer": {"device": "cpu"}}, False), ({}, stage >= 2)):
+            case = Case(model, stage or 2, optimizer="adamw", dtype=dtype, deepspeed={"zero_optimization": zero})
+            for _ in range(2):
+                if between:
+                    before = optimizer_addresses(case)
+                    case.learner.offload_optimizer()
+                    states.append(sorted(state.value for state in case.learner.engine.optimizer.offloaded_states))
+                    after = optimizer_addresses(case)
+                    moved.append(sum(size for address, size in before.items() if address not in after))
+                    case.learner.reload_optimizer()
+                    assert not case.learner.engine.optimizer.offloaded_states
+                case.train(case.rows(), 1)
+            deltas.append(case.delta())
+        shards = [-(-parameter.numel() // world_size()) for parameter in fresh_model(model).parameters()]
+        results[str(dtype)] = {
+            "norm": norm_of(deltas[0]),
+            "same": all(torch.equal(d, other[name]) for other in deltas[1:] for name, d in deltas[0].items()),
+            "states": states,
+            "moved": moved,
+            "shards": sum(shards),
+        }
+    return results
+
+
+def optimizer_addresses(case: Case) -> dict[int, int]:
+    """Return the bytes of ZeRO 3's masters and moments by address; nothing in other stages."""
+    optimizer = case.learner.engine.optimizer
+    masters = getattr(optimizer, "fp32_partitioned_groups_flat", [])
+    moments = (
+        [t for state in optimizer.optimizer.state.values() for t in state.values() if t.dim()] if masters else []
+    )
+    return {tensor.data_ptr(): tensor.nbytes for tensor in (*masters, *moments)}
 
 
 SETTINGS = {  # the words of the table in docs/performance.md, and what they set

@@ -231,6 +231,15 @@ def test_what_other_choices_would_hold_is_shown() -> None:
     assert f"with that share {weights + 0.7 * card / 2**30:.1f}" in moved
 
 
+def test_an_option_that_deepspeed_does_not_know_is_refused_before_the_weights_are_loaded() -> None:
+    with pytest.raises(UserError) as refused:
+        plan_of(LUSPO_7B, "train.deepspeed.zero_optimization={reduce_buckets_size: 1, overlap_comm: often}")
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 2 and all(line.startswith("train.deepspeed.zero_optimization: ") for line in lines)
+    assert any("reduce_buckets_size: did you mean 'reduce_bucket_size'" in line for line in lines)
+    assert any("overlap_comm is 'often'" in line for line in lines)
+
+
 def shown(path: Path, *overrides: str, card: float | None = None) -> str:
     """Return what --dry-run prints, with every run of spaces as one."""
     with redirect_stdout(io.StringIO()) as page:

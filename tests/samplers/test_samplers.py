@@ -648,12 +648,18 @@ def test_without_vllm_auto_falls_back_and_says_so(
         start("vllm", sharp_model, builder)
 
 
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "logprobs_mode", "trust_remote_code", "max_model_len"])
-def test_options_that_would_break_the_contract_are_refused(
-    sharp_model: Path, builder: PromptBuilder, option: str
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu_memory_utilisation": 0.4}, "no such option; did you mean 'gpu_memory_utilization'"),
+        ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
+    ],
+)
+def test_options_that_vllm_does_not_take_are_refused(
+    sharp_model: Path, builder: PromptBuilder, options: dict[str, Any], words: str
 ) -> None:
     pytest.importorskip("vllm")
-    with pytest.raises(UserError, match=f"rollout.vllm.{option} cannot be set"):
+    with pytest.raises(UserError, match=words):
         make_sampler(
             "vllm",
             model_path=str(sharp_model),
@@ -661,7 +667,7 @@ def test_options_that_would_break_the_contract_are_refused(
             max_model_len=512,
             batch_size=4,
             dtype=torch.float32,
-            vllm_options={option: 2},
+            vllm_options=options,
         )
 
 

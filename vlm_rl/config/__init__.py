@@ -5,6 +5,7 @@
     base            what every section does: it refuses unknown keys and values that do not fit together
     policy          the sections model and data
     rewards         the section reward
+    engines         what DeepSpeed's and vLLM's own options may not set
     training        all other sections, and the whole of a training run
     sft             the whole of a supervised fine-tuning
     reading         from YAML and overrides to a checked configuration, and back
@@ -17,6 +18,7 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 """
 
 from vlm_rl.config.base import ConfigSection
+from vlm_rl.config.messages import explain
 from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address
 from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, RowFormat
 from vlm_rl.config.reading import (
@@ -74,6 +76,7 @@ __all__ = [
     "TrainConfig",
     "changed_keys",
     "check_benchmark_name",
+    "explain",
     "foreign_names",
     "is_plain_address",
     "is_server_address",

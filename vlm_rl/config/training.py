@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection, Fraction
+from vlm_rl.config.engines import VLLM, deepspeed_conflicts, owned
 from vlm_rl.config.names import is_server_address
 from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
 from vlm_rl.config.rewards import RewardConfig
@@ -132,7 +133,7 @@ class RolloutConfig(ConfigSection):
     vllm sampler they are neighbouring ranks of one machine. See docs/scaling.md."""
     offload_optimizer: bool = False
     """Keep the optimizer's masters and moments in host memory while responses are drawn: the engine may then take a
-    larger share of the card. Needs ZeRO 2."""
+    larger share of the card. Needs ZeRO 2 or 3."""
     replay_routing: bool = False
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
     docs/models.md."""
@@ -187,6 +188,7 @@ class RolloutConfig(ConfigSection):
                 f"sampler is {self.sampler!r} and servers is {self.servers!r}: sampler: server needs addresses, "
                 "and no other engine uses them"
             )
+        yield from owned("vllm", self.vllm, VLLM)
         if self.offload_optimizer and self.sampler == "server":
             yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
         if self.tensor_parallel > 1 and self.sampler not in ("vllm", "server"):
@@ -246,7 +248,16 @@ class TrainConfig(ConfigSection):
     zero_stage: Literal[0, 1, 2, 3] = 2
     """DeepSpeed's ZeRO: 1 divides the optimizer's state over the ranks, 2 the gradients too, 3 the weights too."""
     deepspeed: dict[str, Any] = {}
-    """Merged over the DeepSpeed configuration that the learner builds."""
+    """Merged over the DeepSpeed configuration that the learner builds. Keys that others decide are refused."""
+
+    def conflicts(self) -> Iterator[str]:
+        yield from deepspeed_conflicts(self.deepspeed)
+
+    def offload_device(self, what: Literal["offload_optimizer", "offload_param"]) -> str:
+        """Return where DeepSpeed keeps optimizer or weights all the time: none, cpu or nvme."""
+        zero = self.deepspeed.get("zero_optimization")
+        options = zero.get(what) if isinstance(zero, dict) else None
+        return options.get("device", "none") if isinstance(options, dict) else "none"
 
 
 class EvalConfig(ConfigSection):
@@ -333,11 +344,18 @@ class Config(ConfigSection):
                 "engine on several ranks takes merged weights alone; set model.lora.sync=merged"
             )
         yield from conflicts_of_4bit(self.model, self.train)
-        if self.rollout.offload_optimizer and self.train.zero_stage != 2:
-            yield (
-                f"rollout.offload_optimizer is true, and train.zero_stage is {self.train.zero_stage}: DeepSpeed "
-                "moves the state of our optimizer in stage 2 alone"
-            )
+        if self.rollout.offload_optimizer:
+            if self.train.zero_stage < 2:
+                yield (
+                    f"rollout.offload_optimizer is true, and train.zero_stage is {self.train.zero_stage}: only the "
+                    "optimizers of ZeRO 2 and 3 can be moved; set train.zero_stage=2, or leave it out"
+                )
+            for key in ("offload_optimizer", "offload_param"):
+                if (device := self.train.offload_device(key)) != "none":
+                    yield (
+                        f"rollout.offload_optimizer is true, and train.deepspeed.zero_optimization.{key}.device is "
+                        f"{device}: DeepSpeed keeps it there all the time; leave one of them out"
+                    )
         prompts, mini = self.rollout.prompts_per_step, self.train.mini_batch_prompts
         if mini > prompts:
             yield (

@@ -13,9 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
-from vlm_rl.config import TrainConfig
+from vlm_rl.config import TrainConfig, explain
 from vlm_rl.errors import UserError
 from vlm_rl.learner.regroup import regrouped
 
@@ -193,14 +194,45 @@ def gathered_where_used(model: nn.Module) -> Iterator[None]:
 
 
 def offload_optimizer(engine: Any) -> None:
-    """Move masters and moments to host memory, until the engine reloads its states. The engine is of ZeRO 2.
+    """Move masters and moments to host memory, until `reload_optimizer`. The engine is of ZeRO 2 or 3.
 
-    In ZeRO 1 in bfloat16 DeepSpeed cannot move them, and in ZeRO 3 for an optimizer of its own alone.
+    ZeRO 1 in bfloat16 is a class of DeepSpeed's that cannot move them.
     """
     from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as State
 
-    on_gpu = engine.device.type == "cuda"
-    engine.offload_states(include=[State.optim_states, State.hp_params], pin_memory=on_gpu)
+    moved = {State.optim_states, State.hp_params}
+    if engine.zero_optimization_stage() < 3:
+        engine.offload_states(include=moved, pin_memory=engine.device.type == "cuda")
+    elif not engine.optimizer.offloaded_states:
+        _move_shards(engine, torch.device("cpu"))
+        engine.optimizer.offloaded_states |= moved
+
+
+def reload_optimizer(engine: Any) -> None:
+    """Move masters and moments back to the engine's device, if they are in host memory."""
+    if engine.zero_optimization_stage() < 3:
+        engine.reload_states()
+    elif engine.optimizer.offloaded_states:
+        _move_shards(engine, engine.device)
+        engine.optimizer.offloaded_states.clear()
+
+
+def _move_shards(engine: Any, device: torch.device) -> None:
+    """Copy ZeRO 3's masters and moments to the device. DeepSpeed's own `offload_states` takes only its own Adam.
+
+    Float32 weights are their own masters: parameters point into them, so they stay where they are.
+    """
+    zero = engine.optimizer
+    weights = {id(shard) for shard in zero.fp16_partitioned_groups_flat}
+    masters = [shard for shard in zero.fp32_partitioned_groups_flat if id(shard) not in weights]
+    moments = [
+        state[key] for state in zero.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq") if key in state
+    ]
+    is_pinned = engine.device.type == "cuda" and device.type == "cpu"
+    for tensor in (*masters, *moments):
+        tensor.data = torch.empty_like(tensor, device=device, pin_memory=is_pinned).copy_(tensor.detach())
+    if engine.device.type == "cuda" and device.type == "cpu":
+        torch.cuda.empty_cache()  # so that the engine finds the room
 
 
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:
@@ -210,6 +242,21 @@ def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:
             "train.zero_stage is 0 with bfloat16 weights: only stages 1 to 3 keep float32 master weights; "
             "set train.zero_stage=2, or model.dtype=float32"
         )
+
+
+def check_zero_options(config: TrainConfig) -> None:
+    """Raise UserError with a line for each option of ZeRO that DeepSpeed does not know, or refuses."""
+    if not (options := config.deepspeed.get("zero_optimization")):
+        return
+    import_deepspeed()
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    try:
+        DeepSpeedZeroConfig(**options, stage=config.zero_stage)
+    except ValidationError as error:
+        details, where = error.errors(), "train.deepspeed.zero_optimization"
+        lines = [line for detail in details for line in explain(where, detail, DeepSpeedZeroConfig, [])]
+        raise UserError("\n".join(lines)) from None
 
 
 def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -87,11 +87,11 @@ def smaller_settings(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.gradient_checkpointing=true", "activations are computed again"
     if train.zero_stage < 3 and not model.lora:
         yield f"train.zero_stage={train.zero_stage + 1}", "more is divided among the ranks"
-    if "offload_optimizer" not in train.deepspeed.get("zero_optimization", {}):
+    if train.offload_device("offload_optimizer") == "none" and not rollout.offload_optimizer:
         setting = "train.deepspeed={zero_optimization: {offload_optimizer: {device: cpu}}}"
         yield setting, "its moments in host memory"
-    if train.zero_stage == 2 and rollout.sampler != "server" and not rollout.offload_optimizer:
-        yield "rollout.offload_optimizer=true", "moments in host memory while responses are drawn"
+        if train.zero_stage >= 2 and rollout.sampler != "server":
+            yield "rollout.offload_optimizer=true", "moments in host memory while responses are drawn"
     if model.lora is None:
         yield "model.lora={rank: 16}", "no gradients and moments of the model itself"
     yield f"rollout.max_tokens={rollout.max_tokens // 2}", "shorter responses"

@@ -26,6 +26,7 @@ from vlm_rl.learner.deepspeed import (
     gathered,
     load_checkpoint,
     offload_optimizer,
+    reload_optimizer,
     save_checkpoint,
     start_engine,
 )
@@ -184,7 +185,7 @@ class Learner:
         return float(torch.nn.utils.get_total_norm(grads))
 
     def offload_optimizer(self) -> None:
-        """Move masters and moments to host memory, in ZeRO 2, until `reload_optimizer`. Changes no number.
+        """Move masters and moments to host memory, in ZeRO 2 and 3, until `reload_optimizer`. Changes no number.
 
         A checkpoint may be saved meanwhile; `update` and `load` need them back.
         """
@@ -192,7 +193,7 @@ class Learner:
 
     def reload_optimizer(self) -> None:
         """Move masters and moments back to the device, if they are in host memory."""
-        self.engine.reload_states()
+        reload_optimizer(self.engine)
 
     # --- weights ------------------------------------------------------------------------------
 

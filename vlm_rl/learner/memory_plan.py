@@ -192,15 +192,14 @@ def _saved_by_4bit(config: Config, model: PreTrainedModel, dtype: torch.dtype) -
 
 def most_resident(config: TrainConfig) -> float:
     """Return how many parameters are on the device at most; those that ZeRO 3 offloads come layer by layer."""
-    zero = config.deepspeed.get("zero_optimization", {})
-    if config.zero_stage < 3 or zero.get("offload_param", {}).get("device", "none") == "none":
+    if config.zero_stage < 3 or config.offload_device("offload_param") == "none":
         return math.inf
-    return zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS)
+    return config.deepspeed["zero_optimization"].get("stage3_max_live_parameters", _LIVE_PARAMETERS)
 
 
 def optimizer_is_offloaded(config: TrainConfig) -> bool:
     """Tell whether DeepSpeed keeps masters and moments in host memory and takes the step there."""
-    return config.deepspeed.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none"
+    return config.offload_device("offload_optimizer") != "none"
 
 
 def side_by_side(config: Config, ranks: int) -> int:

@@ -7,15 +7,16 @@ response never depends on what was generated earlier.
 
 from __future__ import annotations
 
+import difflib
 import gc
 import json
 import logging
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
@@ -81,14 +82,14 @@ class VllmSampler:
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
-        Raises UserError for one of `options` that the learner's or the run's settings decide, and for what vLLM
-        itself refuses.
+        Raises UserError for one of `options` that vLLM does not know, and for what it refuses.
         """
         self.policy_version = 0
         self.dtype = dtype
         self._builder = builder
         self._max_model_len = max_model_len
         self._vllm = import_vllm()
+        _check_known(options or {}, [field.name for field in fields(self._vllm.EngineArgs)])
         self._on_cpu = not torch.cuda.is_available()
         settings = engine_options(
             model_path=model_path,
@@ -369,6 +370,15 @@ def import_vllm() -> Any:
         import vllm
 
     return vllm
+
+
+def _check_known(options: Iterable[str], known: Sequence[str]) -> None:
+    """Raise UserError for an option that is not among those of vLLM's engine."""
+    for key in options:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see vLLM's engine arguments"
+            raise UserError(f"rollout.vllm.{key}: vLLM has no such option; {hint}")
 
 
 def _own_ranks() -> tuple[Any, int]:

@@ -15,7 +15,6 @@ from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision import video_metadata
-from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Video
 
@@ -28,21 +27,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
 }
-
-_OURS = {
-    "model": "model.path",
-    "dtype": "model.dtype",
-    "max_model_len": "data.max_prompt_tokens and rollout.max_tokens",
-    "max_num_seqs": "rollout.batch_size",
-    "seed": "seed",
-    **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), "the learner's needs"),
-    **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), "the learner's needs"),
-    **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
-    "tensor_parallel_size": "rollout.tensor_parallel",
-    **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), "torchrun and rollout.tensor_parallel"),
-    "enable_return_routed_experts": "rollout.replay_routing",
-}
-"""Options of vllm.LLM that rollout.vllm may not set, and what decides them instead."""
 
 
 def engine_options(
@@ -69,12 +53,7 @@ def engine_options(
         on_cpu: whether the engine has no GPU.
         options: the user's own (rollout.vllm).
         tensor_parallel: cards of the engine.
-
-    Raises UserError for one of `options` that the learner's or the run's settings decide.
     """
-    for key in options or {}:
-        if key in _OURS:
-            raise UserError(f"rollout.vllm.{key} cannot be set: it is decided by {_OURS[key]}; remove it")
     settings: dict[str, Any] = {
         "model": model_path,
         "dtype": str(dtype).removeprefix("torch."),

@@ -1,0 +1,58 @@
+"""What train.deepspeed and rollout.vllm may not set: what has a key of its own, or would change what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_LEARNERS = "the learner's sums, whose scale is fixed"
+DEEPSPEED = {
+    "train_batch_size": "rollout.prompts_per_step and train.mini_batch_prompts",
+    "train_micro_batch_size_per_gpu": "train.micro_batch_tokens",
+    "gradient_accumulation_steps": "train.mini_batch_prompts",
+    "gradient_clipping": "train.grad_clip",
+    "optimizer": "train.optimizer",
+    "scheduler": "train.schedule and train.warmup_steps",
+    **dict.fromkeys(("bf16", "fp16", "torch_autocast"), "model.dtype"),
+    **dict.fromkeys(("managed_gradient_accumulation", "prescale_gradients"), _LEARNERS),
+    **dict.fromkeys(("gradient_predivide_factor", "gradient_allreduce_op"), _LEARNERS),
+}
+"""Keys of DeepSpeed's configuration, and what decides them instead."""
+
+_CONTRACT = "the learner's needs"
+VLLM = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_tokens",
+    "max_num_seqs": "rollout.batch_size",
+    "seed": "seed",
+    **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), _CONTRACT),
+    **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), _CONTRACT),
+    **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
+    "tensor_parallel_size": "rollout.tensor_parallel",
+    **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), "torchrun and rollout.tensor_parallel"),
+    "enable_return_routed_experts": "rollout.replay_routing",
+}
+"""Options of vllm.LLM, and what decides them instead."""
+
+_EXAMPLE = "zero_optimization: {offload_optimizer: {device: cpu}}"
+
+
+def owned(block: str, options: Mapping[str, Any], owners: Mapping[str, str]) -> Iterator[str]:
+    """Yield a message for each option of this block that another key decides."""
+    for key in options:
+        if key in owners:
+            yield f"{block}.{key} cannot be set: it is decided by {owners[key]}; remove it"
+
+
+def deepspeed_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a message for each key of train.deepspeed that may not be set, or does not hold keys."""
+    yield from owned("deepspeed", options, DEEPSPEED)
+    zero = options.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        yield f"deepspeed.zero_optimization is {zero!r}: it must hold DeepSpeed's keys, as in {_EXAMPLE}"
+        return
+    yield from owned("deepspeed.zero_optimization", zero, {"stage": "train.zero_stage"})
+    for key in ("offload_optimizer", "offload_param"):
+        if not isinstance(zero.get(key), dict | None):
+            yield f"deepspeed.zero_optimization.{key} is {zero[key]!r}: it must hold keys, as in {_EXAMPLE}"
