@@ -198,9 +198,20 @@ def test_head_buckets_and_images_by_hand() -> None:
 
 
 def test_pixels_are_on_the_device_even_where_the_tower_is_frozen() -> None:
-    few, many = (plan_of(LUSPO_7B, "model.freeze=[tower]", f"data.max_pixels={n * 28**2}") for n in (1, 10))
+    few, many = (plan_of(LUSPO_7B, "model.freeze=[tower,merger]", f"data.max_pixels={n * 28**2}") for n in (1, 10))
     # 4 images in a row; 36 more patches each of 2 frames x 3 channels x 14 x 14 numbers, 2 bytes a number.
     assert many.memory.activations - few.memory.activations == 4 * 36 * 1176 * 2
+
+
+def test_a_merger_keeps_its_tensors_even_where_the_tower_is_frozen() -> None:
+    """Five of a patch's 1,280 numbers, of 2 bytes each: with weights that are trained, or with adapters."""
+    pixels = f"data.max_pixels={10 * 28**2}"
+    kept = 4 * 40 * 5 * 1280 * 2
+    trained, frozen = (plan_of(LUSPO_7B, f"model.freeze={parts}", pixels) for parts in ("[tower]", "[tower,merger]"))
+    assert trained.memory.activations - frozen.memory.activations == kept
+    text = "model.lora={rank: 8, targets: [language_model]}"
+    adapted, alone = (plan_of(LUSPO_7B, text.replace("]", more), pixels) for more in (", merger]", "]"))
+    assert adapted.memory.activations - alone.memory.activations == kept
 
 
 def test_host_memory_by_hand() -> None:

@@ -87,10 +87,10 @@ def count_parameters(config: Config, model: PreTrainedModel) -> tuple[int, int]:
     return total, sum(count for part, count in by_part.items() if part not in config.model.freeze)
 
 
-def _trains_tower(config: Config) -> bool:
-    """Return whether the backward pass goes through the vision tower."""
+def _trains(part: ModelPart, config: Config) -> bool:
+    """Return whether weights of this part of the model, or adapters in it, are trained."""
     lora = config.model.lora
-    return "tower" in lora.targets if lora is not None else "tower" not in config.model.freeze
+    return part in lora.targets if lora is not None else part not in config.model.freeze
 
 
 def memory_of_rank(
@@ -282,8 +282,9 @@ def _activations(config: Config, model: PreTrainedModel, dtype: torch.dtype, *, 
     tower = family.tower_size(model.config, max_pixels=config.data.max_pixels)
     patches = row_images(config) * tower.patches
     size += patches * tower.patch_values * dtype.itemsize
-    if _trains_tower(config):
+    if _trains("tower", config) or _trains("merger", config):
         size += patches * MERGER_COPIES * tower.hidden * dtype.itemsize
+    if _trains("tower", config):
         size += patches * stack_bytes(
             hidden=tower.hidden,
             heads=tower.heads,
