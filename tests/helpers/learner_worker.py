@@ -680,6 +680,7 @@ def optimizer_addresses(case: Case) -> dict[int, int]:
 
 SETTINGS = {  # the words of the table in docs/performance.md, and what they set
     "ZeRO 2": "train.zero_stage=2",
+    "ZeRO 3": "train.zero_stage=3",
     "offload_optimizer": "train.deepspeed.zero_optimization.offload_optimizer.device=cpu",
     "checkpointing": "model.gradient_checkpointing=true",
     "offload_activations": "model.offload_activations=true",
@@ -694,7 +695,9 @@ def recipes() -> Iterator[tuple[str, Config]]:
             yield path.stem, without_sampling(load_sft_config(path))
         elif path.parent.name != "studies":  # which train what toy.yaml does
             yield path.stem, load_config(path)
-    table = (root / "docs" / "performance.md").read_text().split("a row's activations, GB | settings |\n")[1]
+    table = (
+        (root / "docs" / "performance.md").read_text().split("a row's activations, GiB | host, GiB | settings |\n")[1]
+    )
     for line in table.split("\n\n")[0].splitlines()[1:]:
         machine, *_, settings = line.strip("| ").split(" | ")
         words = [word.split(" (")[0] for word in settings.split(", ")]

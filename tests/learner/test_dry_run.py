@@ -222,6 +222,15 @@ def test_host_memory_by_hand() -> None:
     # rank 0's model folder and DeepSpeed's model state; masters and moments of all ranks together
     copied = plan_of(LUSPO_7B, "checkpoint.async_save=true").memory.checkpoint_copies
     assert copied == 2 * 2 * n + 12 * n
+    kept = "train.deepspeed.zero_optimization.offload_optimizer.device=cpu"
+    part = n // ranks  # 12 bytes for masters and moments; 4 for float32 gradients, or 8 where ZeRO 3 sums them too
+    for stage, host, gradients in ((2, 16, 6), (3, 20, 0)):
+        memory = plan_of(LUSPO_7B, kept, f"train.zero_stage={stage}").memory
+        assert (memory.host, memory.gradients, memory.optimizer) == (host * part, gradients * part, 0)
+    shards = "train.deepspeed.zero_optimization.offload_param.device=cpu"
+    assert plan_of(LUSPO_7B, "train.zero_stage=3", shards).memory.host == 2 * n // ranks
+    adapter = plan_of(LUSPO_7B, "model.lora={rank: 8, sync: adapter}", "rollout.sampler=vllm").memory
+    assert adapter.host == adapter.engine_weights == 2 * n
     words = ["host: loading", "host: optimizer", "host: checkpoint"]
     page = shown(LUSPO_7B, "checkpoint.async_save=true", "rollout.offload_optimizer=true")
     assert [word in page for word in words] == [True] * 3

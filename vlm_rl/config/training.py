@@ -252,6 +252,11 @@ class TrainConfig(ConfigSection):
 
     def conflicts(self) -> Iterator[str]:
         yield from deepspeed_conflicts(self.deepspeed)
+        if self.zero_stage < 2 and self.offload_device("offload_optimizer") != "none":
+            yield (
+                f"zero_stage is {self.zero_stage}, and deepspeed.zero_optimization.offload_optimizer is set: there "
+                "DeepSpeed sums the gradients of rows in bfloat16, or moves nothing; set zero_stage=3, or 2"
+            )
 
     def offload_device(self, what: Literal["offload_optimizer", "offload_param"]) -> str:
         """Return where DeepSpeed keeps optimizer or weights all the time: none, cpu or nvme."""

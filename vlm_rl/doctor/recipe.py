@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -93,14 +94,31 @@ def host_memory(subject: RecipeUnderTest) -> Check:
     """Compare what the ranks hold in host memory, while they load the model and later, with what is free."""
     plan, memory, free = subject.plan, subject.plan.memory, psutil.virtual_memory().available
     loading = plan.num_ranks * memory.loading
-    later = plan.num_ranks * memory.optimizer * memory.is_moved + memory.checkpoint_copies
+    later = plan.num_ranks * memory.host + memory.checkpoint_copies
     detail = f"{loading / _GIB:.1f} GiB while {plan.num_ranks} ranks load the model, "
-    detail += f"{later / _GIB:.1f} for what is moved or copied there later, " if later else ""
+    detail += f"{later / _GIB:.1f} for what is kept, moved or copied there later, " if later else ""
     detail += f"{free / _GIB:.1f} free"
     if max(loading, later) <= free:
         return Check("host memory", "ok", detail)
-    advice = "checkpoint.async_save=false, rollout.offload_optimizer=false" if later > free else "train.zero_stage=3"
-    return Check("host memory", "off", detail, f"free some, or use {advice}, or a machine with more memory")
+    advice = ["train.zero_stage=3"] if loading > free and plan.config.train.zero_stage < 3 else []
+    if later > free:
+        advice += _less_on_the_host(subject.config)
+    steps = ", ".join(["free some", *(f"set {setting}" for setting in advice)])
+    return Check("host memory", "off", detail, f"{steps}, or take a machine with more memory")
+
+
+def _less_on_the_host(config: Config) -> Iterator[str]:
+    """Yield the settings that keep, move or copy less there, of those that are not set already."""
+    if config.checkpoint.async_save:
+        yield "checkpoint.async_save=false"
+    if config.rollout.offload_optimizer:
+        yield "rollout.offload_optimizer=false"
+    zero = "train.deepspeed.zero_optimization"
+    for key in ("offload_optimizer", "offload_param"):
+        if config.train.offload_device(key) != "none":
+            yield f"{zero}.{key}.device=none"
+    if config.model.lora is not None and config.model.lora.sync == "adapter":
+        yield "model.lora.sync=merged"
 
 
 def checkpoints(subject: RecipeUnderTest) -> Check:

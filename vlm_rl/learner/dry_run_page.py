@@ -131,11 +131,14 @@ def _add_host_rows(table: Table, plan: DryRun) -> None:
     m, ranks = plan.memory, plan.num_ranks
     table.add_section()
     what = "its share and one matrix at a time" if plan.config.train.zero_stage == 3 else "the whole model"
-    table.add_row(
-        "host: loading", _gib(ranks * m.loading), f"all ranks, each {what}; a sleeping engine keeps no weights"
-    )
-    if m.is_moved:
-        table.add_row("host: optimizer", _gib(ranks * m.optimizer), "all ranks, while responses are drawn")
+    table.add_row("host: loading", _gib(ranks * m.loading), f"all ranks, each {what}")
+    if m.host_optimizer:
+        when = "while responses are drawn" if m.is_moved else "with float32 gradients: the step is taken there"
+        table.add_row("host: optimizer", _gib(ranks * m.host_optimizer), f"all ranks, {when}")
+    if m.host_weights:
+        table.add_row("host: weights", _gib(ranks * m.host_weights), "all ranks, each its shards")
+    if m.host_engine:
+        table.add_row("host: engines", _gib(ranks * m.host_engine), "base models of sleeping engines")
     if m.checkpoint_copies:
         copies = "all ranks, while an asynchronous save is written: the weights twice, and the optimizer"
         table.add_row("host: checkpoint", _gib(m.checkpoint_copies), copies)

@@ -32,7 +32,7 @@ _LIVE_PARAMETERS, _BUCKET = 1e9, 5e8
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one rank's device."""
+    """Bytes on one rank's device, and in host memory."""
 
     weights: int
     gradients: int  # with the float32 sums of what this rank holds of them
@@ -45,6 +45,9 @@ class Memory:
     is_served: bool = False  # engine and cache are on rollout servers, not on this device
     is_moved: bool = False  # the optimizer is in host memory while responses are drawn
     loading: int = 0  # in host memory, while the model is loaded
+    host_optimizer: int = 0  # what offloading keeps in host memory, all the time or while responses are drawn
+    host_weights: int = 0  # this rank's shards where DeepSpeed offloads them
+    host_engine: int = 0  # the base model, which a sleeping engine keeps where syncs bring adapters alone
     checkpoint_copies: int = 0  # in host memory of all ranks together, while an asynchronous save is written
 
     def parts(self) -> dict[str, int]:
@@ -61,6 +64,11 @@ class Memory:
     def rollout(self) -> int:
         """Return the bytes while the engine samples, before its first key-value block."""
         return self.kept + (0 if self.is_served else self.engine_weights)
+
+    @property
+    def host(self) -> int:
+        """Return the bytes in host memory once the model is loaded, without a save's copies."""
+        return self.host_optimizer + self.host_weights + self.host_engine
 
     @property
     def kept(self) -> int:
@@ -125,20 +133,31 @@ def memory_of_rank(
         buckets = max(0, min(buckets, dtype.itemsize * trainable) - activations - head)
     largest = max(parameter.numel() for parameter in model.parameters())
     loaded = min(total, -(-total // ranks) + largest) if stage == 3 else total
+    engine = dtype.itemsize * sum(p.numel() for p in model.parameters()) // config.rollout.tensor_parallel
+    is_offloaded = optimizer_is_offloaded(config.train)
+    host_optimizer = optimizer if config.rollout.offload_optimizer else 0
+    if (
+        is_offloaded
+    ):  # the step is taken there on float32 gradients, which ZeRO 3 also sums there and not on the device
+        host_optimizer = optimizer + (8 if stage == 3 else 4) * part
+        gradients = 0 if stage == 3 else gradients
     return Memory(
         weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, most_resident(config.train)))
         - _saved_by_4bit(config, model, dtype),
         gradients=gradients,
-        optimizer=0 if optimizer_is_offloaded(config.train) else optimizer,
+        optimizer=0 if is_offloaded else optimizer,
         activations=activations,
         head=head,
         buckets=buckets,
-        engine_weights=dtype.itemsize * sum(p.numel() for p in model.parameters()) // config.rollout.tensor_parallel,
+        engine_weights=engine,
         kv_cache=side_by_side(config, ranks)
         * cache_bytes(model.config, longest, dtype, ranks=config.rollout.tensor_parallel),
         is_served=config.rollout.sampler == "server",
         is_moved=config.rollout.offload_optimizer,
         loading=dtype.itemsize * loaded,
+        host_optimizer=host_optimizer,
+        host_weights=dtype.itemsize * -(-total // ranks) if most_resident(config.train) < math.inf else 0,
+        host_engine=engine if on_gpu and lora is not None and lora.sync == "adapter" else 0,
         checkpoint_copies=_checkpoint_copies(config, dtype, optimizer, ranks, saved=trainable if lora else total),
     )
 
