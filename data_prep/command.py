@@ -189,12 +189,14 @@ def _locate(source: str, named: str, revision: str) -> tuple[Path, str]:
 def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder:
     """Return what counts a prompt's tokens."""
     from vlm_rl.data.prompts import PromptBuilder
+    from vlm_rl.run.checkpoint_names import resolve_model
     from vlm_rl.templates import TEMPLATES
 
     if template not in TEMPLATES:
         raise UserError(f"--template is {template!r}; known: {', '.join(TEMPLATES)}")
+    model = resolve_model(model, weights=False)
     if not model.is_dir():
-        raise UserError(f"--tokenizer {model}: no such folder; give a model's folder on this machine")
+        raise UserError(f"--tokenizer {model}: no such folder; give a model's folder, a run, or ORG/NAME of the hub")
     return PromptBuilder(
         model, template=TEMPLATES[template], min_pixels=options.min_pixels, max_pixels=options.max_pixels
     )

@@ -42,7 +42,10 @@ def locate(named: str, revision: str, patterns: Sequence[str] = ()) -> tuple[Pat
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{named} at {revision}: not in the cache, and it cannot be downloaded: {reason}") from None
+        raise UserError(
+            f"{named} at {revision}: not in the cache, and it cannot be downloaded: {reason}. Where there is a "
+            f"network: `hf download {named} --repo-type dataset --revision {revision}`"
+        ) from None
     return Path(folder), Path(folder).name
 
 

@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "learner": {"data", "run"},
     "evaluation": {"data", "grading", "reward_parts", "run", "samplers"},
     "report": {"data", "run"},
-    "recipe": {"data", "learner"},
+    "recipe": {"data", "learner", "run"},
     "scaling": {"data", "learner", "report", "run", "samplers"},
     "study": {"data", "report", "run"},
     "papers": {"data", "evaluation", "run", "study"},

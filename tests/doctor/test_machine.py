@@ -48,6 +48,20 @@ def test_a_driver_that_is_too_old_for_torch(tmp_path: Path, monkeypatch: pytest.
     assert answer.outcome == "off" and "the driver (470.1) shows 2" in answer.detail and "580" in answer.next_step
 
 
+def test_a_card_that_torch_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver shows two cards and torch one, which is fine where one was chosen."""
+    monkeypatch.setattr(machine, "_driver_cards", lambda: (["580.1", "580.1"], "580.1"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    answer = machine.GPUs(tmp_path)
+    assert answer.outcome == "off" and "shows 2" in answer.detail and "CUDA_VISIBLE_DEVICES" in answer.next_step
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.GPUs(tmp_path).outcome == "ok"
+
+
 @pytest.mark.parametrize(("free", "outcome"), [(72, "ok"), (71, "off")])
 def test_a_card_whose_memory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, outcome: str

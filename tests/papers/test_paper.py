@@ -178,11 +178,16 @@ def test_the_table_holds_the_number_that_papers_print(tmp_path: Path) -> None:
     assert cells["wemath"] == {"published": 34.5, "ours": cells["wemath"]["ours"]}
     assert (cells["wemath"]["ours"]["score"], cells["wemath"]["ours"]["n"]) == (30.0, 5)
     assert (cells["mathverse"]["ours"]["score"], cells["mathverse"]["ours"]["n"]) == (40.0, 4)
+    assert cells["mathverse"]["ours"]["mean_length"] is None, "the summary's is that of all versions"
     assert cells["mathvision"]["ours"] is None
     text = as_markdown(table)
     assert "**A note.**" in text and "Table 3 of arXiv 2602.05261" in text
     assert "| 67.4 / 50.0 [25.0, 75.0] (n 8, k 4, 9 tokens) |" in text and "| 26.2 / not measured |" in text
     assert "34.5 / 30.0 [10.0, 50.0] (n 5, 9 tokens)" in text and "| 39.2 / not measured |" in text
+    assert "/ 40.0 [20.0, 60.0] (n 4) |" in text
+    base.write_eval("mathverse", 4, [], summary(0.8, by={}, **scored))  # no rows of the version that is printed
+    row = make_table(paper, rows)["rows"][0]
+    assert [cell["ours"] and cell["ours"]["score"] for cell in row["cells"]].count(80.0) == 0
     assert all(f"- {item}" in text for item in paper.differs)
 
 
@@ -227,7 +232,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     return run
 
 
-@pytest.mark.parametrize("name", ["luspo-vl", "luspo-text"])
+@pytest.mark.parametrize("name", PAPERS)
 def test_a_plan_names_every_download_and_every_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
 ) -> None:
@@ -240,7 +245,9 @@ def test_a_plan_names_every_download_and_every_command(
         assert one.command in text
     for one in runs_of(name):
         assert f"[to do] {one.command(8)}\n" in text
-    assert text.count("vlm-rl eval --model") == len(paper.runs) + len(paper.models) and "[done]" not in text
+    kinds = {BENCHMARKS[column.benchmark].has_programs for column in paper.columns}  # programs are measured apart
+    evaluations = len(kinds) * (len(paper.runs) + len(paper.models))
+    assert text.count("vlm-rl eval --model") == evaluations and "[done]" not in text
 
 
 def test_what_is_refused(

@@ -50,7 +50,7 @@ def versions(_: Path) -> Check:
 
 
 def GPUs(_: Path) -> Check:
-    """Ask whether torch sees the GPUs that the driver sees, and whether their memory is free."""
+    """Ask whether torch sees the GPUs that the driver shows, or those that are chosen, and for their free memory."""
     cards, driver = _driver_cards()
     import torch
 
@@ -61,6 +61,9 @@ def GPUs(_: Path) -> Check:
         why = f"the driver ({driver}) shows {len(cards)}, torch {torch.__version__} none"
         advice = f"update the driver to {LEAST_DRIVER} or newer, and install torch's CUDA build"
         return Check("GPUs", "off", why, advice)
+    if count < len(cards) and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        why = f"the driver ({driver}) shows {len(cards)}, torch {torch.__version__} {count}"
+        return Check("GPUs", "off", why, "set CUDA_VISIBLE_DEVICES to those that are meant, or look at nvidia-smi")
     memory = [torch.cuda.mem_get_info(index) for index in range(count)]
     names = {torch.cuda.get_device_name(index) for index in range(count)}
     free = ", ".join(f"{free / _GIB:.1f} of {total / _GIB:.1f}" for free, total in memory)

@@ -15,7 +15,7 @@ from typing import Any
 from vlm_rl.config import Config
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Mode, PublishedPrompt
-from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, EvalProtocol, Stated
+from vlm_rl.evaluation.benchmarks.protocols import OTHER_SETS, STRICT_TEMPLATE, EvalProtocol
 from vlm_rl.evaluation.benchmarks.registry import eval_template, template_names
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
@@ -89,7 +89,7 @@ def choose_settings(options: argparse.Namespace, benchmark: Benchmark | None, ru
     Raises UserError for several samples at temperature 0.
     """
     protocol = OTHER_SETS if benchmark is None else benchmark.protocol
-    template = Stated("think_answer", "ours") if benchmark is None else benchmark.stated_template
+    template = STRICT_TEMPLATE if benchmark is None else benchmark.stated_template
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
@@ -139,7 +139,7 @@ def _template_of(run: Config | None, mode: Mode, *, has_programs: bool) -> Seque
         return [(run.data.template, "the run's data.template")]
     if has_programs:
         return []
-    return [] if mode == "official" else [("think_answer", "ours: strict looks where it asks for the answer")]
+    return [] if mode == "official" else [(STRICT_TEMPLATE.value, STRICT_TEMPLATE.source)]
 
 
 def _asks_for_a_program(name: str) -> bool:

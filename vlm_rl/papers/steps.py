@@ -156,7 +156,8 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     engine = []
     if (size := config.rollout.tensor_parallel) > 1:
         engine = ["--sampler", "vllm", "--tensor-parallel", str(size)]
-    measured = {result.benchmark for result in RunDirectory(row.results).evals()}
+    step = 0 if row.rule == BASE else config.train.steps
+    measured = {result.benchmark for result in RunDirectory(row.results).evals() if result.step == step}
     steps = []
     for kind, words in limits.items():
         if names := [name for name, is_code in has_programs.items() if is_code is kind]:

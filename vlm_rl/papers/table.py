@@ -88,14 +88,17 @@ def _ours(summary: Mapping[str, Any], column: TableColumn) -> dict[str, Any]:
         "k": summary["k"],
         "rule": summary["rule"],
         "step": summary["step"],
-        "mean_length": summary["mean_length"],
-        "truncated_share": summary["truncated_share"],
+        # a summary has these of the whole set alone
+        "mean_length": None if scored.get("is_part") else summary["mean_length"],
+        "truncated_share": None if scored.get("is_part") else summary["truncated_share"],
     }
 
 
 def _scored(summary: Mapping[str, Any], column: TableColumn) -> Mapping[str, Any]:
-    if column.facet is not None and (table := summary.get("by", {}).get(column.facet[0])):
-        return table.get(column.facet[1]) or {"score": None, "n": 0, "interval": None}
+    if column.facet is not None and "by" in summary:
+        facet, value = column.facet
+        part = summary["by"].get(facet, {}).get(value, {"score": None, "n": 0, "interval": None})
+        return {**part, "is_part": True}
     if "scores" in summary:
         return summary["scores"][summary["headline"]]
     return {"score": summary["accuracy"], "n": summary["num_problems"], "interval": summary["interval"]}
@@ -113,7 +116,8 @@ def as_markdown(table: Mapping[str, Any]) -> str:
     lines += [f"Published: {table['published']}.", ""]
     lines += [
         "A cell is published / ours, in percent, with our 95 % interval over the problems, their number, and the "
-        "mean length of our responses in tokens. Our average and mean length are of the row's cells.",
+        "mean length of our responses in tokens where all of a set's problems count. Our average and mean length are "
+        "of the row's cells.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
@@ -138,7 +142,8 @@ def _shown(cell: Mapping[str, Any]) -> str:
         return f"{published} / {NOT_MEASURED}"
     low, high = ours["interval"]
     sampled = f", k {ours['k']}" if ours["k"] > 1 else ""
-    facts = f"n {ours['n']}{sampled}, {ours['mean_length']:,.0f} tokens"
+    length = "" if ours["mean_length"] is None else f", {ours['mean_length']:,.0f} tokens"
+    facts = f"n {ours['n']}{sampled}{length}"
     return f"{published} / {ours['score']:.1f} [{low:.1f}, {high:.1f}] ({facts})"
 
 

@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 from vlm_rl.config import Config, DataConfig, parse_config
-from vlm_rl.data.hub_models import hub_name, is_hub_name, locate_model, short_name
+from vlm_rl.data.hub_models import hub_name, is_hub_name, short_name
 from vlm_rl.data.images import GRID, grid_size
 from vlm_rl.data.model_folder import context_of, is_shipped, open_config
 from vlm_rl.data.prompts import PromptBuilder
@@ -29,6 +29,7 @@ from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_set
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE
+from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -113,7 +114,7 @@ def _model(named: str) -> tuple[str, str]:
     Without a network the name is kept as it is where we ship the configuration. Otherwise raises UserError.
     """
     try:
-        folder = locate_model(named, weights=False)
+        folder = resolve_model(named, weights=False)
     except UserError:
         if not is_shipped(named):
             raise

@@ -57,4 +57,5 @@ CODE = replace(
     mode=Stated("official", "its authors' tests, in our sandbox: docs/code.md says where the two differ"),
     temperature=Stated(0.0, "EvalPlus, arXiv 2305.01210: its leaderboard's pass@1 is greedy"),
 )
+STRICT_TEMPLATE = Stated("think_answer", "ours: strict looks where it asks for the answer")
 OTHER_SETS = replace(TEXT, temperature=Stated(0.0, "ours"), max_tokens=Stated(2048, "ours"))

@@ -27,6 +27,7 @@ from vlm_rl.evaluation.benchmarks import (
     wemath,
 )
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, PublishedPrompt
+from vlm_rl.evaluation.benchmarks.protocols import STRICT_TEMPLATE
 from vlm_rl.templates import TEMPLATES, Template
 from vlm_rl.types import Problem
 
@@ -77,7 +78,9 @@ def describe_protocols() -> str:
     lines = []
     for name, benchmark in BENCHMARKS.items():
         protocol = benchmark.protocol
-        stated = {"split": protocol.split, "mode": protocol.mode, "template": benchmark.stated_template}
+        is_asked_by_us = protocol.mode.value == "strict" and not benchmark.has_programs
+        template = STRICT_TEMPLATE if is_asked_by_us else benchmark.stated_template
+        stated = {"split": protocol.split, "mode": protocol.mode, "template": template}
         stated |= {field.name: getattr(protocol, field.name) for field in fields(protocol)}
         lines.append(name)
         lines += [f"  {setting:<12}{default.value!s:<16}{default.source}" for setting, default in stated.items()]

@@ -54,6 +54,7 @@ def text_benchmark(
         facets=facets,
         official_rule=official_rule,
         needs_judge_model=True,
+        emulation="never compared with a published judge's verdicts on the same responses",
         response_ids=("unique_id", "id", "ID", "idx", "problem_idx", "url", "_key", "_number"),
         **more,
     )
