@@ -99,11 +99,16 @@ def plan_of(path: Path, *overrides: str, ranks: int = 8) -> DryRun:
     return dry_run(load_config(path, overrides), num_ranks=ranks)
 
 
+def ranks_of(path: Path) -> int:
+    """Return the ranks of the hardware that a recipe's head names."""
+    return {"72b": 32, "30b": 16}.get(next((size for size in ("72b", "30b") if size in path.stem), ""), 8)
+
+
 @pytest.mark.parametrize("path", [*RECIPES, *PAPERS], ids=lambda path: path.stem)
 def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(path)
     on_tiny = not (SHIPPED / f"{Path(config.model.path).name}.json").exists()
-    plan = plan_of(path, *([f"model.path={tiny_model}"] if on_tiny else []))
+    plan = plan_of(path, *([f"model.path={tiny_model}"] if on_tiny else []), ranks=ranks_of(path))
     print_dry_run(plan)
     shown = capsys.readouterr().out
     block = json.loads(shown[shown.index("DeepSpeed block:") + len("DeepSpeed block:") :])
@@ -115,11 +120,11 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
     assert on_tiny == (path.stem in ("toy", "smoke")), "a recipe's model has no shipped configuration"
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_for_eight_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("path", [*RECIPES, *PAPERS], ids=lambda path: path.stem)
+def test_every_recipe_for_cards_of_80_gb_fits_on_them(path: Path, tiny_model: Path) -> None:
     if path.stem in ("toy", "smoke") or "lora" in path.stem:
         return
-    plan = plan_of(path, ranks=32 if path.stem.endswith("72b") else 8)
+    plan = plan_of(path, ranks=ranks_of(path))
     card = (40 if path.stem.endswith("3b") else 80) * 1e9
     engine = plan.config.rollout.vllm.get("gpu_memory_utilization", 0.45) * card
     assert plan.memory.update < 0.9 * card
