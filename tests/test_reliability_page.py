@@ -1,4 +1,4 @@
-"""docs/reliability.md names a test for each promise; what it and SECURITY.md name is there."""
+"""docs/reliability.md names a test for each promise; what it, docs/gpu.md and SECURITY.md name is there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from vlm_rl.run.directory import check_unchanged
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-PAGES = {"docs/reliability.md": PAGE, "SECURITY.md": (ROOT / "SECURITY.md").read_text(encoding="utf-8")}
+PAGES = {
+    name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/reliability.md", "docs/gpu.md", "SECURITY.md")
+}
 # `run/test_lock.py::test_x`, its parts alone, `python -m tests.soak`, and the names in italics behind "attack(s)".
 NAMED = re.compile(
     r"`(?:tests/)?(?P<file>(?:\w+/)*\w+\.py)?(?:::(?P<test>\w+))?`"
