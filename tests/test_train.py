@@ -490,6 +490,23 @@ def test_a_run_whose_servers_go_in_an_evaluation_saves_and_stops(toys: Toys) -> 
 
 
 @pytest.mark.slow
+def test_servers_that_one_of_two_ranks_loses_in_an_evaluation_stop_both(toys: Toys) -> None:
+    """Rank 1 loses them at step 2, where rank 0 answers its half. Both save, and the resumed run is the same."""
+    changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 2}, "checkpoint": {"every": 4}}
+    config = str(toys.config("servers-of-one", **changes))
+    stopped = toys.runner("train", config, faults={"lose_servers_of": {"rank": 1, "evaluation": 2}}, ranks=2)
+    assert stopped.code == EXIT_STOPPED, stopped.output[-3000:]
+    assert "no rollout server has worked: stopped after step 2; resume with" in stopped.output
+    run = toys.run("servers-of-one")
+    assert [step for step, _ in run.checkpoints()] == [2] and [e.step for e in run.evals()] == [0]
+    resumed = toys.runner("train", config, "--resume", ranks=2)
+    assert resumed.code == 0, resumed.output[-3000:]
+    assert [e.step for e in run.evals()] == [0, 2, 4]
+    assert toys.runner("train", str(toys.config("servers-never-lost", **changes)), ranks=2).code == 0
+    assert_equal_runs(run, toys.run("servers-never-lost"))
+
+
+@pytest.mark.slow
 def test_every_key_is_read(toys: Toys) -> None:
     """Two runs that turn features on: a key that nothing reads is an option that does nothing."""
     benchmark = benchmark_set(toys, "keys-set")

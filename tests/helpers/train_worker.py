@@ -131,6 +131,21 @@ def lose_servers_in(phase: str, step: int) -> None:
     _before(phase, step, lose)
 
 
+def lose_servers_of(rank: int, evaluation: int) -> None:
+    """Let the sampler of one rank raise, in the so-many-th evaluation, what it raises without any server left."""
+    evaluate_into, count = periodic_evaluation.evaluate_into, iter(range(1, 100))
+
+    def generate(*_: Any, **__: Any) -> Any:
+        raise ServersGoneError("no rollout server has worked")
+
+    def evaluated(*args: Any, sampler: Any, **of_call: Any) -> Any:
+        if next(count) == evaluation and int(os.environ["RANK"]) == rank:
+            sampler.generate = generate
+        return evaluate_into(*args, sampler=sampler, **of_call)
+
+    periodic_evaluation.evaluate_into = evaluated
+
+
 def turn_clock_back_in(phase: str, step: int) -> None:
     """Set the clock that Python reads back by an hour when the phase begins for the step-th time."""
 
@@ -403,6 +418,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "pause_in": pause_in,
     "lose_lease_in": lose_lease_in,
     "lose_servers_in": lose_servers_in,
+    "lose_servers_of": lose_servers_of,
     "turn_clock_back_in": turn_clock_back_in,
     "terminate_in": terminate_in,
     "interrupt_in": interrupt_in,

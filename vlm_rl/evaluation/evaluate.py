@@ -40,6 +40,7 @@ from vlm_rl.evaluation.pipeline import overlapped
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
 from vlm_rl.run.eval_record import EvalRecord
 from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.servers import ServersGoneError
 from vlm_rl.stats import score_interval
 from vlm_rl.templates import Template, states_answer
 from vlm_rl.types import Grade, Problem, Prompt, Rollout, name_videos
@@ -89,6 +90,7 @@ def evaluate(
 
     Raises:
         UserError: problems that cannot be rendered or do not fit, or official for problems of no known benchmark.
+        ServersGoneError: on every rank, where one has lost all its rollout servers.
     """
     shown = with_images(problems, images, seed=seed)
     if not shown:
@@ -125,11 +127,17 @@ def evaluate(
             judge_model=judge_model,
         ),
     )
+    lost: ServersGoneError | None = None
     with closing(answering):
-        for batch, graded in zip(batches, answering, strict=True):
-            answered |= zip((problem.id for problem in batch), graded, strict=True)
-            if advance is not None:
-                advance(len(batch), note=_score_so_far(answered))
+        try:
+            for batch, graded in zip(batches, answering, strict=True):
+                answered |= zip((problem.id for problem in batch), graded, strict=True)
+                if advance is not None:
+                    advance(len(batch), note=_score_so_far(answered))
+        except ServersGoneError as error:
+            lost = error
+    if reasons := [reason for reason in all_gather(str(lost) if lost else "") if reason]:
+        raise lost or ServersGoneError(reasons[0])  # on all ranks, which then save together
     records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
     if judge_model is not None:
         spent = all_gather({name: number - cost[name] for name, number in judge_model.cost.items()})

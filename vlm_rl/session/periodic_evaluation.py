@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from vlm_rl.distributed import from_main, share, world_size
+from vlm_rl.distributed import from_main, share
 from vlm_rl.evaluation.resume import AnswerSettings, answer_settings, changed_settings, evaluate_into
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
@@ -39,8 +39,6 @@ def evaluate_if_due(s: Session) -> None:
                     s.run, name, problems, settings=settings, grader=s.grader, advance=advance, **how
                 )
             except ServersGoneError as error:
-                if world_size() > 1:  # the other ranks may be done, and saving needs them
-                    raise
                 s.ask_to_stop(error)
                 break
         s.recorder.evaluation(name, s.step, summary)
