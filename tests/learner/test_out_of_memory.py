@@ -39,6 +39,24 @@ def test_the_plan_and_what_is_left_to_change(failure: RuntimeError) -> None:
         assert key in said
 
 
+def test_every_command_that_loads_a_model_ends_with_advice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: RuntimeError
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("vlm_rl.learner.sft_run.sft", fail)
+    monkeypatch.setattr("vlm_rl.session.preflight.preflight_sft", lambda config, *, resume: config)
+    assert main(["sft", str(RECIPE.parent / "sft" / "cold_start_7b.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "data.max_response_tokens=" in said and "rollout." not in said
+    monkeypatch.setattr("vlm_rl.evaluation.command.evaluate_sets", fail)
+    monkeypatch.setattr("vlm_rl.session.preflight.preflight_eval", lambda model, *_, **__: model)
+    assert main(["eval", "--model", "m", "--data", "d", "--out", "o"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("vlm-rl: out of memory: DefaultCPUAllocator") and "--max-tokens" in said
+
+
 def test_the_command_ends_with_it(monkeypatch: pytest.MonkeyPatch, capsys, failure: RuntimeError) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure

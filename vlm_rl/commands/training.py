@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, refuse_bare_srun
@@ -46,9 +47,11 @@ def _sft(options: argparse.Namespace) -> None:
         print_dry_run(dry_run(without_sampling(config), num_ranks=options.ranks), samples=False)
         return
     config = preflight_sft(config, resume=options.resume)
+    from vlm_rl.learner.out_of_memory import advised, memory_advice
     from vlm_rl.learner.sft_run import sft
 
-    sft(config, resume=options.resume)
+    with advised(partial(memory_advice, config, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))):
+        sft(config, resume=options.resume)
 
 
 def _card(options: argparse.Namespace) -> float | None:
@@ -90,22 +93,18 @@ def _train(options: argparse.Namespace) -> None:
         print_dry_run(dry_run(config, num_ranks=options.ranks), card=_card(options))
         return
     config = preflight(config, resume=options.resume)
+    from vlm_rl.learner.out_of_memory import advised, memory_advice
     from vlm_rl.train import train
 
     try:
-        train(config, resume=options.resume)
+        with advised(partial(memory_advice, config, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))):
+            train(config, resume=options.resume)
         if is_main():
             print(next_commands(config.out, config.data.eval))
     except KeyboardInterrupt:
         if is_main() and (Path(config.out) / "config.yaml").is_file():
             command = resume_command(config.out)
             print(f"to resume from the newest checkpoint: {command}", file=sys.stderr)
-        raise
-    except RuntimeError as error:
-        from vlm_rl.learner.out_of_memory import is_out_of_memory, memory_advice
-
-        if is_out_of_memory(error):
-            raise UserError(memory_advice(config, error, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))) from error
         raise
 
 
