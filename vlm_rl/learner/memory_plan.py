@@ -42,6 +42,7 @@ class Memory:
     buckets: int  # what DeepSpeed collects gradients in before it sums them over the ranks
     engine_weights: int  # the rollout engine's own copy, or this rank's part of it
     kv_cache: int  # of all responses side by side, each at its longest
+    between: int = 0  # of gradients and buckets, what DeepSpeed holds between two updates too
     is_served: bool = False  # engine and cache are on rollout servers, not on this device
     is_moved: bool = False  # the optimizer is in host memory while responses are drawn
     loading: int = 0  # in host memory, while the model is loaded
@@ -73,7 +74,7 @@ class Memory:
     @property
     def kept(self) -> int:
         """Return the bytes that the learner keeps while the engine samples."""
-        return self.weights + (0 if self.is_moved else self.optimizer)
+        return self.weights + self.between + (0 if self.is_moved else self.optimizer)
 
 
 def parameters_by_part(model: PreTrainedModel) -> dict[ModelPart, int]:
@@ -136,11 +137,15 @@ def memory_of_rank(
     engine = dtype.itemsize * sum(p.numel() for p in model.parameters()) // config.rollout.tensor_parallel
     is_offloaded = optimizer_is_offloaded(config.train)
     host_optimizer = optimizer if config.rollout.offload_optimizer else 0
-    if (
-        is_offloaded
-    ):  # the step is taken there on float32 gradients, which ZeRO 3 also sums there and not on the device
+    if is_offloaded:
+        # The step is taken there on float32 gradients, which ZeRO 3 also sums there and not on the device.
         host_optimizer = optimizer + (8 if stage == 3 else 4) * part
         gradients = 0 if stage == 3 else gradients
+    between = 0
+    if stage == 1 and dtype == torch.bfloat16:
+        between = 4 * trainable  # its float32 sums
+    elif stage == 3:
+        between = (0 if is_offloaded else 4 * part) + buckets
     return Memory(
         weights=dtype.itemsize * int(min(-(-total // ranks) if stage == 3 else total, most_resident(config.train)))
         - _saved_by_4bit(config, model, dtype),
@@ -152,6 +157,7 @@ def memory_of_rank(
         engine_weights=engine,
         kv_cache=side_by_side(config, ranks)
         * cache_bytes(model.config, longest, dtype, ranks=config.rollout.tensor_parallel),
+        between=between,
         is_served=config.rollout.sampler == "server",
         is_moved=config.rollout.offload_optimizer,
         loading=dtype.itemsize * loaded,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from vlm_rl.config import Config, SftConfig
+from vlm_rl.config import Config, SftConfig, with_overrides
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import dry_run, without_sampling
 from vlm_rl.learner.fit import smaller_settings
@@ -47,7 +47,7 @@ def memory_advice(config: Config | SftConfig, error: BaseException, *, num_ranks
     config = config if isinstance(config, Config) else without_sampling(config)
     memory = dry_run(config, num_ranks=num_ranks).memory
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in memory.parts().items())
-    smaller = list(smaller_settings(config))
+    smaller = [item for item in smaller_settings(config) if _goes_with(config, item[0])]
     if not samples:
         smaller = [item for item in smaller if not item[0].startswith("rollout.")]
         smaller.append((f"data.max_response_tokens={config.rollout.max_tokens // 2}", "shorter responses"))
@@ -59,6 +59,14 @@ def memory_advice(config: Config | SftConfig, error: BaseException, *, num_ranks
         f"planned for the update on each of {num_ranks} ranks, GiB: {planned}; in all {memory.update / 2**30:.1f} "
         f"(`--dry-run` shows the rest). To take less:{settings}"
     )
+
+
+def _goes_with(config: Config, setting: str) -> bool:
+    try:
+        with_overrides(config, [setting])
+    except UserError:
+        return False
+    return True
 
 
 def _first_sentence(error: BaseException) -> str:
