@@ -8,7 +8,8 @@
 
 The runs are the demo's recorded ones, in their first view, so the same command takes the pictures anew when they
 change. The study is `--study FOLDER`, the folder of a `vlm-rl study`, or an invented one. The prepared set is drawn.
-A picture of the documentation has less than 150 kB. Needs Chromium and playwright (the dev extra).
+A picture of the documentation has less than 150 kB, a sheet of pages 400. Needs Chromium and playwright (the dev
+extra).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study.plan import load_study
 from vlm_rl.study.run import run_study
 
-MAX_BYTES = 150_000  # of a picture
+MAX_BYTES, MAX_SHEET = 150_000, 400_000  # of a picture, and of a sheet of pages
 DESK, PHONE = (1440, 1000), (390, 844)  # pixels of a window
 _MARGIN = 12  # pixels below the last element of a picture
 
@@ -206,11 +207,10 @@ def take_documented(
     with places(runs, study) as found:
         for name in names:
             if name in SHEETS:
-                content = _sheet(found, *SHEETS[name])
+                write_reduced(out / f"{name}.png", _sheet(found, *SHEETS[name]), most=MAX_SHEET)
             else:
                 picture = PICTURES[name]
-                content = found.shot(picture.view, picture.window, until=picture.until)
-            write_reduced(out / f"{name}.png", content)
+                write_reduced(out / f"{name}.png", found.shot(picture.view, picture.window, until=picture.until))
 
 
 def take_pages(names: Sequence[str], out: Path, runs: Sequence[Path], study: Path | None) -> None:
@@ -230,7 +230,7 @@ def take_pages(names: Sequence[str], out: Path, runs: Sequence[Path], study: Pat
 
 def _sheet(found: Places, names: Sequence[str], window: tuple[int, int]) -> bytes:
     """Return views in a window of this size, small, with the name of each above it."""
-    columns, width = (3, 420) if window == DESK else (len(names), 215)
+    columns, width = (2, 640) if window == DESK else (len(names), 215)
     height, title, gap = round(width * window[1] / window[0]), 30, 16
     rows = -(-len(names) // columns)
     sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (title + height + gap) + gap), "#d9dee6")
@@ -245,22 +245,22 @@ def _sheet(found: Places, names: Sequence[str], window: tuple[int, int]) -> byte
     return content.getvalue()
 
 
-def reduced(picture: bytes) -> bytes:
-    """Return a PNG with as many of 256 colours as its limit of bytes allows; it has no transparency."""
+def reduced(picture: bytes, *, most: int = MAX_BYTES) -> bytes:
+    """Return a PNG of at most so many bytes, in as many of 256 colours as that allows; it has no transparency."""
     pixels = Image.open(io.BytesIO(picture)).convert("RGB")
     content = b""
     for colors in (256, 128, 64, 32, 16):
         file = io.BytesIO()
         pixels.quantize(colors, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
         content = file.getvalue()
-        if len(content) < MAX_BYTES:
+        if len(content) < most:
             break
     return content
 
 
-def write_reduced(path: Path, picture: bytes) -> None:
+def write_reduced(path: Path, picture: bytes, *, most: int = MAX_BYTES) -> None:
     """Write a picture of the documentation and say how large it is."""
-    _write(path, reduced(picture))
+    _write(path, reduced(picture, most=most))
 
 
 def _write(path: Path, content: bytes) -> None:
