@@ -252,7 +252,7 @@ def check_zero_options(config: TrainConfig) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     try:
-        DeepSpeedZeroConfig(**options, stage=config.zero_stage)
+        DeepSpeedZeroConfig(**{**options, "stage": config.zero_stage})
     except ValidationError as error:
         details, where = error.errors(), "train.deepspeed.zero_optimization"
         lines = [line for detail in details for line in explain(where, detail, DeepSpeedZeroConfig, [])]
