@@ -44,12 +44,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN")
     parser.add_argument("--problems", type=int, default=64, help="evaluated problems to keep of each run")
+    parser.add_argument("--rollouts-every", type=int, default=4, help="keep the rollouts of one in so many steps")
     options = parser.parse_args()
     with TemporaryDirectory(dir=RECORDED.parent) as name:
         new = Path(name) / RECORDED.name
         for text in options.runs:
             title, _, path = text.partition("=")
-            copy_small(RunDirectory(path), new / title, num_problems=options.problems)
+            run, every = RunDirectory(path), options.rollouts_every
+            copy_small(run, new / title, num_problems=options.problems, rollouts_every=every)
         (new / FIRST_VIEW).write_text(choose_view(new) + "\n", encoding="utf-8")
         size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if size > MAX_BYTES:

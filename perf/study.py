@@ -76,11 +76,11 @@ def _known(tree: Any) -> Any:
     return math.nan if tree is None else tree
 
 
-def tables(results: Results) -> str:
+def tables(results: Results, titles: Mapping[str, str] = COLUMNS) -> str:
     """Return final values, then differences in length and accuracy to the baseline, as Markdown."""
     rules, final, apart = results["rules"], results["final"], results["difference_to_baseline"]
     measures = [measure for measure in COLUMNS if measure in final]
-    head = ["rule", *(COLUMNS[measure] for measure in measures)]
+    head = ["rule", *(titles[measure] for measure in measures)]
     rows = [[f"`{rule}`", *(_final(final[measure][rule], measure) for measure in measures)] for rule in rules]
     parts = [_markdown(head, rows)]
     for measure in ("train_length", "heldout_accuracy/heldout"):
@@ -185,7 +185,10 @@ def main() -> None:
     options = parser.parse_args()
     everything = load(options.results)
     for name, results in everything.items():
-        print(f"### {STUDIES[name]}\n\n{tables(results)}\n\n{inside(results)}\n")
+        titles = {
+            key: title.replace("greedy", "sampled") if name == "long" else title for key, title in COLUMNS.items()
+        }
+        print(f"### {STUDIES[name]}\n\n{tables(results, titles)}\n\n{inside(results)}\n")
     if options.out:
         draw(everything, options.out)
     if options.lengths:

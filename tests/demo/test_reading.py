@@ -21,6 +21,7 @@ from tests.helpers.example_run import build_run
 from tests.helpers.hostile import attack, hostile_run
 from tests.helpers.served import Served
 from vlm_rl.demo.bundle import write_bundle
+from vlm_rl.demo.default_runs import RECORDED, first_view
 from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
 
@@ -121,6 +122,24 @@ def test_six_checkpoints_and_a_picture_fit_on_the_first_screen(browser, served):
         page.wait_for_function("() => scrollY > 400")
         bar, verdicts = (page.locator(part).bounding_box() for part in (".bar", ".verdicts"))
         assert bar["y"] == 0 and abs(verdicts["y"] - bar["height"]) < 2  # both stay in view
+
+
+@pytest.mark.slow
+def test_a_question_of_a_thousand_words_leaves_room_for_the_answers(browser):
+    """The recorded runs list 364 voters in each question: four lines of it are shown until a click."""
+    server = Served(make_server([RECORDED]))
+    try:
+        with visit(browser, f"{server.url}?{first_view([RECORDED])}", DESKTOP) as opened:
+            page = opened.page
+            question, words = page.locator(".question"), page.locator(".question .clamped")
+            assert words.bounding_box()["height"] < 100 < len(words.inner_text().split())
+            for column in page.locator(".ckpt .rendered.reasoning").all():
+                assert column.bounding_box()["y"] < 700
+            question.locator(".more").click()
+            page.wait_for_function("() => document.querySelector('.question .clamped').offsetHeight > 400")
+            assert not question.locator(".more").is_visible()
+    finally:
+        server.stop()
 
 
 @pytest.mark.slow
