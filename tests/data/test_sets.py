@@ -23,7 +23,7 @@ from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import toy_problem
 from vlm_rl.config import DataConfig
 from vlm_rl.data.order import Ledger, PromptOrder
-from vlm_rl.data.sets import contaminated_sources, load_set, load_training_sets, refuse_contaminated
+from vlm_rl.data.sets import check_is_set, contaminated_sources, load_set, load_training_sets, refuse_contaminated
 from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
@@ -314,3 +314,16 @@ def test_a_benchmark_that_was_trained_on_is_not_evaluated() -> None:
         refuse_contaminated("sets/mixed", benchmark, ["WeMath"])
     refuse_contaminated("sets/mixed", benchmark, ["DynaMath"])
     refuse_contaminated("sets/mixed", benchmark, [])
+
+
+def test_a_hub_id_in_place_of_a_set_is_refused_with_the_command_that_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ORG/NAME below no folder here; a path below a folder that is here is a folder that is missing."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="`vlm-rl prepare lmms-lab/Math --out data/Math`, and then data/Math"):
+        check_is_set("lmms-lab/Math")
+    Path("data").mkdir()
+    with pytest.raises(UserError) as refused:
+        check_is_set("data/train")
+    assert "--out data/train" in str(refused.value) and "data set of the hub" not in str(refused.value)

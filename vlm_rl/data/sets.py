@@ -16,6 +16,7 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from vlm_rl.config import DataConfig, check_benchmark_name
+from vlm_rl.data.hub_models import is_hub_name
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.stored_images import ImageColumn, StoredImages
 from vlm_rl.errors import UserError
@@ -63,9 +64,12 @@ def check_is_set(path: str | Path) -> Path:
             raise UserError(
                 f"{path} is not a prepared set: it has no data.parquet; `vlm-rl prepare {path} --out SET` makes one"
             )
+        hub, name = "", Path(path).name
+        if is_hub_name(path) and not Path(path).parent.exists():
+            hub = f"; if it is a data set of the hub, `vlm-rl prepare {path} --out data/{name}`, and then data/{name}"
         raise UserError(
             f"{path} is not a prepared set: there is no such folder; `vlm-rl prepare DATA --out {path}` makes one "
-            "of a folder, a file or a hub id"
+            f"of a folder, a file or a hub id{hub}"
         )
     read_manifest(path)
     return file
