@@ -234,9 +234,19 @@ def test_mistakes_are_one_message_each(toys: Toys, learnable: Path, whole: RunDi
 def test_the_shipped_recipe_fits_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:
     config = load_sft_config(COLD_START)
     plan = dry_run(without_sampling(config), num_ranks=8)
-    print_dry_run(plan, samples=False)
-    assert "supervised, 64 responses a step" in capsys.readouterr().out
+    print_dry_run(plan, samples=False, card=80e9)
+    page = " ".join(capsys.readouterr().out.split())
+    assert "supervised, 64 responses a step" in page
+    needed = plan.memory.update / 2**30
     assert plan.memory.update < 0.9 * 80e9
+    assert f"fits on a card with 80 GB: of 74.5 GiB the plan takes {needed:.1f}" in page
+    print_dry_run(plan, samples=False, card=24e9)
+    page = capsys.readouterr().out
+    assert f"does not fit on a card with 24 GB: a step needs {needed:.1f} GiB" in " ".join(page.split())
+    smaller = [line.split("  # ")[0].strip() for line in page.splitlines() if "  # " in line]
+    assert smaller
+    for setting in smaller:
+        assert load_sft_config(COLD_START, [setting]) != config
 
 
 def test_the_dry_run_counts_no_engine(toys: Toys, learnable: Path) -> None:

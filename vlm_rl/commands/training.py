@@ -26,6 +26,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint that verifies")
     parser.add_argument("--dry-run", action="store_true", help="print memory and tokens per step, and load nothing")
     parser.add_argument("--ranks", type=int, help="with --dry-run: the number of ranks (default: torchrun's, or 1)")
+    of_a_card = "with --dry-run: the memory of a card (default: this machine's)"
+    parser.add_argument("--gpu-memory", type=float, metavar="GB", help=of_a_card)
     add_output_options(parser)
 
 
@@ -44,7 +46,8 @@ def _sft(options: argparse.Namespace) -> None:
         from vlm_rl.learner.dry_run import dry_run, without_sampling
         from vlm_rl.learner.dry_run_page import print_dry_run
 
-        print_dry_run(dry_run(without_sampling(config), num_ranks=options.ranks), samples=False)
+        plan = dry_run(without_sampling(config), num_ranks=options.ranks)
+        print_dry_run(plan, samples=False, card=_card(options))
         return
     config = preflight_sft(config, resume=options.resume)
     from vlm_rl.learner.out_of_memory import advised, memory_advice
@@ -70,8 +73,6 @@ def add_train(commands: Commands) -> None:
     train = commands.add_parser("train", help="train a policy; on several GPUs: torchrun -m vlm_rl train ...")
     train.add_argument("config", type=Path, help="a YAML file, or a run directory to resume")
     _add_run_options(train)
-    of_a_card = "with --dry-run: the memory of a card (default: this machine's)"
-    train.add_argument("--gpu-memory", type=float, metavar="GB", help=of_a_card)
     train.set_defaults(command=_train)
 
 

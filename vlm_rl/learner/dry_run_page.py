@@ -10,7 +10,7 @@ from rich.table import Table
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
 from vlm_rl.learner.dry_run import DryRun
-from vlm_rl.learner.fit import engine_share, verdict
+from vlm_rl.learner.fit import engine_share, sft_verdict, verdict
 from vlm_rl.learner.memory_plan import most_resident, optimizer_is_offloaded, row_images, row_tokens
 from vlm_rl.run.terminal import make_console
 
@@ -48,8 +48,8 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
     totals = ", ".join(f"{n}: {_gib(m.update)}" for n, m in plan.memory_by_ranks.items())
     console.print(f"{'update phase' if samples else 'together'} by number of ranks, GiB: {totals}")
     if card is not None:
-        console.print(verdict(plan, card), soft_wrap=True)
-    elif samples and plan.is_on_gpu:
+        console.print(verdict(plan, card) if samples else sft_verdict(plan, card), soft_wrap=True)
+    elif plan.is_on_gpu:
         console.print("does it fit? say --gpu-memory GB, the size of your cards")
     if samples:
         console.print(_tokens_table(plan))

@@ -33,6 +33,20 @@ def verdict(plan: DryRun, card: float) -> str:
     return "\n".join(lines)
 
 
+def sft_verdict(plan: DryRun, card: float) -> str:
+    """Return whether a step of `vlm-rl sft` fits on cards of this size (bytes), and if not, what makes it smaller."""
+    planned, name = plan.memory.update, f"a card with {card / 1e9:.0f} GB"
+    if planned <= UPDATE_SHARE * card:
+        return f"fits on {name}: of {card / _GIB:.1f} GiB the plan takes {planned / _GIB:.1f}"
+    lines = [
+        f"does not fit on {name}: a step needs {planned / _GIB:.1f} GiB. The card has {card / _GIB:.1f} GiB, and a "
+        f"plan may take {UPDATE_SHARE:.0%} of it. What makes it smaller:"
+    ]
+    smaller = smaller_settings(plan.config)
+    lines += [f"  {setting}  # {effect}" for setting, effect in smaller if not setting.startswith("rollout.")]
+    return "\n".join(lines)
+
+
 def misfits(plan: DryRun, card: float) -> list[str]:
     """Return what needs more than a card (bytes) has: the update, the rollouts, or the engine's share in them."""
     memory, faults = plan.memory, []
