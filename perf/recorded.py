@@ -1,6 +1,7 @@
-"""Replace the runs that the demo opens by itself, and take the pictures of the documentation anew.
+r"""Replace the runs that the demo opens by itself, and take the pictures of the documentation anew.
 
-    python -m perf.recorded grpo=runs/study/short/grpo/seed-0 luspo=runs/study/short/luspo/seed-0
+    python -m perf.recorded grpo=runs/study/long/grpo/seed-1 ba=runs/study/long/ba/seed-1 \
+        --problems 28 --rollouts-every 12
 
 Each run becomes a small copy under the given name. The demo opens them at the problem whose lengths differ most among
 those where the runs' last lengths and verdicts differ. Afterwards, read what docs/demo.md says about these runs.

@@ -71,8 +71,8 @@ def test_it_runs_from_another_folder(installed: Path, tmp_path: Path) -> None:
     for command in commands:
         assert f"usage: vlm-rl {command}" in vlm_rl(command, "--help")
     assert "verdict: correct" in vlm_rl("grade", "--gold", "1/2", "--response", r"\boxed{0.5}")
-    recorded = installed / "vlm_rl" / "demo" / "assets" / "recorded" / "luspo"
+    recorded = installed / "vlm_rl" / "demo" / "assets" / "recorded" / "grpo"
     vlm_rl("report", str(recorded), "--out", "report.html", "--figure", "figure.png")
-    assert "luspo" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "grpo" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     vlm_rl("train", str(recorded / "config.yaml"), "--dry-run", "model.path=Qwen2.5-VL-7B-Instruct")

@@ -651,8 +651,9 @@ def offloaded(model: Path, stage: int) -> dict[str, Any]:
                     before = optimizer_addresses(case)
                     case.learner.offload_optimizer()
                     states.append(sorted(state.value for state in case.learner.engine.optimizer.offloaded_states))
-                    after = optimizer_addresses(case)
-                    moved.append(sum(size for address, size in before.items() if address not in after))
+                    # Tensor by tensor: one may get the memory that a different one has left.
+                    pairs = zip(before, optimizer_addresses(case), strict=True)
+                    moved.append(sum(size for (old, size), (new, _) in pairs if new != old))
                     case.learner.reload_optimizer()
                     assert not case.learner.engine.optimizer.offloaded_states
                 case.train(case.rows(), 1)
@@ -668,14 +669,13 @@ def offloaded(model: Path, stage: int) -> dict[str, Any]:
     return results
 
 
-def optimizer_addresses(case: Case) -> dict[int, int]:
-    """Return the bytes of ZeRO 3's masters and moments by address; nothing in other stages."""
+def optimizer_addresses(case: Case) -> list[tuple[int, int]]:
+    """Return address and bytes of each of ZeRO 3's masters and moments; nothing in other stages."""
     optimizer = case.learner.engine.optimizer
     masters = getattr(optimizer, "fp32_partitioned_groups_flat", [])
-    moments = (
-        [t for state in optimizer.optimizer.state.values() for t in state.values() if t.dim()] if masters else []
-    )
-    return {tensor.data_ptr(): tensor.nbytes for tensor in (*masters, *moments)}
+    states = optimizer.optimizer.state.values() if masters else []
+    moments = [tensor for state in states for tensor in state.values() if tensor.dim()]
+    return [(tensor.data_ptr(), tensor.nbytes) for tensor in (*masters, *moments)]
 
 
 SETTINGS = {  # the words of the table in docs/performance.md, and what they set
