@@ -164,7 +164,7 @@ def draw_lengths(folder: Path, out: Path) -> None:
             Series(rule, np.arange(1.0, len(curve) + 1), np.array(curve), PALETTE[index])
             for index, (rule, curve) in enumerate(curves.items())
         ]
-        chart = lines(series, y_title="mean length, tokens", from_zero=True)
+        chart = lines(series, y_title="mean length, tokens")
         assert chart is not None
         for layer in chart["layer"]:
             layer["encoding"]["y"]["scale"] = {"domain": [0, longest], "nice": True}  # one axis for all panels

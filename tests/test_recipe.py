@@ -47,7 +47,7 @@ def test_a_recipe_for_7b_fits_the_cards(written, gpus: int, gigabytes: int, opti
     plan, card = dry_run(config, num_ranks=gpus), gigabytes * 1e9
     engine = config.rollout.vllm["gpu_memory_utilization"] * card
     assert plan.memory.update < 0.9 * card
-    assert plan.memory.weights + plan.memory.optimizer + engine < 0.95 * card
+    assert plan.memory.kept + engine < 0.95 * card
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     assert plan.memory.engine_weights + 2**30 + 8 * longest * plan.kv_bytes_per_token < engine
     assert (config.model.lora is not None) == bool(options)

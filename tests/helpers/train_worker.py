@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -133,13 +134,13 @@ def lose_servers_in(phase: str, step: int) -> None:
 
 def lose_servers_of(rank: int, evaluation: int) -> None:
     """Let the sampler of one rank raise, in the so-many-th evaluation, what it raises without any server left."""
-    evaluate_into, count = periodic_evaluation.evaluate_into, iter(range(1, 100))
+    evaluate_into, numbers = periodic_evaluation.evaluate_into, count(1)
 
     def generate(*_: Any, **__: Any) -> Any:
         raise ServersGoneError("no rollout server has worked")
 
     def evaluated(*args: Any, sampler: Any, **of_call: Any) -> Any:
-        if next(count) == evaluation and int(os.environ["RANK"]) == rank:
+        if next(numbers) == evaluation and int(os.environ["RANK"]) == rank:
             sampler.generate = generate
         return evaluate_into(*args, sampler=sampler, **of_call)
 

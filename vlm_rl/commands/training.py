@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,7 @@ def _sft(options: argparse.Namespace) -> None:
     from vlm_rl.learner.out_of_memory import advised, memory_advice
     from vlm_rl.learner.sft_run import sft
 
-    with advised(partial(memory_advice, config, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))):
+    with advised(partial(memory_advice, config)):
         sft(config, resume=options.resume)
 
 
@@ -98,7 +97,7 @@ def _train(options: argparse.Namespace) -> None:
     from vlm_rl.train import train
 
     try:
-        with advised(partial(memory_advice, config, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))):
+        with advised(partial(memory_advice, config)):
             train(config, resume=options.resume)
         if is_main():
             print(next_commands(config.out, config.data.eval))

@@ -36,12 +36,13 @@ VLLM = {
 }
 """Options of vllm.LLM, and what decides them instead."""
 
-_ZERO = {
-    "stage": "train.zero_stage",
-    "cpu_offload": "offload_optimizer: {device: cpu}",  # older names, which DeepSpeed still reads
+_OLDER = {
+    "cpu_offload": "offload_optimizer: {device: cpu}",
     "cpu_offload_param": "offload_param: {device: cpu}",
-    "cpu_offload_use_pin_memory": "offload_optimizer: {pin_memory: true}",
+    "cpu_offload_use_pin_memory": "offload_optimizer: {device: cpu, pin_memory: true}",
 }
+"""Names of ZeRO's options that DeepSpeed still reads, and those that took their place."""
+
 _EXAMPLE = "zero_optimization: {offload_optimizer: {device: cpu}}"
 
 
@@ -59,7 +60,10 @@ def deepspeed_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(zero, dict):
         yield f"deepspeed.zero_optimization is {zero!r}: it must hold DeepSpeed's keys, as in {_EXAMPLE}"
         return
-    yield from owned("deepspeed.zero_optimization", zero, _ZERO)
+    yield from owned("deepspeed.zero_optimization", zero, {"stage": "train.zero_stage"})
+    for key in zero:
+        if key in _OLDER:
+            yield f"deepspeed.zero_optimization.{key} is an older name: set {_OLDER[key]}"
     for key in ("offload_optimizer", "offload_param"):
         if not isinstance(zero.get(key), dict | None):
             yield f"deepspeed.zero_optimization.{key} is {zero[key]!r}: it must hold keys, as in {_EXAMPLE}"

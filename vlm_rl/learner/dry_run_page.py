@@ -104,7 +104,7 @@ def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
     table.add_row("engine weights", _gib(m.engine_weights), engine)
     kept = (
         "with the learner's weights; its optimizer is in host memory"
-        if m.is_moved or optimizer_is_offloaded(plan.config.train)
+        if m.host_optimizer
         else "with the learner's weights and optimizer"
     )
     table.add_row("rollout phase", _gib(m.rollout), kept, style="bold")

@@ -42,8 +42,7 @@ def sft_verdict(plan: DryRun, card: float) -> str:
         f"does not fit on {name}: a step needs {planned / _GIB:.1f} GiB. The card has {card / _GIB:.1f} GiB, and a "
         f"plan may take {UPDATE_SHARE:.0%} of it. What makes it smaller:"
     ]
-    smaller = smaller_settings(plan.config)
-    lines += [f"  {setting}  # {effect}" for setting, effect in smaller if not setting.startswith("rollout.")]
+    lines += [f"  {setting}  # {effect}" for setting, effect in single_settings(plan.config, samples=False)]
     return "\n".join(lines)
 
 
@@ -89,6 +88,23 @@ def fitting_settings(plan: DryRun, card: float) -> list[str] | None:
         least, most, _ = _shares(final, card)
         chosen.append(f"rollout.vllm.gpu_memory_utilization={(least + most) / 2:.2f}")
     return chosen
+
+
+def single_settings(config: Config, *, samples: bool) -> list[tuple[str, str]]:
+    """Return those of `smaller_settings` that go with a configuration by themselves; without samples, keys of sft."""
+    found = [item for item in smaller_settings(config) if _goes_with(config, item[0])]
+    if samples:
+        return found
+    found = [item for item in found if not item[0].startswith("rollout.")]
+    return [*found, (f"data.max_response_tokens={config.rollout.max_tokens // 2}", "shorter responses")]
+
+
+def _goes_with(config: Config, setting: str) -> bool:
+    try:
+        with_overrides(config, [setting])
+    except UserError:
+        return False
+    return True
 
 
 def smaller_settings(config: Config) -> Iterator[tuple[str, str]]:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
-from vlm_rl.config import Config, SftConfig, with_overrides
+from vlm_rl.config import Config, SftConfig
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import dry_run, without_sampling
-from vlm_rl.learner.fit import smaller_settings
+from vlm_rl.learner.fit import single_settings
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
@@ -41,32 +41,28 @@ def eval_memory_advice(error: BaseException) -> str:
     )
 
 
-def memory_advice(config: Config | SftConfig, error: BaseException, *, num_ranks: int) -> str:
-    """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
+def memory_advice(config: Config | SftConfig, error: BaseException, *, num_ranks: int | None = None) -> str:
+    """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller.
+
+    Args:
+        config: of the run.
+        error: the failed allocation.
+        num_ranks: None for torchrun's.
+    """
     samples = isinstance(config, Config)
     config = config if isinstance(config, Config) else without_sampling(config)
-    memory = dry_run(config, num_ranks=num_ranks).memory
-    planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in memory.parts().items())
-    smaller = [item for item in smaller_settings(config) if _goes_with(config, item[0])]
-    if not samples:
-        smaller = [item for item in smaller if not item[0].startswith("rollout.")]
-        smaller.append((f"data.max_response_tokens={config.rollout.max_tokens // 2}", "shorter responses"))
-    elif config.rollout.sampler != "transformers":
+    plan = dry_run(config, num_ranks=num_ranks)
+    planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())
+    smaller = single_settings(config, samples=samples)
+    if samples and config.rollout.sampler != "transformers":
         smaller.insert(-1, ("rollout.vllm={gpu_memory_utilization: 0.3}", "a smaller share for the engine, on a GPU"))
     settings = "".join(f"\n  {setting}  # {effect}" for setting, effect in smaller)
     return (
         f"out of memory: {_first_sentence(error)}\n"
-        f"planned for the update on each of {num_ranks} ranks, GiB: {planned}; in all {memory.update / 2**30:.1f} "
+        f"planned for the update on each of {plan.num_ranks} ranks, GiB: {planned}; in all "
+        f"{plan.memory.update / 2**30:.1f} "
         f"(`--dry-run` shows the rest). To take less:{settings}"
     )
-
-
-def _goes_with(config: Config, setting: str) -> bool:
-    try:
-        with_overrides(config, [setting])
-    except UserError:
-        return False
-    return True
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -79,7 +79,8 @@ def _cell(paper: Paper, row: TableRow, column: TableColumn) -> dict[str, Any]:
 
 def _ours(summary: Mapping[str, Any], column: TableColumn) -> dict[str, Any]:
     """Return the number that papers print of a benchmark, with how it came about."""
-    scored = _scored(summary, column)
+    part = _part(summary, column)
+    scored, of_all = (_whole(summary), summary) if part is None else (part, {})  # no lengths of a part are known
     low, high = scored["interval"] or (None, None)
     return {
         "score": _percent(scored["score"]),
@@ -88,17 +89,20 @@ def _ours(summary: Mapping[str, Any], column: TableColumn) -> dict[str, Any]:
         "k": summary["k"],
         "rule": summary["rule"],
         "step": summary["step"],
-        # a summary has these of the whole set alone
-        "mean_length": None if scored.get("is_part") else summary["mean_length"],
-        "truncated_share": None if scored.get("is_part") else summary["truncated_share"],
+        "mean_length": of_all.get("mean_length"),
+        "truncated_share": of_all.get("truncated_share"),
     }
 
 
-def _scored(summary: Mapping[str, Any], column: TableColumn) -> Mapping[str, Any]:
-    if column.facet is not None and "by" in summary:
-        facet, value = column.facet
-        part = summary["by"].get(facet, {}).get(value, {"score": None, "n": 0, "interval": None})
-        return {**part, "is_part": True}
+def _part(summary: Mapping[str, Any], column: TableColumn) -> Mapping[str, Any] | None:
+    """Return the score of the part of the set that papers print; None where they print the whole set."""
+    if column.facet is None or "by" not in summary:
+        return None
+    facet, value = column.facet
+    return summary["by"].get(facet, {}).get(value, {"score": None, "n": 0, "interval": None})
+
+
+def _whole(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     if "scores" in summary:
         return summary["scores"][summary["headline"]]
     return {"score": summary["accuracy"], "n": summary["num_problems"], "interval": summary["interval"]}

@@ -103,7 +103,7 @@ def init(options: argparse.Namespace) -> None:
     start, ranks = _commands(machine, file)
     print(f"{file}: {short_name(options.model)} on {facts.rows} problems, for {machine}")
     if machine.gpus:
-        need = max(plan.memory.update, plan.memory.weights + plan.memory.optimizer + plan.memory.engine_weights)
+        need = max(plan.memory.update, plan.memory.rollout)
         print(f"planned at {need / 1e9:.0f} of {machine.gigabytes:.0f} GB of a card; see it, then start:")
     print(f"  vlm-rl train {shlex.quote(str(file))} --dry-run{ranks}\n  {start}")
 
@@ -208,7 +208,7 @@ def _plan(options: argparse.Namespace, machine: Machine, facts: DataFacts, *, ou
         raise UserError(
             f"--model {options.model}: its context holds no prompt of {facts.longest_prompt} tokens and a response"
         )
-    need = max(smallest.memory.update, smallest.memory.weights + smallest.memory.engine_weights) / 0.9e9
+    need = max(smallest.memory.update, smallest.memory.rollout) / 0.9e9
     advice = "more or larger cards, a smaller model" + ("" if options.lora else ", or --lora")
     raise UserError(
         f"{short_name(options.model)} does not fit on {machine}: the least that was tried needs cards of about "
