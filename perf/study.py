@@ -14,7 +14,9 @@ import argparse
 import csv
 import json
 import math
+import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from vlm_rl.report import vega
 from vlm_rl.report.charts.frame import MUTED, PALETTE
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.charts.points import Interval, forest
+from vlm_rl.stats import estimate
 
 RECORDED = Path(__file__).resolve().parents[1] / "docs" / "study"
 STUDIES = {
@@ -34,6 +37,7 @@ STUDIES = {
     "ba": "Aggregation alone, at equal clips",
     "hadw": "HA-DW's ablations",
     "long": "A long horizon",
+    "ahead": "Steps ahead",
 }
 PICTURED = ("rules", "fixed_norm", "coin", "short")
 COLUMNS = {  # measure -> title, as a share or in tokens
@@ -53,6 +57,13 @@ INSIDE = {  # curve -> title, first -> last tenth of the steps
     "gradient_mass/negative/longest": "mass, A < 0, longest, %",
 }
 CONTROLS = ("coin", "short")
+AHEAD = {  # of the study of steps ahead: measure -> title
+    "heldout_accuracy/heldout": "held-out accuracy, %",
+    "train_accuracy": "training accuracy, %",
+    "train_length": "training length",
+    "rollout/logprob_gap": "gap, tokens of age 0",
+    "ahead/age_mean": "mean age, steps",
+}
 
 Results = Mapping[str, Any]
 
@@ -130,6 +141,44 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def steps_ahead(results: Results) -> str:
+    """Return every rule's values at the end, then each number of steps ahead minus none, over all algorithms."""
+    at_end: dict[str, dict[int, dict[str, float]]] = {}  # rule -> seed -> measure -> value
+    for run in results["runs"]:
+        known = {name: last for name, (_, last) in run["first_and_last"].items() if name in AHEAD}
+        at_end.setdefault(run["rule"], {})[run["seed"]] = known | run["final"]
+    rows = [
+        [f"`{rule}`", *(_end([of[measure] for of in seeds.values() if measure in of], measure) for measure in AHEAD)]
+        for rule, seeds in at_end.items()
+    ]
+    ages: dict[str, list[tuple[str, str]]] = {}  # steps ahead -> (rule, the same algorithm without)
+    for rule in at_end:
+        algorithm, _, steps = rule.partition("-")
+        if steps:
+            ages.setdefault(steps, []).append((rule, algorithm))
+    apart = []
+    for measure in ("heldout_accuracy/heldout", "train_accuracy", "train_length"):
+        for steps, pairs in ages.items():
+            by_seed = [
+                statistics.fmean(at_end[rule][seed][measure] - at_end[plain][seed][measure] for rule, plain in pairs)
+                for seed in results["seeds"]
+            ]
+            apart.append([AHEAD[measure], steps, *_apart(asdict(estimate(by_seed)), measure)])
+    head = ["all algorithms, minus `ahead: 0`", "ahead", "difference", "95 % interval", "detectable"]
+    return f"{_markdown(['rule', *AHEAD.values()], rows)}\n\n{_markdown(head, apart)}"
+
+
+def _end(values: list[float], measure: str) -> str:
+    if not values:
+        return ""
+    if measure == "rollout/logprob_gap":
+        return f"{estimate(values).mean:.1e}"
+    if measure == "ahead/age_mean":
+        return f"{estimate(values).mean:.2f}"
+    bounds = (0.0, 1.0) if "accuracy" in measure else (-math.inf, math.inf)
+    return _final(asdict(estimate(values, bounds=bounds)), measure)
+
+
 def draw(everything: Mapping[str, Results], out: Path) -> None:
     """Draw length, one panel per study: differences to the baseline, and the change under the controls."""
     panels = []
@@ -185,6 +234,9 @@ def main() -> None:
     options = parser.parse_args()
     everything = load(options.results)
     for name, results in everything.items():
+        if name == "ahead":
+            print(f"### {STUDIES[name]}\n\n{steps_ahead(results)}\n")
+            continue
         titles = {
             key: title.replace("greedy", "sampled") if name == "long" else title for key, title in COLUMNS.items()
         }

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,14 @@ import vlm_rl
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Runner
 from vlm_rl import cli
+from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.commands import measuring, reporting
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.types import Problem
 
@@ -137,6 +139,7 @@ def test_no_heavy_library_is_loaded_before_the_arguments_are_parsed() -> None:
 import sys
 import vlm_rl
 from vlm_rl import cli
+from vlm_rl.algorithms import ALGORITHMS
 try:
     cli.main(["train", "--help"])
 except SystemExit:
@@ -409,6 +412,7 @@ def started_by_srun(tasks: int, nodes: int, *arguments: str, **variables: str) -
     code = """
 import sys
 from vlm_rl import cli
+from vlm_rl.algorithms import ALGORITHMS
 sys.argv = ["vlm-rl", *sys.argv[1:]]
 code = cli.main()
 assert "torch" not in sys.modules and "transformers" not in sys.modules, "imported before the refusal"
@@ -464,6 +468,18 @@ def test_help_explains_every_option_with_its_default() -> None:
             assert action.help, (name, action.dest)
             if isinstance(action.default, str | int | float) and action.default not in ("", False):
                 assert f"(default: {action.default}" in text, (name, action.dest)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "names"),
+    [("quickstart", "--algorithm", ALGORITHMS), ("score", "--benchmark", BENCHMARKS)],
+    ids=["quickstart", "score"],
+)
+def test_help_lists_the_names_that_an_option_takes(command: str, option: str, names: Iterable[str]) -> None:
+    parser = _commands("", cli._parser())[f" {command}"]
+    said = next(action.help for action in parser._actions if option in action.option_strings)
+    assert said is not None
+    assert set(re.findall(r"[a-z0-9_]+", said.partition(":")[0])) - {"or"} == set(names)
 
 
 def _commands(name: str, parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

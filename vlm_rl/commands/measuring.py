@@ -120,7 +120,11 @@ def _eval_protocols(_: argparse.Namespace) -> None:
 
 def add_score(commands: Commands) -> None:
     score = commands.add_parser("score", help="grade saved responses by a benchmark's own rules, or strictly")
-    score.add_argument("--benchmark", required=True, help="mathvista, mathvision, ...; docs/evaluation.md lists them")
+    names = (
+        "mathvista, mathvision, mathverse, logicvista, wemath, dynamath, math500, aime24, aime25, amc23, minerva, "
+        "olympiadbench, humaneval_plus, mbpp_plus or livecodebench: docs/evaluation.md"
+    )
+    score.add_argument("--benchmark", required=True, help=names)
     score.add_argument("--annotations", type=Path, nargs="+", help="the authors' file (DynaMath: one per trial)")
     score.add_argument(
         "--responses", type=Path, nargs="+", required=True, help="JSON, JSON Lines, CSV or our Parquet"

@@ -35,6 +35,8 @@ _LOGGED = (
     "length/group_cv",
     "length/sign_gap",
     "length_pull/total",
+    "rollout/logprob_gap",
+    "ahead/age_mean",
     "step_time",
 )
 
