@@ -265,6 +265,27 @@ def test_an_option_that_deepspeed_does_not_know_is_refused_before_the_weights_ar
     assert any("overlap_comm is 'often'" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ("{wall_clock_breakdwon: true}", ["train.deepspeed: unknown key wall_clock_breakdwon: did you mean 'wall_"]),
+        ("{zzz: 1, yyy: 2}", ["unknown key zzz: DeepSpeed would ignore it", "unknown key yyy"]),
+        ("{comms_logger: {enabled: perhaps}}", ["enabled is 'perhaps'"]),
+        ("{data_types: 3}", ["train.deepspeed: DeepSpeed refuses it: "]),
+    ],
+    ids=["misspelt", "two", "a value", "a form"],
+)
+def test_any_key_that_deepspeed_does_not_read_is_refused(options: str, messages: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        plan_of(LUSPO_7B, f"train.deepspeed={options}")
+    for message, line in zip(messages, str(refused.value).splitlines(), strict=True):
+        assert message in line
+
+
+def test_keys_that_deepspeed_reads_pass() -> None:
+    plan_of(LUSPO_7B, "train.deepspeed={wall_clock_breakdown: true, comms_logger: {enabled: true}, aio: {}}")
+
+
 def shown(path: Path, *overrides: str, card: float | None = None) -> str:
     """Return what --dry-run prints, with every run of spaces as one."""
     with redirect_stdout(io.StringIO()) as page:

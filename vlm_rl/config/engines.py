@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _LEARNERS = "the learner's sums, whose scale is fixed"
+_WHOLE = "the learner, which computes the unmodified model on the problems that the run draws"
 DEEPSPEED = {
     "train_batch_size": "rollout.prompts_per_step and train.mini_batch_prompts",
     "train_micro_batch_size_per_gpu": "train.micro_batch_tokens",
@@ -13,9 +14,13 @@ DEEPSPEED = {
     "gradient_clipping": "train.grad_clip",
     "optimizer": "train.optimizer",
     "scheduler": "train.schedule and train.warmup_steps",
-    **dict.fromkeys(("bf16", "fp16", "torch_autocast"), "model.dtype"),
+    **dict.fromkeys(("bf16", "fp16", "amp", "torch_autocast"), "model.dtype"),
     **dict.fromkeys(("managed_gradient_accumulation", "prescale_gradients"), _LEARNERS),
     **dict.fromkeys(("gradient_predivide_factor", "gradient_allreduce_op"), _LEARNERS),
+    **dict.fromkeys(("tensor_parallel", "expert_parallel", "pipeline", "hybrid_engine", "elasticity"), _WHOLE),
+    **dict.fromkeys(("compression_training", "quantize_training", "weight_quantization"), _WHOLE),
+    **dict.fromkeys(("sparse_attention", "sparse_gradients", "progressive_layer_drop"), _WHOLE),
+    **dict.fromkeys(("curriculum_learning", "data_efficiency"), _WHOLE),
 }
 """Keys of DeepSpeed's configuration, and what decides them instead."""
 

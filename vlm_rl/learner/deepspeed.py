@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -244,21 +245,56 @@ def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:
         )
 
 
-def check_zero_options(config: TrainConfig) -> None:
-    """Raise UserError with a line for each option of ZeRO that DeepSpeed does not know, or refuses."""
-    if not (options := config.deepspeed.get("zero_optimization")):
+def check_deepspeed_options(config: TrainConfig) -> None:
+    """Raise UserError with a line for each key of train.deepspeed that DeepSpeed does not know, or refuses."""
+    if not (options := config.deepspeed):
         return
     import_deepspeed()
+    from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
+    where = "train.deepspeed"
+    block = _Asked(deepspeed_block(config, torch.float32))
     try:
-        DeepSpeedZeroConfig(**{**options, "stage": config.zero_stage})
+        DeepSpeedZeroConfig(**{**options.get("zero_optimization", {}), "stage": config.zero_stage})
+        DeepSpeedConfig(block)
     except ValidationError as error:
-        details, where = error.errors(), "train.deepspeed.zero_optimization"
-        lines = [line for detail in details for line in explain(where, detail, DeepSpeedZeroConfig, [])]
+        where += ".zero_optimization" if error.title == DeepSpeedZeroConfig.__name__ else f" ({error.title})"
+        lines = [line for detail in error.errors() for line in explain(where, detail, DeepSpeedZeroConfig, [])]
         raise UserError("\n".join(lines)) from None
-    except (AssertionError, TypeError) as error:  # for keys that are no names, or do not go together
-        raise UserError(f"train.deepspeed.zero_optimization: DeepSpeed refuses it: {error}") from None
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        # for keys that are no names, values of another form, and what does not go together
+        raise UserError(f"{where}: DeepSpeed refuses it: {error}") from None
+    if unknown := [key for key in options if key not in block.asked]:
+        raise UserError("\n".join(f"{where}: unknown key {key}: {_hint(key, block.asked)}" for key in unknown))
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else "DeepSpeed would ignore it; remove it"
+
+
+class _Asked(dict[str, Any]):
+    """DeepSpeed's configuration, which remembers the keys that it is asked for: DeepSpeed ignores all others."""
+
+    def __init__(self, block: dict[str, Any]) -> None:
+        super().__init__(block)
+        self.asked: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:  # whose `in` asks here
+        return KeysView(self)
 
 
 def deepspeed_block(config: TrainConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from vlm_rl.data.model_folder import check_context, check_divides, read_model_co
 from vlm_rl.distributed import model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
-from vlm_rl.learner.deepspeed import check_zero_options, check_zero_stage, deepspeed_block
+from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.lora import target_layers
 from vlm_rl.learner.memory_plan import (
@@ -88,7 +88,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None, ranks_shown: Sequen
     on_gpu = torch.cuda.is_available() or not any(Path(source).parent.glob("*.safetensors"))
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
-    check_zero_options(config.train)
+    check_deepspeed_options(config.train)
     patched = is_patched(config.model.layer_patches, on_gpu=on_gpu)
     plan_of = partial(memory_of_rank, config, model, dtype, patched=patched, on_gpu=on_gpu)
     r, t = config.rollout, config.train

@@ -18,7 +18,7 @@ from vlm_rl.distributed import from_main, model_dtype, rank
 from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches
 from vlm_rl.learner.architectures import PADDED_COST
-from vlm_rl.learner.deepspeed import check_zero_options
+from vlm_rl.learner.deepspeed import check_deepspeed_options
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.run.checkpoint import verify_model
@@ -94,7 +94,7 @@ def load_policy(
 
     Raises UserError for a damaged folder, for a model that is computed wrongly, and for what DeepSpeed refuses.
     """
-    check_zero_options(config.train)
+    check_deepspeed_options(config.train)
     settings, dtype = config.model, model_dtype(device, config.model.dtype)
     from_main(lambda: check_whole(path))
     in_4bit = settings.lora is not None and settings.lora.load_in_4bit
