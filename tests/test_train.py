@@ -784,3 +784,19 @@ def test_one_rank_that_raises_ends_all(toys: Toys) -> None:
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200)
     assert done.returncode != 0
     assert "injected fault" in done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_with_different_configurations_do_not_start(toys: Toys) -> None:
+    """As two nodes whose files differ: they would train the weights of one at the learning rate of the other."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
+    differing = "train.lr=$((RANK + 1))e-4 log.samples_every=$RANK"
+    of_rank = f"exec {sys.executable} -m vlm_rl train {toys.config('differ')} {differing}"
+    done = subprocess.run(
+        [*torchrun, "bash", "-c", of_rank], env=clean_environment(), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode != 0
+    message = "vlm-rl: log.samples_every is 1 on rank 1 and 0 on rank 0: start every node with the same configuration"
+    assert f"{message}; 2 of their keys differ" in done.stderr
+    assert done.stderr.count("Traceback") == 1, "torchrun's own"
+    assert not toys.run("differ").path.exists()

@@ -307,18 +307,24 @@ def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> No
         own: the configuration in it.
         config: that of the resume.
     """
-    previous, wanted = own.model_dump(), config.model_dump()
-    for tree in (previous, wanted):  # the cache of the hub may be a different folder on a different machine
-        tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
+    previous, wanted = comparable(own), comparable(config)
     changed = [key for key in changed_keys(previous, wanted) if not key.startswith(MUTABLE_KEYS)]
     if changed:
         raise UserError(
             f"{path}: cannot resume with a different {changed[0]}: the run has "
-            f"{_value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
+            f"{value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
         )
 
 
-def _value_at(tree: Any, key: str) -> Any:
+def comparable(config: ConfigSection) -> dict[str, Any]:
+    """Return what a run is configured to do, on whatever machine: the cache of the hub may be a different folder."""
+    tree = config.model_dump()
+    tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
+    return tree
+
+
+def value_at(tree: Any, key: str) -> Any:
+    """Return the value at a dotted key, None where there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
