@@ -100,7 +100,8 @@ def run(arguments: argparse.Namespace) -> None:
     count_tokens = counted_with = None
     if arguments.tokenizer is not None:
         builder = _open_builder(arguments.tokenizer, arguments.template, options)
-        count_tokens, counted_with = builder.count_unexpanded, _origin(arguments.tokenizer, arguments.template)
+        count_tokens = builder.count_unexpanded
+        counted_with = _origin(arguments.tokenizer, Path(builder.model_path), arguments.template)
         options = _on_grid_of(builder, options, chosen=arguments.patch_size)
     with Grader() as grader:
         report = prepare(
@@ -219,8 +220,8 @@ def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None)
     return options
 
 
-def _origin(model: Path, template: str) -> dict[str, str]:
-    """Return what the manifest says about the counting of tokens."""
-    file = model / "tokenizer.json"
+def _origin(named: Path, folder: Path, template: str) -> dict[str, str]:
+    """Return what the manifest says about the counting of tokens: by which tokenizer, found in which folder."""
+    file = folder / "tokenizer.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    return {"tokenizer": model.name, "sha256": digest, "template": template}
+    return {"tokenizer": named.name, "sha256": digest, "template": template}

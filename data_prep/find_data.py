@@ -48,7 +48,10 @@ def find_data(path: Path, split: str = "") -> FoundData:
     if (path / "manifest.json").is_file() and (path / "data.parquet").is_file():
         raise UserError(f"{path}: is a prepared set already; name it in data.train, or give it to vlm-rl init --data")
     if (path / "dataset_dict.json").is_file():
-        groups = {name: _saved(path / name) for name in _json(path / "dataset_dict.json").get("splits", [])}
+        splits = _json(path / "dataset_dict.json").get("splits") or []
+        groups = {str(name): _saved(path / str(name)) for name in splits}
+        if not groups:
+            raise UserError(f"{path / 'dataset_dict.json'} names no splits; give a split's folder")
     elif (path / "state.json").is_file():
         groups = {"": _saved(path)}
     else:

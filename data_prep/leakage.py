@@ -114,15 +114,12 @@ def check_prepared(paths: Sequence[Path]) -> None:
             raise UserError(f"--against {path}: prepared by an older version; prepare it again")
 
 
-def find_leaks(
-    rows: Iterator[tuple[int, str, Sequence[str]]], benchmarks: BenchmarkIndex, *, common: int = COMMON
-) -> dict[int, Leak]:
+def find_leaks(rows: Iterator[tuple[int, str, Sequence[str]]], benchmarks: BenchmarkIndex) -> dict[int, Leak]:
     """Return what each leaked row shares with a benchmark.
 
     Args:
         rows: row number, question and perceptual hashes of each training row.
-        benchmarks: what the rows must not share.
-        common: words in a row that more rows than this have do not count.
+        benchmarks: what the rows must not share. Words in a row that more than COMMON rows have do not count.
     """
     texts: dict[int, list[tuple[bytes, int]]] = {}
     leaks: dict[int, Leak] = {}
@@ -137,7 +134,7 @@ def find_leaks(
             name = benchmarks.names[owner]
             leaks[number] = Leak(name, "image", f"an image looks like one of {name}")
     for number, hits in texts.items():
-        rare = [row for digest, row in hits if sharing[digest] <= common]
+        rare = [row for digest, row in hits if sharing[digest] <= COMMON]
         if rare:
             name = benchmarks.names[Counter(rare).most_common(1)[0][0]]
             leaks[number] = Leak(name, "text", f"shares {len(rare)} runs of {WORDS} words, or its text, with {name}")

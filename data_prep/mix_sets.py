@@ -73,6 +73,7 @@ def mix_sets(file: Path, out: Path) -> MixReport:
     paths = [file.parent / part.path for part in plan.sets]  # an absolute path stays as it is
     manifests = [_manifest(path) for path in paths]
     _check_alike(paths, manifests)
+    _check_quotas(paths, plan)
     candidates = [_candidates(path, part, plan) for path, part in zip(paths, plan.sets, strict=True)]
     _check_ids(paths, candidates)
     counts = allot([part.weight for part in plan.sets], [len(rows) for rows in candidates], plan.rows)
@@ -80,7 +81,6 @@ def mix_sets(file: Path, out: Path) -> MixReport:
         with SetWriter(partial.build / DATA, schema()) as writer:
             for path, rows, count in zip(paths, candidates, counts, strict=True):
                 copy_rows(path / DATA, {number for number, _ in rows[:count]}, writer)
-        taken = {path.name: count for path, count in zip(paths, counts, strict=True)}
         facts = {key: manifests[0][key] for key in _SAME if key in manifests[0]}
         parts = [
             {"name": path.name, "taken": count, "sha256": manifest["sha256"][DATA], "source": manifest.get("source")}
@@ -93,7 +93,9 @@ def mix_sets(file: Path, out: Path) -> MixReport:
         write_report(partial.build, seed=plan.seed)
         write_card(partial.build)
         partial.publish()
-    return MixReport(out, taken, {path.name: len(rows) for path, rows in zip(paths, candidates, strict=True)})
+    names = [str(part.path) for part in plan.sets]  # as written: two sets may end in the same folder name
+    available = dict(zip(names, map(len, candidates), strict=True))
+    return MixReport(out, dict(zip(names, counts, strict=True)), available)
 
 
 def allot(weights: Sequence[float], available: Sequence[int], rows: int | None) -> list[int]:
@@ -158,6 +160,16 @@ def _check_alike(paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) 
                     f"{path} was prepared with {key} {facts.get(key)}, {paths[0]} with {manifests[0].get(key)}: "
                     "prepare both with the same value"
                 )
+
+
+def _check_quotas(paths: Sequence[Path], plan: MixPlan) -> None:
+    import pyarrow.parquet as pq
+
+    known: set[str] = set()
+    for path in paths:
+        known |= set(pq.read_table(path / DATA, columns=["source"])["source"].unique().to_pylist())
+    if unknown := [name for name in plan.quotas if name not in known]:
+        raise UserError(f"quotas: no set has rows of the source {unknown[0]!r}; known: {', '.join(sorted(known))}")
 
 
 def _candidates(path: Path, part: MixedSet, plan: MixPlan) -> list[tuple[int, str]]:

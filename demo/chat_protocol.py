@@ -84,12 +84,16 @@ class ReplyReader:
 
 
 def _usage(tree: object) -> tuple[int, int | None] | None:
-    """Return (tokens, of these in the reasoning where the server says so)."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("completion_tokens"), int):
+    """Return (tokens, of these in the reasoning where the server says so); None for counts that cannot be."""
+    if not isinstance(tree, dict) or not _is_count(tree.get("completion_tokens")):
         return None
     details = tree.get("completion_tokens_details")
     reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return tree["completion_tokens"], reasoning if isinstance(reasoning, int) and reasoning > 0 else None
+    return tree["completion_tokens"], reasoning if _is_count(reasoning) and reasoning else None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 10**9
 
 
 def body_of(question: LiveQuestion, settings: AskSettings, *, model: str, system: str) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def error_text(text: str) -> str:
     try:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return text
 
 

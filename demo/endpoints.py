@@ -109,9 +109,13 @@ class EndpointBackend:
         def stop() -> bool:
             return left.is_set() or is_cancelled()
 
-        thread = threading.Thread(
-            target=lambda: asyncio.run(self._guarded(question, settings, stop, states)), daemon=True
-        )
+        def run() -> None:
+            try:
+                asyncio.run(self._guarded(question, settings, stop, states))
+            finally:
+                states.put(None)  # whatever fails, the column does not wait
+
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
             while (state := states.get()) is not None:
@@ -123,7 +127,7 @@ class EndpointBackend:
     async def _guarded(
         self, question: LiveQuestion, settings: AskSettings, stop: IsCancelled, states: States
     ) -> None:
-        """Stream until the end, `stop` or the deadline; the last state says which, then None follows."""
+        """Stream until the end, `stop` or the deadline; the last state says which."""
         reader = ReplyReader()
         task = asyncio.create_task(self._stream(question, settings, reader, states))
         deadline = time.monotonic() + self._timeouts.whole
@@ -151,7 +155,6 @@ class EndpointBackend:
             states.put(reader.state(stop="", failure=self._masked(problem)))
         else:
             states.put(reader.state(stop="cancelled" if task.cancelled() else reader.stop or "stop"))
-        states.put(None)
 
     async def _stream(
         self, question: LiveQuestion, settings: AskSettings, reader: ReplyReader, states: States

@@ -17,6 +17,9 @@ from vlm_rl.demo.problem_table import DIFFICULTIES, ProblemTable
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.stats import Estimate, estimate, score_interval, smooth
 
+_CURVE_POINTS = 200  # of a cumulative distribution
+_BINS = 24
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -90,22 +93,22 @@ def quantile(values: np.ndarray, share: float) -> float:
 # -- distributions -------------------------------------------------------------------------------
 
 
-def ecdf(lengths: np.ndarray, *, limit: int = 200) -> tuple[np.ndarray, np.ndarray]:
+def ecdf(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the cumulative distribution as (x, y): lengths, ascending, and the share of responses up to each.
 
-    Of more than `limit` distinct lengths an even selection by share is taken, both ends included; every returned
+    Of more than 200 distinct lengths an even selection by share is taken, both ends included; every returned
     point is exact.
     """
     x, count = np.unique(lengths, return_counts=True)
     y = np.cumsum(count) / max(1, len(lengths))
-    if len(x) > limit:
-        chosen = np.unique(np.searchsorted(y, np.linspace(y[0], 1, limit)).clip(max=len(x) - 1))
+    if len(x) > _CURVE_POINTS:
+        chosen = np.unique(np.searchsorted(y, np.linspace(y[0], 1, _CURVE_POINTS)).clip(max=len(x) - 1))
         x, y = x[chosen], y[chosen]
     return x, y
 
 
-def bin_edges(lengths: Sequence[np.ndarray], *, target: int = 24) -> np.ndarray:
-    """Return common edges for several distributions: whole tokens, a round width, about `target` bins at most.
+def bin_edges(lengths: Sequence[np.ndarray]) -> np.ndarray:
+    """Return common edges for several distributions: whole tokens, a round width, about 24 bins at most.
 
     A bin holds its lower edge and not its upper one.
     """
@@ -113,7 +116,7 @@ def bin_edges(lengths: Sequence[np.ndarray], *, target: int = 24) -> np.ndarray:
     if not len(known):
         return np.array([0, 1])
     low, high = int(known.min()), int(known.max())
-    width = round_up((high - low + 1) / target)
+    width = round_up((high - low + 1) / _BINS)
     start = low // width * width
     return np.arange(start, high + width + 1, width)
 

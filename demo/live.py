@@ -79,8 +79,8 @@ def open_live(states: PageStates, options: LiveOptions | None = None) -> Live:
     return Live(AskQueue(backends, limits=options.limits), uploads, examples, context)
 
 
-def read_examples(runs: Sequence[RunDirectory], *, limit: int = _NUM_EXAMPLES) -> list[LiveExample]:
-    """Return the first problems with exactly one stored picture of each benchmark, at most `limit` in all."""
+def read_examples(runs: Sequence[RunDirectory]) -> list[LiveExample]:
+    """Return the first problems with exactly one stored picture of each benchmark, at most 12 in all."""
     by_benchmark: dict[str, list[LiveExample]] = {}
     for run in runs:
         with suppress(UserError, OSError, ValueError, KeyError, pa.ArrowException):
@@ -89,8 +89,8 @@ def read_examples(runs: Sequence[RunDirectory], *, limit: int = _NUM_EXAMPLES) -
                 if result.benchmark not in by_benchmark:
                     by_benchmark[result.benchmark] = _first_examples(result, sets)
     stored = [examples for examples in by_benchmark.values() if examples]
-    share = limit // max(1, len(stored))
-    return [example for examples in stored for example in examples[: max(1, share)]][:limit]
+    share = _NUM_EXAMPLES // max(1, len(stored))
+    return [example for examples in stored for example in examples[: max(1, share)]][:_NUM_EXAMPLES]
 
 
 def _first_examples(result: EvalResult, sets: Sequence[str]) -> list[LiveExample]:

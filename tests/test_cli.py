@@ -125,7 +125,16 @@ def test_the_module_runs_as_the_command_does() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["trian"], ["train"], ["eval", "--model"], ["prepare"], ["quickstart", "--seeds", "0,b"]],
+    [
+        [],
+        ["trian"],
+        ["train"],
+        ["eval", "--model"],
+        ["prepare"],
+        ["quickstart", "--seeds", "0,b"],
+        ["quickstart", "--seed", "-1"],
+        ["demo", "--port", "70000"],
+    ],
 )
 def test_a_command_that_cannot_be_understood_exits_with_2(arguments: Sequence[str], capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -139,13 +148,26 @@ def test_no_heavy_library_is_loaded_before_the_arguments_are_parsed() -> None:
 import sys
 import vlm_rl
 from vlm_rl import cli
-from vlm_rl.algorithms import ALGORITHMS
 try:
     cli.main(["train", "--help"])
 except SystemExit:
     assert not {"torch", "transformers", "numpy", "pydantic", "gradio", "vllm"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_place_that_cannot_be_written_is_a_message(refused, tmp_path: Path) -> None:
+    """Whatever the command: what the file system refuses about a path is the user's to change."""
+    (tmp_path / "golds.jsonl").write_text('{"id": "1", "options": [], "answer": "1"}')
+    (tmp_path / "answers.json").write_text('[{"id": 1, "response": "1"}]')
+    (tmp_path / "file").write_text("")
+    message = refused(
+        "score",
+        "--benchmark=mathvision",
+        *("--annotations", tmp_path / "golds.jsonl", "--responses", tmp_path / "answers.json"),
+        *("--json", tmp_path / "file" / "scores.json"),
+    )
+    assert f"{tmp_path / 'file'}" in message and "choose a different one" in message
 
 
 def test_our_own_faults_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

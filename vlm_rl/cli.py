@@ -18,8 +18,10 @@ import vlm_rl
 from vlm_rl.commands import measuring, papers, preparing, reporting, training
 from vlm_rl.errors import UserError
 
-# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only.
+# What no code of ours can help: a full disk, a quota, a limit on a file's size, a file system mounted read-only. And
+# where the error names a path: missing rights, and a file in the place of a folder or the other way round.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,10 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vlm-rl: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if error.errno in DISK_ERRORS:
+            _discard_output()  # it may be what could not be written
+        elif error.errno not in PATH_ERRORS or error.filename is None:
             raise
-        _discard_output()  # it may be what could not be written
-        print(f"vlm-rl: {error}: free some space, or make the place writable, and try again", file=sys.stderr)
+        advice = "free some space, make the place writable, or choose a different one"
+        print(f"vlm-rl: {error}: {advice}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vlm-rl: interrupted", file=sys.stderr)

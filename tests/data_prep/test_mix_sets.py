@@ -107,6 +107,8 @@ def test_mixes_that_do_not_fit(tmp_path) -> None:
         mix_sets(recipe(tmp_path, sets=[{"path": "one"}, {"path": str(one)}]), tmp_path / "out")
     with pytest.raises(UserError, match="not a prepared set"):
         mix_sets(recipe(tmp_path, sets=[{"path": "none"}]), tmp_path / "out")
+    with pytest.raises(UserError, match=r"no set has rows of the source 'virl39k/c'; known: virl39k/a, virl39k/b"):
+        mix_sets(recipe(tmp_path, sets=[{"path": "one"}], quotas={"virl39k/c": 2}), tmp_path / "out")
     with pytest.raises(UserError, match="wieght"):
         mix_sets(recipe(tmp_path, sets=[{"path": "one", "wieght": 2}]), tmp_path / "out")
     facts = json.loads((other / "manifest.json").read_text())
@@ -121,6 +123,14 @@ def test_the_command_mixes(tmp_path, capsys) -> None:
     file = recipe(tmp_path, sets=[{"path": "one"}], rows=3)
     assert cli.main(["prepare", "mix", "--source", str(file), "--out", str(tmp_path / "out")]) == 0
     assert "3 rows: 3 of 4 from one" in capsys.readouterr().out
+
+
+def test_sets_in_folders_of_one_name_are_counted_apart(tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    prepared(tmp_path, "train", 4).rename(tmp_path / "a/train")
+    prepared(tmp_path, "more", 6).rename(tmp_path / "train")
+    report = mix_sets(recipe(tmp_path, sets=[{"path": "a/train"}, {"path": "train"}], rows=10), tmp_path / "out")
+    assert str(report).endswith("10 rows: 4 of 4 from a/train, 6 of 6 from train")
 
 
 # -- generic ---------------------------------------------------------------------------------------

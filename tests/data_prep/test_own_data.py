@@ -199,6 +199,7 @@ def test_equal_columns_are_no_question(tmp_path: Path) -> None:
         ({"a.csv": "x", "b.csv": "x"}, ["several tables (a.csv, b.csv)", "name one of them"]),
         ({"data.parquet": "", "manifest.json": "{}"}, ["is a prepared set already", "data.train"]),
         ({"dataset_dict.json": '{"splits": ["train"]}'}, ["train", "state.json"]),
+        ({"dataset_dict.json": '{"splits": null}'}, ["dataset_dict.json names no splits"]),
         ({"train.csv": "question,answer\n"}, ["train.csv", "none of its first 100 rows can be read"]),
         ({"train.tar": "no tar"}, ["train.tar", "cannot be read as a tar archive"]),
     ],

@@ -316,6 +316,11 @@ def test_reasoning_that_a_server_keeps_apart(server):
     assert (reply.tokens, reply.reasoning_tokens, reply.is_split_exact, reply.stop) == (12, 10, True, "length")
 
 
+def test_counts_that_cannot_be_are_not_believed(server):
+    reply = last(endpoint(server, "counts").ask(QUESTION, SHORT, is_cancelled=never))
+    assert (reply.tokens, reply.counted_by, reply.stop) == (1, "estimate", "stop")
+
+
 def test_a_server_of_the_bare_standard_is_asked_again_and_the_column_says_so(server):
     reply = last(endpoint(server, "plain").ask(QUESTION, SHORT, is_cancelled=never))
     assert reply.stop == "stop" and "own top-k and repetition penalty" in reply.note

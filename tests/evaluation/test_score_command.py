@@ -150,6 +150,30 @@ def test_wemath_responses_in_every_layout(tmp_path: Path, tree: object) -> None:
     assert (response.id, response.text) == ("2steps_1-2steps_1", "Answer: A")
 
 
+def test_golds_of_a_text_benchmark_by_id(tmp_path: Path) -> None:
+    golds = {str(number): {"problem": f"What is {number}?", "answer": str(number)} for number in range(3)}
+    annotations = write(tmp_path / "golds.json", golds)
+    responses = write(tmp_path / "r.json", {number: rf"\boxed{{{number}}}" for number in golds})
+    found = score(tmp_path, "math500", "strict", annotations=annotations, responses=responses)
+    assert found["scores"]["accuracy"]["score"] == 1.0 and [row["id"] for row in found["rows"]] == ["0", "1", "2"]
+
+
+def test_a_second_folder_without_trials_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one/trial1").mkdir(parents=True)
+    write(tmp_path / "one/trial1/dataset.json", [])
+    (tmp_path / "two").mkdir()
+    words = [
+        "--benchmark=dynamath",
+        "--annotations",
+        str(tmp_path / "one"),
+        str(tmp_path / "two"),
+        "--responses",
+        "r",
+    ]
+    assert main(["score", *words]) == 2
+    assert f"{tmp_path / 'two'}: the folder holds no trial1" in capsys.readouterr().err
+
+
 def test_one_set_of_answers_in_every_layout_gives_one_score(tmp_path: Path) -> None:
     """List, object by id, lines; whole-number and text ids; a byte order mark; wrong suffixes; other column names."""
     questions = [{"id": str(i), "options": [], "answer": str(i)} for i in range(4)]

@@ -6,6 +6,7 @@ Cases by hand follow the published rules: LiveCodeBench's grade_stdio and grade_
 from __future__ import annotations
 
 import base64
+import json
 import math
 import threading
 import time
@@ -198,6 +199,19 @@ def test_a_number_that_python_does_not_write_is_compared() -> None:
         programs = [(f"def f(n): return 10 ** n + {more}", {"tests": tests.packed()}) for more in (0, 1)]
         (right, _), (wrong, reason) = grader.judge(programs)
     assert (right, wrong) == ("correct", "wrong") and "too large to show" in reason
+
+
+@pytest.mark.parametrize("value", ['{"float": 1%s}', '{"complex": [1%s, 0]}', '{"none": %s}'])
+def test_values_that_a_program_wrote_by_itself_are_wrong(value: str) -> None:
+    """The descriptor of the answers is open to it, and an integer that JSON may hold is no float."""
+    written = json.dumps('{"value": %s}\n' % (value % ("0" * 400)))
+    source = f"import os\ndef f():\n    for fd in range(3, 16):\n        try: os.write(fd, {written}.encode())\n"
+    source += "        except OSError: pass"
+    tests = CodeTests(function="f", inputs=[[]], outputs=[1], rule="equal")
+    with CodeGrader(workers=1) as grader:
+        assert grader.judge([(source, {"tests": tests.packed()})]) == [
+            ("wrong", "test 1 of 1: what it returned cannot be read")
+        ]
 
 
 def test_closing_ends_what_is_judged() -> None:

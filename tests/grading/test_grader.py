@@ -356,3 +356,10 @@ def test_the_grader_needs_no_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("base", ["\u2776", "9" * 300])
+def test_a_base_that_python_does_not_read_is_wrong_and_no_fault(grader: Grader, base: str) -> None:
+    """U+2776 is a digit for Unicode, and no numeral for int."""
+    (grade,) = grader.grade_many([GradeTask(rf"\boxed{{A_{{{base}}}}}", "A_1", X, PLAIN)])
+    assert (grade.verdict, grade.path == "fault") == ("wrong", False)

@@ -88,6 +88,12 @@ class Handler(BaseHTTPRequestHandler):
         details = {"completion_tokens": 12, "completion_tokens_details": {"reasoning_tokens": 10}}
         self._event({"choices": [{"delta": {}, "finish_reason": "length"}], "usage": details})
 
+    def do_counts(self, _body: dict[str, Any]) -> None:
+        """Count more tokens than can be."""
+        self._start()
+        self._event({"choices": [{"delta": {"content": "<think>a"}, "finish_reason": "stop"}]})
+        self._event({"choices": [], "usage": {"completion_tokens": 10**400}})
+
     def do_plain(self, body: dict[str, Any]) -> None:
         """Take the standard's own fields only, as OpenAI's servers do."""
         if "repetition_penalty" in body:

@@ -171,6 +171,21 @@ def test_rollouts_come_back_with_the_fixed_columns(run):
     assert run.rollouts(12, ["length"]).column_names == ["length"]
 
 
+def test_damaged_records_are_named(run):
+    run.write_rollouts(12, 1, [rollout_row(12)]).write_bytes(b"PAR1")
+    run.write_eval("toy", 1, [], {"accuracy": 0.5}).write_bytes(b"")
+    (result,) = run.evals("toy")
+    for read, name in [(lambda: run.rollouts(12), "rollouts/step-000012"), (result.rows, "eval/toy/step-000001")]:
+        with pytest.raises(UserError, match=f"{name}.parquet cannot be read"):
+            read()
+
+
+def test_half_a_surrogate_pair_is_stored_as_a_question_mark(run):
+    """A program that returns one is quoted in the grade's reason, and UTF-8 has no place for it."""
+    run.write_rollouts(12, 1, [rollout_row(12, extracted="a\ud83d\ude00b")])
+    assert run.rollouts(12).to_pylist()[0]["extracted"] == "a??b"
+
+
 def test_a_later_attempt_replaces_the_rollouts(run):
     run.write_rollouts(3, 1, [rollout_row(), rollout_row()])
     run.write_rollouts(3, 2, [rollout_row(attempt=2)])

@@ -159,6 +159,7 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
         (["a.parquet", "gone"], ["gone: there is no such file or folder", "check the path"]),
         (["a.parquet", "folder"], ["folder", "no results in it"]),
         (["a.parquet", "broken.json"], ["broken.json", "neither records", "vlm-rl score --json"]),
+        (["a.parquet", "empty.json"], ["empty.json", "it has no rows", "vlm-rl score --json"]),
         (["a.parquet", "a.parquet", "--by-pass-rate", "b.parquet"], ["b.parquet", "no problem of", "in common"]),
     ],
 )
@@ -172,6 +173,7 @@ def test_what_cannot_be_compared_is_said(
     )
     Path("folder").mkdir()
     Path("broken.json").write_text("{}")
+    Path("empty.json").write_text('{"benchmark": "a", "rows": []}')
     assert main(["eval", "compare", *arguments]) == 2
     message = capsys.readouterr().err
     assert all(word in message for word in words) and "Error(" not in message

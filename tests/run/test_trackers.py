@@ -162,6 +162,15 @@ def test_a_tracker_that_fails_is_said_once_and_what_is_missing_can_be_sent(run, 
     assert [e.step for e in events_of(run).Scalars("reward")] == [1, 2, 3, 4]
 
 
+def test_a_tracker_that_dies_says_how(run) -> None:
+    tracking = Tracking(run.path, TrackersConfig(trackers=["tensorboard"]))
+    (process,) = tracking._processes.values()
+    process.kill()
+    process.wait()
+    (line,) = tracking.complaints()
+    assert "tensorboard does not have all of the run: it ended with exit code -9" in line
+
+
 @pytest.mark.slow
 def test_a_tracker_that_hangs_is_left_behind(run) -> None:
     """The prepared set is on a file system that never answers: a pipe that nobody writes into."""

@@ -60,6 +60,7 @@ def test_a_wall_that_cannot_be_built_is_named(monkeypatch: pytest.MonkeyPatch) -
         ("print(1)", "exit code 0"),
         ("raise ValueError('odd')", "exit code 1: ValueError: odd"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL after"),
+        ("import os; os.kill(os.getpid(), 40)", "killed by signal 40 after"),  # real-time: without a name
         ("import time; time.sleep(60)", "no end after"),
         ("while True: print('x' * 1000)", "too much output"),
         ("def f(:", "exit code 1: SyntaxError: invalid syntax"),

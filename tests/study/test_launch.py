@@ -39,6 +39,7 @@ def test_a_template_gets_words_or_a_text_that_a_shell_splits_into_the_same() -> 
         ({"jobs": 0}, "--jobs is 0"),
         ({"ranks": 0}, "--ranks is 0"),
         ({"template": "srun train"}, "does not say where the command goes"),
+        ({"template": "ssh 'a {command}"}, "cannot be split into words: No closing quotation"),
         ({"template": "ssh {host} {command}"}, r"unknown placeholder \{host\}"),
         ({"template": "ssh {machine} {command}"}, "give both or neither"),
         ({"machines": ("a",)}, "give both or neither"),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_judge_options, add_output_options, refuse_bare_srun
+from vlm_rl.commands.shared import (
+    SAMPLER_HELP,
+    Commands,
+    add_judge_options,
+    add_output_options,
+    refuse_bare_srun,
+    seed,
+)
 from vlm_rl.errors import UserError
 
 
@@ -53,7 +60,7 @@ def add_eval(commands: Commands) -> None:
         default="real",
         help="blank or shuffled images show whether the score needs them",
     )
-    evaluate.add_argument("--seed", type=int, default=0, help="random seed of the sampling")
+    evaluate.add_argument("--seed", type=seed, default=0, help="random seed of the sampling")
     add_judge_options(evaluate)
     add_output_options(evaluate)
     evaluate.set_defaults(command=_eval)

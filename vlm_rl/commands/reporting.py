@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vlm_rl.commands.shared import Commands
+from vlm_rl.commands.shared import Commands, port
 from vlm_rl.errors import UserError
 
 
@@ -49,7 +49,7 @@ def add_demo(commands: Commands) -> None:
         help="where pins and notes are kept (default: demo_notes.jsonl beside the first run)",
     )
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
-    demo.add_argument("--port", type=int, default=7860, help="port to serve on")
+    demo.add_argument("--port", type=port, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
     demo.add_argument("--token-file", type=Path, help="file with the token that visitors must know")
     demo.add_argument("--public-url", default="", metavar="URL", help="address of a reverse proxy before the demo")

@@ -15,6 +15,22 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 SAMPLER_HELP = "auto: vllm where it is installed, else transformers"
 
 
+def seed(text: str) -> int:
+    """Return a random seed. numpy takes no negative ones."""
+    return _whole(text, 0, 2**63 - 1)
+
+
+def port(text: str) -> int:
+    """Return the number of a port."""
+    return _whole(text, 1, 65535)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+    return int(text)
+
+
 def add_output_options(command: argparse.ArgumentParser) -> None:
     amount = command.add_mutually_exclusive_group()
     amount.add_argument(

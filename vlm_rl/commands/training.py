@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, refuse_bare_srun
+from vlm_rl.commands.shared import SAMPLER_HELP, Commands, add_output_options, port, refuse_bare_srun, seed
 from vlm_rl.errors import UserError
 
 
@@ -113,7 +113,7 @@ def add_serve(commands: Commands) -> None:
     serve.add_argument("config", type=Path, help="the run's YAML file")
     serve.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the YAML file to change")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; loopback is safe on any network")
-    serve.add_argument("--port", type=int, default=8000, help="port to listen on")
+    serve.add_argument("--port", type=port, default=8000, help="port to listen on")
     serve.add_argument(
         "--print", action="store_true", dest="only_print", help="print vLLM's own command, start nothing"
     )
@@ -172,7 +172,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def add_quickstart(commands: Commands) -> None:
     quick = commands.add_parser("quickstart", help="train, evaluate and report a tiny policy on toy images")
-    quick.add_argument("--seed", type=int, default=0, help="random seed of data, model and sampling")
+    quick.add_argument("--seed", type=seed, default=0, help="random seed of data, model and sampling")
     quick.add_argument("--seeds", type=_seeds, help="several seeds, e.g. 0,1,2: a run for each, then a table of all")
     quick.add_argument("--sampler", choices=["auto", "vllm", "transformers"], default="auto", help=SAMPLER_HELP)
     names = "grpo, dr_grpo, dapo, gspo, luspo, ba, rloo or cispo: docs/algorithms.md"
@@ -183,11 +183,7 @@ def add_quickstart(commands: Commands) -> None:
 
 def _seeds(text: str) -> list[int]:
     """Return the seeds of a list such as 0,1,2, each once."""
-    try:
-        seeds = [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers; write e.g. 0,1,2") from None
-    return list(dict.fromkeys(seeds))
+    return list(dict.fromkeys(map(seed, text.split(","))))
 
 
 def _quickstart(options: argparse.Namespace) -> None:
@@ -196,7 +192,7 @@ def _quickstart(options: argparse.Namespace) -> None:
 
     resolve_algorithm(AlgorithmConfig(name=options.algorithm))  # before minutes of warm start
     seeds = options.seeds or [options.seed]
-    outs = {seed: options.out / f"seed-{seed}" if options.seeds else options.out for seed in seeds}
+    outs = {n: options.out / f"seed-{n}" if options.seeds else options.out for n in seeds}
     for out in outs.values():
         if out.exists():
             raise UserError(f"{out} exists already; remove it or choose a different --out (make quickstart OUT=...)")
@@ -209,8 +205,8 @@ def _quickstart(options: argparse.Namespace) -> None:
     from vlm_rl.toy.quickstart import print_seeds, quickstart
 
     results = {}
-    for seed, out in outs.items():
-        toy = make_quickstart_data(out.with_name(f"{out.name}-data"), seed=seed)
-        results[seed] = quickstart(toy, out, seed=seed, sampler=options.sampler, algorithm=options.algorithm)
+    for number, out in outs.items():
+        toy = make_quickstart_data(out.with_name(f"{out.name}-data"), seed=number)
+        results[number] = quickstart(toy, out, seed=number, sampler=options.sampler, algorithm=options.algorithm)
     if options.seeds:
         print_seeds(results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.policy import DataConfig, ModelConfig
@@ -49,7 +49,7 @@ class SftCheckpointConfig(CheckpointConfig):
 class SftConfig(ConfigSection):
     """The configuration of supervised fine-tuning, `vlm-rl sft`."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed of the order of the responses, and of new adapters."""
     out: str
     """The run directory."""

@@ -322,7 +322,7 @@ class LogConfig(TrackersConfig):
 class Config(ConfigSection):
     """The configuration of a run."""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed of the order of prompts and of the sampling."""
     out: str
     """The run directory."""

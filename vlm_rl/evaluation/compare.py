@@ -162,7 +162,10 @@ def read_results(path: Path) -> dict[str, SetResult]:
             summary = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
             return {path.parent.name: _of_records(pq.read_table(path, columns=_COLUMNS), summary)}
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
+        scores = problem_scores(tree.pop("rows"))
+        if not scores:
+            raise ValueError("it has no rows")
+        return {tree["benchmark"]: SetResult(scores, tree)}
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(
             f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score "

@@ -34,7 +34,6 @@ def export_records(options: argparse.Namespace) -> Path:
     if not rows:
         raise UserError(f"{options.records}: holds no records; run the evaluation again")
     text = FORMATS[options.to](rows)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, lambda path: path.write_text(text, encoding="utf-8", newline=""))
     print(f"{options.out}: {len(rows)} rows for {options.to}")
     return options.out

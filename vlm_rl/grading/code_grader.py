@@ -81,6 +81,8 @@ class CodeGrader:
             return (self._by_values if tests.function else self._by_lines)(sandbox, source, tests)
         except SandboxError as error:
             return "error", str(error)
+        except Exception as fault:  # as in the grader of answers: it must not take the whole batch with it
+            return "error", f"a fault of the grader: {type(fault).__name__}: {shorten(str(fault))}"
 
     def _by_lines(self, sandbox: Sandbox, source: str, tests: CodeTests) -> Judged:
         """Run the program once for each test, up to the first that fails."""

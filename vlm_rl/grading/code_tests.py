@@ -82,7 +82,7 @@ class CodeTests:
             known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
             known |= {name: decode(known[name]) for name in ("inputs", "outputs")}
             return cls(**known)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise UserError(f"bad tests of a program: they cannot be unpacked ({error})") from None
 
 

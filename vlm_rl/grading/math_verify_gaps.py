@@ -31,7 +31,12 @@ def _numerals(text: str) -> list[tuple[str, str]]:
 def _is_numeral(digits: str, base: str) -> bool:
     if digits[-1] not in "ABCDEF":
         return True
-    return base.isdigit() and int(base) <= 36 and all(int(digit, 36) < int(base) for digit in digits)
+    return (
+        base.isdecimal()
+        and len(base) <= 2
+        and int(base) <= 36
+        and all(int(digit, 36) < int(base) for digit in digits)
+    )
 
 
 def _figures(text: str) -> list[str]:

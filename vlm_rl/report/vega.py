@@ -88,10 +88,10 @@ def still(spec: Spec, *, width: int, title: str = "") -> Spec:
     return drawn | ({"title": title} if title else {})
 
 
-def joined(stills: Sequence[Spec], *, columns: int, spacing: int = 40) -> Spec:
+def joined(stills: Sequence[Spec], *, columns: int) -> Spec:
     """Return several stills as one picture, row by row."""
     parts = [{key: part for key, part in chart.items() if key not in ("$schema", "config")} for chart in stills]
-    shared = {"$schema": stills[0]["$schema"], "config": stills[0]["config"], "spacing": spacing}
+    shared = {"$schema": stills[0]["$schema"], "config": stills[0]["config"], "spacing": 40}
     return shared | {
         "concat": parts,
         "columns": columns,
@@ -110,6 +110,6 @@ def png(spec: Spec, *, scale: float = 2.0) -> bytes:
     return vl_convert.vegalite_to_png(spec | options, vl_version=VEGA_LITE, scale=scale)
 
 
-def png_of_svg(text: str, *, scale: float = 2.0) -> bytes:
-    """Return an SVG drawing as a PNG of `scale` times its size in pixels."""
-    return vl_convert.svg_to_png(text, scale=scale)
+def png_of_svg(text: str) -> bytes:
+    """Return an SVG drawing as a PNG of twice its size in pixels."""
+    return vl_convert.svg_to_png(text, scale=2.0)

@@ -7,7 +7,7 @@ file that is damaged counts as absent and is written again.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class ReplyCache:
         """Store the text of a reply. Raises OSError where the disk does not take it."""
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{key}.{os.getpid()}.tmp")
+        temporary = file.with_name(f".{key}.{secrets.token_hex(8)}.tmp")  # other nodes may have this process's id
         temporary.write_text(json.dumps({"key": key, "text": text}))
         temporary.replace(file)
 

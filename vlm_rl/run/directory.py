@@ -62,8 +62,11 @@ class EvalResult:
     summary: Mapping[str, Any]
 
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the records as a table, with the file's columns (EvalRecord) or the named ones."""
-        return pq.read_table(self.path, columns=None if columns is None else list(columns))
+        """Return the records as a table, with the file's columns (EvalRecord) or the named ones.
+
+        Raises UserError for a damaged file.
+        """
+        return _read_parquet(self.path, columns)
 
 
 class RunDirectory:
@@ -207,11 +210,11 @@ class RunDirectory:
         return path
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a step's responses, all columns or those named. Raises UserError where there are none."""
+        """Return a step's responses, all columns or those named. Raises UserError where it cannot."""
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
-        return pq.read_table(path, columns=None if columns is None else list(columns))
+        return _read_parquet(path, columns)
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are stored, ascending."""
@@ -395,11 +398,27 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
         work.unlink(missing_ok=True)
 
 
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); delete it, or make it again"
+        ) from None
+
+
 def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
     """Return rows (dataclasses or mappings with every column) as a table of exactly this schema."""
     records = [row if isinstance(row, Mapping) else _as_dict(row) for row in rows]
     columns = {name: [record[name] for record in records] for name in schema.names}
+    for field in schema:
+        if field.type == pa.string():  # half a surrogate pair, which a program or a judge can print, has no UTF-8
+            columns[field.name] = [_encodable(text) for text in columns[field.name]]
     return pa.table(columns, schema=schema)
+
+
+def _encodable(text: str | None) -> str | None:
+    return text and text.encode("utf-8", errors="replace").decode()
 
 
 def _as_dict(row: Any) -> dict[str, Any]:

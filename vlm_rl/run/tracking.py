@@ -58,10 +58,11 @@ class Tracking:
 
     def complaints(self) -> list[str]:
         """Return a line for each process that has ended before its time, once."""
-        ended = [name for name, process in self._processes.items() if process.poll() is not None]
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        ended = {name: code for name, code in codes.items() if code is not None}
         for name in ended:
             del self._processes[name]
-        return [self._failure(name) for name in ended]
+        return [self._failure(name, code) for name, code in ended.items()]
 
     def close(self, seconds: float | None = END_SECONDS + 5) -> list[str]:
         """Let the processes send what is left, and return a line for each.
@@ -87,11 +88,12 @@ class Tracking:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # what its client left running goes with it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return f"{name}: {Progress.read(self.run, name).where}" if code == 0 else self._failure(name)
+        return f"{name}: {Progress.read(self.run, name).where}" if code == 0 else self._failure(name, code)
 
-    def _failure(self, name: str) -> str:
+    def _failure(self, name: str, code: int | None) -> str:
+        late = f"it did not finish within {END_SECONDS:.0f} s"
         try:
-            why = Progress.read(self.run, name).error or f"it did not finish within {END_SECONDS:.0f} s"
+            why = Progress.read(self.run, name).error or (late if code is None else f"it ended with exit code {code}")
         except UserError as error:
             why = str(error)
         command = f"vlm-rl track {shlex.quote(str(self.run))} log.trackers=[{name}]"

@@ -56,7 +56,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """Return the data of `encode`. Raises ValueError or TypeError for anything else."""
+    """Return the data of `encode`. Raises ValueError, TypeError, KeyError or OverflowError for anything else."""
     if isinstance(tree, list):
         return [decode(item) for item in tree]
     if not isinstance(tree, dict):

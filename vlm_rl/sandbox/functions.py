@@ -67,7 +67,7 @@ def call_function(
             if "error" in answer:
                 return Answers(values, str(answer["error"]))
             values.append(decode(answer["value"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return Answers(values, "what it returned cannot be read")
     if len(values) > len(calls):
         return Answers([], f"{len(values)} answers to {len(calls)} calls")

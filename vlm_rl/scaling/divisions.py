@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.fit import ENGINE_SHARE, misfits
+from vlm_rl.learner.fit import engine_share, misfits
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import PhaseRates
 from vlm_rl.scaling.steps import Pace, Sides, simulate
@@ -205,8 +205,7 @@ def _fitting(work: Workload, gpus: int, aheads: Sequence[int]) -> Iterator[Divis
         yield Division(gpus, gpus, 0, 0, (f"rollout.tensor_parallel {shared} does not divide {gpus}",))
     else:
         plan = replace(work.colocated, num_ranks=gpus, memory=work.colocated.memory_by_ranks[gpus])
-        share = plan.config.rollout.vllm.get("gpu_memory_utilization", ENGINE_SHARE)
-        places = _places(work, plan, share)
+        places = _places(work, plan, engine_share(plan.config))
         yield Division(gpus, gpus, 0, 0, tuple(misfits(plan, work.card)), places)
     for servers in server_cards(gpus, shared):
         ranks = gpus - servers

@@ -41,6 +41,10 @@ class Launch:
             )
         if self.template and "command" not in names:
             raise UserError("--launch does not say where the command goes: write {command} there")
+        try:
+            shlex.split(self.template)
+        except ValueError as error:
+            raise UserError(f"--launch {self.template!r} cannot be split into words: {error}") from None
         if ("machine" in names) != bool(self.machines):
             raise UserError("--machines and {machine} in --launch go together: give both or neither")
         if self.machines and self.jobs > len(self.machines):

@@ -19,7 +19,7 @@ Value = int | float
 
 _MAX_TEXT = 300
 _MAX_DEPTH = 40
-_MAX_BITS = 4096  # of a whole power
+_MAX_BITS = 4096  # of a whole power, and of a value
 _TOKEN = re.compile(r"\s*(\d+(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+|\\[A-Za-z]+|\\.|.)", re.DOTALL)
 _SKIPPED = {r"\left", r"\right", r"\,", "~", "$", r"\displaystyle", r"\quad", r"\qquad"}
 _TIMES = {"*", r"\times", r"\cdot"}
@@ -52,7 +52,7 @@ class _NoValueError(Exception):
 
 
 def value_of(text: str) -> Value | None:
-    """Return the value of a text, an int where Python's would be one; None if it has none."""
+    """Return the value of a text, an int where Python's would be one; None if it has none, or one of _MAX_BITS."""
     if len(text) > _MAX_TEXT or text.count(r"\left") != text.count(r"\right"):
         return None
     tokens = [token for token in _TOKEN.findall(text) if token not in _SKIPPED and token.strip()]
@@ -62,7 +62,9 @@ def value_of(text: str) -> Value | None:
         rest = "".join(parser.rest())
         if rest and not _IGNORED_REST.fullmatch(rest):
             return None
-        return value if isinstance(value, int) or math.isfinite(value) else None
+        if isinstance(value, int):
+            return value if value.bit_length() <= _MAX_BITS else None
+        return value if math.isfinite(value) else None
     except (_NoValueError, ArithmeticError, ValueError):
         return None
 

@@ -210,18 +210,28 @@ def _template(options: argparse.Namespace) -> Template:
     if name is None:
         beside = options.responses[0].with_suffix(".json")
         is_ours = options.responses[0].suffix == ".parquet" and beside.is_file()
-        name = json.loads(beside.read_text(encoding="utf-8")).get("template") if is_ours else None
+        name = _template_in(beside) if is_ours else None
     named = eval_template(name or "plain")
     if named is None:
         raise UserError(f"--template is {name!r}; known: {template_names()}")
     return named[0]
 
 
+def _template_in(summary: Path) -> str | None:
+    try:
+        return json.loads(summary.read_text(encoding="utf-8")).get("template")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{summary}: is no summary of vlm-rl eval ({error}); give --template, or evaluate again"
+        ) from None
+
+
 def _files(paths: Sequence[Path]) -> list[Path]:
     """Return the files; a folder means the dataset.json of each of its trials."""
     files: list[Path] = []
     for path in paths:
-        files += sorted(path.glob("trial*/*.json")) if path.is_dir() else [path]
-        if path.is_dir() and not files:
+        found = sorted(path.glob("trial*/*.json")) if path.is_dir() else [path]
+        if not found:
             raise UserError(f"{path}: the folder holds no trial1/*.json; name the files instead")
+        files += found
     return files

@@ -16,6 +16,7 @@ from vlm_rl.evaluation.benchmarks.final_answers import final_answer
 from vlm_rl.evaluation.benchmarks.raw_rows import (
     UnusableRowError,
     first_of,
+    id_text,
     problem_of,
     shown_columns,
     text,
@@ -24,7 +25,7 @@ from vlm_rl.evaluation.benchmarks.raw_rows import (
 from vlm_rl.templates import boxes
 from vlm_rl.types import AnswerType, Problem
 
-_IDS = ("unique_id", "id", "ID", "idx", "problem_idx", "url", "problem_id", "_number")
+_IDS = ("unique_id", "id", "ID", "idx", "problem_idx", "url", "problem_id", "_key", "_number")
 _GOLDS = ("answer", "Answer", "final_answer", "ground_truth")
 
 
@@ -55,7 +56,7 @@ def text_benchmark(
         official_rule=official_rule,
         needs_judge_model=True,
         emulation="never compared with a published judge's verdicts on the same responses",
-        response_ids=("unique_id", "id", "ID", "idx", "problem_idx", "url", "_key", "_number"),
+        response_ids=_IDS,
         **more,
     )
 
@@ -68,7 +69,7 @@ def read_text_row(benchmark: str, row: RawRow) -> Problem:
     question, context = text(row, "problem", "question", "Problem"), row.get("context")
     return problem_of(
         benchmark,
-        str(first_of(row, *_IDS)),
+        id_text(row, *_IDS),
         f"{context}\n\n{question}" if context and question else question,
         gold=golds[0],
         answer=golds[0],

@@ -26,7 +26,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     one_image,
 )
 from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
-from vlm_rl.evaluation.benchmarks.raw_rows import gold_text, id_text, problem_of, text, unwrapped
+from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, gold_text, id_text, problem_of, text, unwrapped
 from vlm_rl.evaluation.benchmarks.scores import accuracy_and_pass, by_problem, with_interval
 from vlm_rl.types import Problem
 
@@ -39,6 +39,8 @@ _STEP = re.compile(r"[23]steps_(\d|multi)")
 def read_row(row: RawRow) -> Problem:
     """Return the problem of a row of testmini.json or of the hub's table: one step of a problem, or its whole."""
     problem, key = id_text(row, "ID"), id_text(row, "key", "_key")
+    if not _STEP.fullmatch(key):
+        raise UnusableRowError("bad_value", f"key is {key!r}, which is no step, such as 2steps_1 or 3steps_multi")
     question, choices = text(row, "question"), parse_choices(text(row, "option"))
     answer = unwrapped(gold_text(row, "answer"))
     return problem_of(
@@ -131,7 +133,7 @@ def scores(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
     # S1: the single steps; S2 and S3: the wholes of problems of two and of three steps.
     by_steps: dict[int, list[float]] = {1: [], 2: [], 3: []}
     for row, correct in verdicts:
-        by_steps[int(str(row.meta["problem"])[:1] or 1) if _part(row) == "multi" else 1].append(float(correct))
+        by_steps[int(str(row.meta["key"])[0]) if _part(row) == "multi" else 1].append(float(correct))
     values |= {f"S{number}": with_interval(numbers) for number, numbers in by_steps.items()}
     num_problems = len({row.meta["problem"] for row, _ in verdicts})
     return values | {"incomplete_problems": num_problems - len(cases), **accuracy_and_pass(judged)}

@@ -37,9 +37,7 @@ class Bars:
     click: Sequence[Any] | None = None  # [bins]
 
 
-def histogram(
-    edges: np.ndarray, bars: Sequence[Bars], *, x_title: str = "tokens", height: int = HEIGHT
-) -> Spec | None:
+def histogram(edges: np.ndarray, bars: Sequence[Bars], *, x_title: str = "tokens") -> Spec | None:
     """Return overlaid histograms over common bins; None where all are empty.
 
     The lower bar of a bin is in front, so that each can be pointed at.
@@ -48,7 +46,6 @@ def histogram(
         edges: [bins + 1], ascending.
         bars: the histograms.
         x_title: what is counted in the bins.
-        height: of the chart, in pixels.
     """
     rows: list[Spec] = []
     for group in bars:
@@ -67,7 +64,7 @@ def histogram(
     tip = f"datum.series + '\\n' + datum.x + ' to ' + (datum.end - 1) + ' {x_title}: ' + format(datum.y, '.1%')"
     encoding = {"x": x_axis(x_title), "color": color_by_series(bars)}
     legend = [{"name": group.label, "color": group.color, "dot": True} for group in bars]
-    return chart(rows, [layer], encoding, tip=tip, height=height, legend=legend)
+    return chart(rows, [layer], encoding, tip=tip, height=HEIGHT, legend=legend)
 
 
 @dataclass(frozen=True, slots=True)
