@@ -38,7 +38,7 @@ from vlm_rl.scaling.rates import Card
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 
-def toy_config(folder: Path, *, prompts: int, steps: int) -> dict[str, Any]:
+def toy_config(folder: Path, *, prompts: int, tokens: int, steps: int) -> dict[str, Any]:
     """Return the configuration of all runs; their data and model are written into the folder."""
     raw = SQUARES.write(folder / "raw", seed=0, train=64, heldout=8, warm=8, mixture=8)
     prepare("virl39k", raw / "train", folder / "train")
@@ -46,8 +46,8 @@ def toy_config(folder: Path, *, prompts: int, steps: int) -> dict[str, Any]:
     return {
         "model": {"path": str(model)},
         "data": {"train": [str(folder / "train")], "max_prompt_tokens": 160},
-        "reward": {"overlong_buffer": 36},
-        "rollout": {"prompts_per_step": prompts, "max_tokens": 72, "batch_size": 64},
+        "reward": {"overlong_buffer": tokens // 2},
+        "rollout": {"prompts_per_step": prompts, "max_tokens": tokens, "batch_size": 256},
         "train": {"steps": steps, "mini_batch_prompts": max(1, prompts // 2), "lr": 1e-4},
         "checkpoint": {"every": steps},
         "log": {"samples_every": 0},
@@ -89,13 +89,14 @@ def mean(records: Sequence[dict[str, float]], key: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="prompts a step, with 8 responses each")
+    parser.add_argument("--tokens", type=int, default=72, help="the longest response")
     parser.add_argument("--steps", type=int, default=8, help="rollout steps of each run")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind")
     options = parser.parse_args()
     first, second, *_ = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tree = toy_config(folder, prompts=options.prompts, steps=options.steps)
+        tree = toy_config(folder, prompts=options.prompts, tokens=options.tokens, steps=options.steps)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -139,7 +140,16 @@ def main() -> None:
         )
     on_policy, ahead = (mean(measured[f"ahead {k}"], "step_time") for k in (0, 1))
     share = mean(measured["ahead 0"], "timing/rollout") / on_policy
-    print(f"ahead 1 is {on_policy / ahead:.2f} times as fast as ahead 0, where rollouts are {share:.0%} of a step")
+    size = options.steps - 2  # that count, of each run
+    rounds = [
+        mean(measured["ahead 0"][at : at + size], "step_time")
+        / mean(measured["ahead 1"][at : at + size], "step_time")
+        for at in range(0, options.rounds * size, size)
+    ]
+    print(
+        f"ahead 1 is {on_policy / ahead:.2f} times as fast as ahead 0 (by round {min(rounds):.2f} to "
+        f"{max(rounds):.2f}), where rollouts are {share:.0%} of a step"
+    )
 
 
 def is_open(port: int) -> bool:
