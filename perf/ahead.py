@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -120,7 +119,8 @@ def main() -> None:
                     run = folder / f"ahead-{ahead}-{turn}"
                     measured[f"ahead {ahead}"] += train(tree, run, cores={first}, **served | {"ahead": ahead})
         finally:
-            os.killpg(server.pid, signal.SIGKILL)
+            server.terminate()  # killed, it would leave its shared memory behind
+            server.wait()
         for turn in range(options.rounds):
             run = folder / f"in-process-{turn}"
             measured["in process"] += train(tree, run, cores={first, second}, sampler="vllm")

@@ -66,7 +66,7 @@ class EvalResult:
 
         Raises UserError for a damaged file.
         """
-        return _read_parquet(self.path, columns)
+        return _read_parquet(self.path, columns, "delete it, or evaluate again")
 
 
 class RunDirectory:
@@ -214,7 +214,7 @@ class RunDirectory:
         path = self._rollout_path(step)
         if not path.exists():
             raise UserError(f"{self.path} has no rollouts of step {step}; it has {_span(self.rollout_steps())}")
-        return _read_parquet(path, columns)
+        return _read_parquet(path, columns, "delete it to go on without this step")
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose rollouts are stored, ascending."""
@@ -398,13 +398,11 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
         work.unlink(missing_ok=True)
 
 
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
+def _read_parquet(path: Path, columns: Sequence[str] | None, advice: str) -> pa.Table:
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); delete it, or make it again"
-        ) from None
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {str(error)[:120]}); {advice}") from None
 
 
 def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
