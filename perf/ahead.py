@@ -92,6 +92,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="rollout steps of each run")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind")
     options = parser.parse_args()
+    if options.steps < 4:
+        parser.error("--steps must be at least 4: the first step and the last do not count")
     first, second, *_ = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
