@@ -434,7 +434,6 @@ def started_by_srun(tasks: int, nodes: int, *arguments: str, **variables: str) -
     code = """
 import sys
 from vlm_rl import cli
-from vlm_rl.algorithms import ALGORITHMS
 sys.argv = ["vlm-rl", *sys.argv[1:]]
 code = cli.main()
 assert "torch" not in sys.modules and "transformers" not in sys.modules, "imported before the refusal"

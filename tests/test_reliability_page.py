@@ -16,7 +16,7 @@ import pytest
 from tests.attack import ATTACKS
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import check_unchanged
+from vlm_rl.run.configurations import check_unchanged
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")

@@ -6,11 +6,10 @@ vlm_rl.losses compute each factor, with its equation and source beside the code.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 
 from vlm_rl.config import AlgorithmConfig
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, near
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class Algorithm:
 def resolve_algorithm(config: AlgorithmConfig) -> Algorithm:
     """Return the named row with the configuration's overrides. Raises UserError for an unknown name."""
     if config.name not in ALGORITHMS:
-        close = difflib.get_close_matches(config.name, ALGORITHMS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known names: {', '.join(ALGORITHMS)}"
+        hint = near(config.name, ALGORITHMS, otherwise=f"known names: {', '.join(ALGORITHMS)}")
         raise UserError(f"algorithm.name is {config.name!r}: {hint}")
     overrides = {f.name: getattr(config, f.name) for f in fields(Algorithm) if getattr(config, f.name) is not None}
     return replace(ALGORITHMS[config.name], **overrides)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A mistake that the user can fix; the command line prints it without a traceback.
@@ -18,3 +21,9 @@ class StoppedError(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_STOPPED)
+
+
+def near(name: str, known: Iterable[str], *, otherwise: str) -> str:
+    """Return the question whether a known name was meant, or `otherwise` where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise

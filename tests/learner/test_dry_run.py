@@ -271,9 +271,10 @@ def test_an_option_that_deepspeed_does_not_know_is_refused_before_the_weights_ar
         ("{wall_clock_breakdwon: true}", ["train.deepspeed: unknown key wall_clock_breakdwon: did you mean 'wall_"]),
         ("{zzz: 1, yyy: 2}", ["unknown key zzz: DeepSpeed would ignore it", "unknown key yyy"]),
         ("{comms_logger: {enabled: perhaps}}", ["enabled is 'perhaps'"]),
+        ("{comms_logger: {enabledd: true}}", ["train.deepspeed (CommsLoggerConfig): enabledd is True: Extra"]),
         ("{data_types: 3}", ["train.deepspeed: DeepSpeed refuses it: "]),
     ],
-    ids=["misspelt", "two", "a value", "a form"],
+    ids=["misspelt", "two", "a value", "misspelt inside", "a form"],
 )
 def test_any_key_that_deepspeed_does_not_read_is_refused(options: str, messages: list[str]) -> None:
     with pytest.raises(UserError) as refused:

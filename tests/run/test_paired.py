@@ -159,7 +159,8 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
         (["a.parquet", "gone"], ["gone: there is no such file or folder", "check the path"]),
         (["a.parquet", "folder"], ["folder", "no results in it"]),
         (["a.parquet", "broken.json"], ["broken.json", "neither records", "vlm-rl score --json"]),
-        (["a.parquet", "empty.json"], ["empty.json", "it has no rows", "vlm-rl score --json"]),
+        (["a.parquet", "empty.json"], ["empty.json: the result on a has no rows", "score again"]),
+        (["empty.parquet", "a.parquet"], ["empty.parquet: the result on", "has no rows", "evaluate"]),
         (["a.parquet", "a.parquet", "--by-pass-rate", "b.parquet"], ["b.parquet", "no problem of", "in common"]),
     ],
 )
@@ -171,6 +172,7 @@ def test_what_cannot_be_compared_is_said(
     pq.write_table(
         pa.table({"problem_id": ["q"], "verdict": ["wrong"], "length": [1], "category": [""]}), "b.parquet"
     )
+    pq.write_table(pq.read_table("b.parquet").slice(0, 0), "empty.parquet")
     Path("folder").mkdir()
     Path("broken.json").write_text("{}")
     Path("empty.json").write_text('{"benchmark": "a", "rows": []}')

@@ -55,6 +55,9 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError("eval compare needs two results or more: vlm-rl eval compare A B")
     given = [*options.results, *filter(None, [options.by_pass_rate])]
     loaded = [read_results(path) for path in given]
+    for path, sets in zip(given, loaded, strict=True):
+        if empty := [name for name, result in sets.items() if not result.problems]:
+            raise UserError(f"{path}: the result on {empty[0]} has no rows; evaluate or score again")
     names = [str(path) for path in options.results]
     if all(len(sets) == 1 for sets in loaded):  # single files: their names need not agree
         only = next(iter(loaded[0]))
@@ -162,10 +165,7 @@ def read_results(path: Path) -> dict[str, SetResult]:
             summary = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
             return {path.parent.name: _of_records(pq.read_table(path, columns=_COLUMNS), summary)}
         tree = json.loads(path.read_text(encoding="utf-8"))
-        scores = problem_scores(tree.pop("rows"))
-        if not scores:
-            raise ValueError("it has no rows")
-        return {tree["benchmark"]: SetResult(scores, tree)}
+        return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(
             f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from vlm_rl.config import TrainConfig, explain
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, near
 from vlm_rl.learner.regroup import regrouped
 
 
@@ -259,19 +258,23 @@ def check_deepspeed_options(config: TrainConfig) -> None:
         DeepSpeedZeroConfig(**{**options.get("zero_optimization", {}), "stage": config.zero_stage})
         DeepSpeedConfig(block)
     except ValidationError as error:
-        where += ".zero_optimization" if error.title == DeepSpeedZeroConfig.__name__ else f" ({error.title})"
-        lines = [line for detail in error.errors() for line in explain(where, detail, DeepSpeedZeroConfig, [])]
+        details = error.errors()
+        if error.title == DeepSpeedZeroConfig.__name__:
+            of_zero = partial(explain, f"{where}.zero_optimization", kind=DeepSpeedZeroConfig, overrides=[])
+            lines = [line for detail in details for line in of_zero(detail)]
+        else:  # of the class of another block
+            keys = [".".join(map(str, detail["loc"])) for detail in details]
+            lines = [
+                f"{where} ({error.title}): {key} is {detail['input']!r}: {detail['msg']}"
+                for key, detail in zip(keys, details, strict=True)
+            ]
         raise UserError("\n".join(lines)) from None
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         # for keys that are no names, values of another form, and what does not go together
         raise UserError(f"{where}: DeepSpeed refuses it: {error}") from None
     if unknown := [key for key in options if key not in block.asked]:
-        raise UserError("\n".join(f"{where}: unknown key {key}: {_hint(key, block.asked)}" for key in unknown))
-
-
-def _hint(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, sorted(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else "DeepSpeed would ignore it; remove it"
+        hint = partial(near, known=sorted(block.asked), otherwise="DeepSpeed would ignore it; remove it")
+        raise UserError("\n".join(f"{where}: unknown key {key}: {hint(key)}" for key in unknown))
 
 
 class _Asked(dict[str, Any]):

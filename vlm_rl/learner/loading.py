@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from vlm_rl.config import Config, DataConfig, ModelConfig, SftConfig, changed_keys
+from vlm_rl.config import Config, DataConfig, ModelConfig, SftConfig
 from vlm_rl.data.adapters import BaseModel, base_of
 from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size
-from vlm_rl.distributed import all_gather, from_main, model_dtype, rank
+from vlm_rl.distributed import from_main, model_dtype, rank
 from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches
 from vlm_rl.learner.architectures import PADDED_COST
@@ -22,26 +22,9 @@ from vlm_rl.learner.deepspeed import check_deepspeed_options
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.run.checkpoint import verify_model
-from vlm_rl.run.directory import comparable, value_at
 from vlm_rl.run.terminal import make_console
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt
-
-
-def check_one_configuration(config: Config | SftConfig) -> None:
-    """Raise UserError on every rank where one was given a different configuration, as a second node may be.
-
-    Its file may differ, and the newest revision of a model of the hub too.
-    """
-    first, *others = all_gather(comparable(config))
-    for number, tree in enumerate(others, start=1):
-        if changed := changed_keys(first, tree):
-            key, there, here = changed[0], value_at(tree, changed[0]), value_at(first, changed[0])
-            pinned = ", and pin the model's revision" if key == "model.path" else ""
-            raise UserError(
-                f"{key} is {there!r} on rank {number} and {here!r} on rank 0: start every node with the same "
-                f"configuration{pinned}; {len(changed)} of their keys differ"
-            )
 
 
 def make_prompt_builder(config: DataConfig, model_path: Path) -> PromptBuilder:

@@ -25,11 +25,12 @@ from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks,
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner, UpdateResult
-from vlm_rl.learner.loading import check_one_configuration, load_policy, make_prompt_builder, prompts_to_check
+from vlm_rl.learner.loading import load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
 from vlm_rl.learner.sft import Example, take_step
-from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, check_unchanged
+from vlm_rl.run.configurations import check_alike, check_unchanged
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import make_console, progress, resume_command
 from vlm_rl.run.tracking import Tracking
@@ -75,7 +76,7 @@ class _SftRun:
         self.config = config
         check_quantization(config.model)
         self.device = init_ranks()
-        check_one_configuration(config)
+        check_alike(all_gather(config))
         problems = load_training_sets(config.data)
         self.examples = examples_of(problems)
         self.contaminated = contaminated_sources(problems)

@@ -1,6 +1,7 @@
 """A run on disk and on the terminal.
 
 directory    read and write a run directory: the contract between training, report and demo
+configurations  those of a resume and its run, or of several ranks, compared
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
 paired       two evaluations compared problem by problem
@@ -21,6 +22,7 @@ terminal     lines, progress bars and tables
 __all__ = [
     "checkpoint",
     "checkpoint_names",
+    "configurations",
     "cores",
     "directory",
     "eval_record",

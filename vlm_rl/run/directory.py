@@ -33,17 +33,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_rl.config import (
-    MUTABLE_KEYS,
     Config,
-    ConfigSection,
     SftConfig,
-    changed_keys,
     check_benchmark_name,
     load_config,
     load_sft_config,
     save_config,
 )
-from vlm_rl.data.hub_models import hub_name
 from vlm_rl.errors import UserError
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
@@ -300,37 +296,6 @@ class RunDirectory:
         """Return the benchmarks whose rows were trained on; empty for a clean run."""
         path = self.path / "CONTAMINATED.json"
         return tuple(_read_json(path).get("trained_on_test_rows_of", ())) if path.exists() else ()
-
-
-def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> None:
-    """Raise UserError where a resume changes a key that it has to keep.
-
-    Args:
-        path: the run's folder.
-        own: the configuration in it.
-        config: that of the resume.
-    """
-    previous, wanted = comparable(own), comparable(config)
-    changed = [key for key in changed_keys(previous, wanted) if not key.startswith(MUTABLE_KEYS)]
-    if changed:
-        raise UserError(
-            f"{path}: cannot resume with a different {changed[0]}: the run has "
-            f"{value_at(previous, changed[0])!r}; give it that value, or start a new run with a different out"
-        )
-
-
-def comparable(config: ConfigSection) -> dict[str, Any]:
-    """Return what a run is configured to do, on whatever machine: the cache of the hub may be a different folder."""
-    tree = config.model_dump()
-    tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
-    return tree
-
-
-def value_at(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, None where there is none."""
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def distinct_names(runs: Sequence[RunDirectory]) -> list[str]:

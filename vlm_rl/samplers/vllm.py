@@ -7,7 +7,6 @@ response never depends on what was generated earlier.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import logging
@@ -31,7 +30,7 @@ from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, near
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -376,8 +375,7 @@ def _check_known(options: Iterable[str], known: Sequence[str]) -> None:
     """Raise UserError for an option that is not among those of vLLM's engine."""
     for key in options:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see vLLM's engine arguments"
+            hint = near(key, known, otherwise="see vLLM's engine arguments")
             raise UserError(f"rollout.vllm.{key}: vLLM has no such option; {hint}")
 
 

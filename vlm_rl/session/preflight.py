@@ -18,7 +18,8 @@ from vlm_rl.data.model_folder import check_model_folder, check_transformers, is_
 from vlm_rl.data.sets import check_is_set
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint_names import resolve_model
-from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, check_unchanged
+from vlm_rl.run.configurations import check_unchanged
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.trackers import check_trackers
 from vlm_rl.samplers.missing_vllm import check_vllm_is_there
 

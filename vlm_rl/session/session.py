@@ -30,17 +30,12 @@ from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing
 from vlm_rl.learner.learner import Learner
-from vlm_rl.learner.loading import (
-    check_a_prompt_fits,
-    check_one_configuration,
-    load_policy,
-    make_prompt_builder,
-    prompts_to_check,
-)
+from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.quantization import check_quantization
 from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
 from vlm_rl.rewards import RewardFunction
+from vlm_rl.run.configurations import check_alike
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
@@ -70,7 +65,7 @@ class Session:
         self.algorithm = resolve_algorithm(config.algorithm)
         check_quantization(config.model)
         self.device = init_ranks()
-        check_one_configuration(config)
+        check_alike(all_gather(config))
         self.problems, self.eval_sets = load_problems(config)
         evaluated = sum(map(len, self.eval_sets.values()))
         stages.done("data", f"{len(self.problems):,} problems to train on, {evaluated:,} to evaluate on")

@@ -21,11 +21,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from vlm_rl.config import MUTABLE_KEYS, changed_keys, save_config
+from vlm_rl.config import save_config
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.run.checkpoint import verify
-from vlm_rl.run.directory import RunDirectory, comparable, write_atomically
+from vlm_rl.run.configurations import fixed_changes
+from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.manifest import CheckpointError
 from vlm_rl.run.terminal import clock, make_console, visible
 from vlm_rl.study.findings import findings
@@ -154,8 +155,7 @@ def _refuse_a_different_run(planned: Planned) -> None:
         return
     run = RunDirectory(planned.out)
     there, wanted = run.config(), planned.config
-    keys = changed_keys(comparable(there), comparable(wanted))
-    changed = [key for key in keys if key != "out" and not key.startswith(MUTABLE_KEYS)]
+    changed = [key for key, _, _ in fixed_changes(there, wanted) if key != "out"]
     if changed:
         raise UserError(
             f"{planned.out} holds a run with a different {changed[0]} than the study file has now: give a new --out, "

@@ -52,7 +52,7 @@ class _NoValueError(Exception):
 
 
 def value_of(text: str) -> Value | None:
-    """Return the value of a text, an int where Python's would be one; None if it has none, or one of _MAX_BITS."""
+    """Return the value of a text, an int where Python's would be one; None if it has none, or a larger one."""
     if len(text) > _MAX_TEXT or text.count(r"\left") != text.count(r"\right"):
         return None
     tokens = [token for token in _TOKEN.findall(text) if token not in _SKIPPED and token.strip()]

@@ -1,0 +1,61 @@
+"""Configurations compared: a resume's with that of its run, and those of the ranks with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlm_rl.config import MUTABLE_KEYS, ConfigSection, changed_keys
+from vlm_rl.data.hub_models import hub_name
+from vlm_rl.errors import UserError
+
+
+def changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
+    """Return (dotted key, own value, the other's) where they differ; the hub's cache may be in different folders."""
+    first, second = own.model_dump(), other.model_dump()
+    for tree in (first, second):
+        tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
+    return [(key, _value_at(first, key), _value_at(second, key)) for key in changed_keys(first, second)]
+
+
+def fixed_changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
+    """Return those of the changes that a run does not survive."""
+    return [change for change in changes(own, other) if not change[0].startswith(MUTABLE_KEYS)]
+
+
+def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> None:
+    """Raise UserError where a resume changes a key that it has to keep.
+
+    Args:
+        path: the run's folder.
+        own: the configuration in it.
+        config: that of the resume.
+    """
+    if changed := fixed_changes(own, config):
+        key, value, _ = changed[0]
+        raise UserError(
+            f"{path}: cannot resume with a different {key}: the run has {value!r}; give it that value, or start a "
+            "new run with a different out"
+        )
+
+
+def check_alike(configs: Sequence[ConfigSection]) -> None:
+    """Raise UserError where a rank, such as one on a second node, was given a different configuration than rank 0.
+
+    Its file may differ, and the newest revision of a model of the hub too.
+    """
+    for rank, config in enumerate(configs):
+        if changed := changes(configs[0], config):
+            key, first, there = changed[0]
+            pinned = ", and pin the model's revision" if key == "model.path" else ""
+            raise UserError(
+                f"{key} is {there!r} on rank {rank} and {first!r} on rank 0: start every node with the same "
+                f"configuration{pinned}; {len(changed)} of their keys differ"
+            )
+
+
+def _value_at(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
