@@ -3,7 +3,7 @@
     python perf/hadw_theory.py                              # the tables
     python perf/hadw_theory.py --out docs/hadw_bias.png     # and the picture
     vlm-rl eval --model M --data SET --samples 128 --temperature 1 --out RUN
-    python perf/hadw_theory.py --run RUN                    # the same of real responses, as in the paper's figure 1b
+    python perf/hadw_theory.py --run RUN                    # the same of real responses, as in figures 1b and 6
 
 A prompt that the policy solves with probability p gets G responses, each right (1) or wrong (0). The baseline is the
 pass rate p_hat = k/G with k ~ Binomial(G, p). Groups with k = 0 or k = G have advantage 0 and teach nothing, so what
@@ -66,6 +66,8 @@ share of groups whose baseline is above that of all K, are sums over j; nothing 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import pairwise
 from math import comb
@@ -210,6 +212,23 @@ def baselines(right: int, stored: int, size: int) -> Baselines:
     return Baselines(right / stored, mean, above, float(mean_baseline(right / stored, size)))
 
 
+def extreme_share(rights: Sequence[int], stored: int, size: int) -> float:
+    """Return which share of the groups of ``size`` with one right response are of problems below that pass rate.
+
+    Figure 6 of the paper: a group with one of 8 right says p_hat = 1/8, and fewer than 16 of 128 right say p < 1/8.
+
+    Args:
+        rights: right responses of each problem, out of ``stored``.
+        stored: responses to each problem.
+        size: of a group.
+
+    Returns NaN where no group has one right response.
+    """
+    chances = [right * comb(stored - right, size - 1) for right in rights]  # groups with one right, of each problem
+    below = sum(chance for right, chance in zip(rights, chances, strict=True) if right * size < stored)
+    return below / sum(chances) if sum(chances) else math.nan
+
+
 def print_run(run: Path, *, size: int) -> None:
     """Print the table of an evaluation with several samples, the last one of each benchmark.
 
@@ -238,6 +257,14 @@ def print_run(run: Path, *, size: int) -> None:
             cells = [f"{np.mean(values):.3f}" for values in zip(*band, strict=True)] or [""] * 4
             whole, groups, too_high, formula = cells
             print(f"| {low:g} to {high:g} | {len(band)} | {whole} | {groups} | {formula} | {too_high} |")
+        rights = [sum(given[:stored]) for given in counts.values()]
+        limit = -(-stored // size)
+        for name_of, counted in (("right", rights), ("wrong", [stored - right for right in rights])):
+            share = extreme_share(counted, stored, size)
+            print(
+                f"of the groups of {size} with one {name_of}, {100 * share:.0f} % are of problems with fewer than "
+                f"{limit} {name_of} of {stored}"
+            )
     if not shown:
         raise UserError(
             f"{run} has no evaluation with {2 * size} or more samples of each problem; make one with "

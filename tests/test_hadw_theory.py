@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -239,6 +240,20 @@ def test_the_baselines_of_stored_responses_are_sums_over_their_groups(size: int,
     assert found.too_high == pytest.approx(np.mean([rate > right / stored for rate in rates]))
 
 
+def test_groups_with_one_right_response_are_counted_one_by_one() -> None:
+    """Figure 6: of the groups of 3 with one right response, those of problems with fewer than 3 of 9 right."""
+    rights = [0, 1, 2, 3, 7, 9]
+    of_low, of_any = 0, 0
+    for right in rights:
+        groups = combinations([1] * right + [0] * (9 - right), 3)
+        count = sum(sum(group) == 1 for group in groups)
+        of_any += count
+        of_low += count * (right < 3)
+    assert 0 < of_low < of_any
+    assert theory.extreme_share(rights, 9, 3) == pytest.approx(of_low / of_any)
+    assert math.isnan(theory.extreme_share([0, 9], 9, 3))
+
+
 def test_many_stored_responses_are_as_good_as_the_probability() -> None:
     """Drawn without replacement from very many, a group is one of independent responses."""
     found = theory.baselines(3000, 10_000, 8)
@@ -260,6 +275,8 @@ def test_the_table_of_a_run(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--run", str(run.path)]
     done = subprocess.run([*command, "--size", "2"], capture_output=True, text=True, check=True)
     assert "| 0.25 to 0.5 | 1 | 0.250 | 0.500 | 0.500 | 1.000 |" in done.stdout
+    assert "groups of 2 with one right, 100 % are of problems with fewer than 2 right of 4\n" in done.stdout
+    assert "groups of 2 with one wrong, 0 % are of problems with fewer than 2 wrong of 4\n" in done.stdout
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "16 or more samples" in refused.stderr and "Traceback" not in refused.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -43,14 +44,17 @@ def all_runs() -> list[tuple[Paper, PlannedRun]]:
     return [(paper, one) for name, paper in PAPERS.items() for one in runs_of(name)]
 
 
-def test_all_37_rows_resolve_plan_and_dry_run(tmp_path: Path) -> None:
+def headline_runs() -> list[tuple[Paper, PlannedRun]]:
+    return [(paper, one) for paper, one in all_runs() if paper.key != "hadw-ablations"]
+
+
+def test_all_37_rows_resolve_plan_and_dry_run() -> None:
     """Each is a file of its own, a recipe of test_dry_run, and trains by a command; so is every file for a paper."""
-    files = {one.file for _, one in all_runs()}
-    assert len(all_runs()) == len(files) == 37
+    files = {one.file for _, one in headline_runs()}
+    assert len(headline_runs()) == len(files) == 37
     assert files <= {*RECIPES, *PAPER_RECIPES}
     assert {path for path in PAPER_RECIPES if path.stem != "base"} <= files
-    outs = {one.planned.config.out for _, one in all_runs()}
-    assert len(outs) == 37
+    assert len({one.planned.config.out for _, one in headline_runs()}) == 37
     for paper, one in all_runs():
         config = one.planned.config
         resolve_algorithm(config.algorithm)
@@ -61,12 +65,37 @@ def test_all_37_rows_resolve_plan_and_dry_run(tmp_path: Path) -> None:
 
 
 def test_rows_differ_in_what_their_names_say() -> None:
-    by_name = {(paper.key, one.run.title): one.planned.config for paper, one in all_runs()}
+    by_name = {(paper.key, one.run.title): one.planned.config for paper, one in headline_runs()}
     assert by_name["luspo-vl", "Qwen2.5-VL-7B-Instruct LUSPO"].algorithm.name == "luspo"
     weighted = {key for key, config in by_name.items() if config.algorithm.hadw.enabled}
     assert weighted == {key for key in by_name if key[1].endswith("+ HA-DW")} and len(weighted) == 9
     polaris = {key for key, config in by_name.items() if config.data.train == ["data/polaris"]}
     assert polaris == {key for key in by_name if "Polaris" in key[1]} and len(polaris) == 6
+
+
+def test_every_ablation_of_hadw_changes_what_its_name_says_and_nothing_else() -> None:
+    """GRPO with and without HA-DW are the runs of the paper's first table, and are trained once."""
+    runs = {one.run.rule: one for one in runs_of("hadw-ablations")}
+    shared = {"GRPO", "GRPO + HA-DW"}
+    of_hadw = {one.run.rule: one for one in runs_of("hadw") if one.run.model == "Qwen3-4B-Base"}
+    assert all(runs[rule].planned.out == of_hadw[rule].planned.out for rule in shared)
+    outs = {one.planned.out for one in runs.values()}
+    assert len(outs) == len(runs) == 13 and len(outs & {one.planned.out for one in runs_of("hadw")}) == 2
+    expected = {
+        **{f"HA-DW, belief {belief}": {"variant": "constant", "threshold": belief} for belief in (0.4, 0.5, 0.6)},
+        **{f"HA-DW, lambda {scale}": {"scale": scale} for scale in (0.5, 0.8, 1.0, 1.5, 1.7, 2.0)},
+        "HA-DW, published code": {"variant": "published_code"},
+    }
+    assert runs.keys() == {*expected, *shared, "GRPO, 16 responses"}
+    for rule, changes in expected.items():
+        tree = of_hadw["GRPO + HA-DW"].planned.config.model_dump()
+        tree["algorithm"]["hadw"] |= changes
+        assert runs[rule].planned.config.model_dump() == tree | {"out": str(runs[rule].planned.out)}
+        assert all(word in runs[rule].command(8) for word in runs[rule].run.changes)
+    tree = of_hadw["GRPO"].planned.config.model_dump()
+    tree["rollout"]["responses_per_prompt"] = 16
+    wide = runs["GRPO, 16 responses"].planned
+    assert wide.config.model_dump() == tree | {"out": str(wide.out)}
 
 
 def test_the_rows_of_ba_differ_in_their_aggregation_alone_and_token_is_a_mean_of_each_group() -> None:
@@ -140,7 +169,7 @@ def test_a_model_that_a_run_divides_is_measured_on_engines_of_as_many_ranks() ->
 
 
 def test_published_numbers_are_of_rows_and_columns_that_exist() -> None:
-    """The averages are those of the paper's table, which are not stored here."""
+    """A number with a wrong digit would move the mean of its row away from the average that the paper prints."""
     for paper in PAPERS.values():
         rows = {(run.model, run.rule) for run in paper.runs} | {(model, BASE) for model in paper.models}
         gains = {(gain.model, rule) for gain in paper.gains for rule in (gain.rule, gain.over)}
@@ -148,12 +177,11 @@ def test_published_numbers_are_of_rows_and_columns_that_exist() -> None:
         columns = {column.benchmark for column in paper.columns}
         assert {name for numbers in paper.published.values() for name in numbers} <= columns
         assert {gain.benchmark for gain in paper.gains} <= columns
-    means = {rule: sum(numbers.values()) / 6 for (_, rule), numbers in PAPERS["luspo-vl"].published.items()}
-    assert means == pytest.approx({BASE: 39.2, "GRPO": 44.0, "GSPO": 43.6, "LUSPO": 45.6}, abs=0.06)
-    hadw = PAPERS["hadw"]
-    means = [sum(hadw.published[run.model, run.rule].values()) / 5 for run in hadw.runs]
-    of_4b, of_8b = [46.5, 48.7, 47.1, 49.2, 46.8, 49.5], [49.6, 52.5, 50.2, 51.7, 50.7, 53.4]
-    assert means == pytest.approx([*of_4b, *of_8b, 25.7, 27.1, 24.9, 25.8, 26.5, 28.1], abs=0.0501)
+        for key, numbers in paper.published.items():
+            if key in paper.averages and len(numbers) == len(columns):  # printed averages agree with printed cells
+                mean = sum(numbers.values()) / len(numbers)
+                assert mean == pytest.approx(paper.averages[key], abs=0.0501), key
+    assert all(PAPERS[name].averages.keys() == PAPERS[name].published.keys() for name in ("luspo-vl", "hadw"))
 
 
 def summary(score: float, **more: Any) -> dict[str, Any]:
@@ -200,8 +228,8 @@ def test_published_averages_lengths_and_differences_stand_beside_ours(
     text = as_markdown(make_table(ba, table_rows(ba, runs_of("ba"), tmp_path)))
     averages = ["44.8", "43.6", "47.0", "46.1", "43.5", "46.4"]
     rows = [line for line in text.splitlines() if line.startswith("| Qwen3-1.7B")]
-    assert [line.split(" | ")[-2].removesuffix(" / not measured") for line in rows] == ["no source", *averages]
-    assert text.count("| no source / not measured ") == (12 + 2) * (7 + 1) + 2  # cells, lengths, two averages
+    assert [line.split(" | ")[-2].removesuffix(" / of other sets") for line in rows] == ["no source", *averages]
+    assert text.count("| no source / not measured ") == (12 + 2) * (7 + 1)  # cells, lengths
 
     paper = PAPERS["luspo-text"]
     rows = table_rows(paper, runs_of(paper.key), tmp_path)
@@ -244,10 +272,12 @@ def test_a_plan_names_every_download_and_every_command(
         assert f"{one.hub}: size {one.size}, licence {one.license}, revision {one.revision}" in text
         assert one.command in text
     for one in runs_of(name):
-        assert f"[to do] {one.command(8)}\n" in text
-    kinds = {BENCHMARKS[column.benchmark].has_programs for column in paper.columns}  # programs are measured apart
+        assert f"[to do] {one.command(8, num_nodes=one.run.num_nodes)}\n" in text
+    # Programs are measured apart, and so is what the paper takes a number of responses of its own of.
+    kinds = {(BENCHMARKS[column.benchmark].has_programs, column.samples) for column in paper.columns}
     evaluations = len(kinds) * (len(paper.runs) + len(paper.models))
-    assert text.count("vlm-rl eval --model") == evaluations and "[done]" not in text
+    command = "torchrun --nproc-per-node 8 --shutdown-timeout 1800 -m vlm_rl eval --model "
+    assert text.count(command) == evaluations and "[done]" not in text
 
 
 def test_what_is_refused(
@@ -257,7 +287,7 @@ def test_what_is_refused(
     vision = ["luspo-vl", "--configs", CONFIGS]
     missing = len({*downloads(PAPERS["luspo-vl"])})
     for words, expected in (
-        (["ppo"], "known: luspo-vl, luspo-text, ba, hadw"),
+        (["ppo"], "known: luspo-vl, luspo-text, ba, hadw, hadw-ablations"),
         (["ba"], "give --configs FOLDER"),
         (["ba", "--plan", "--train"], "give one of them"),
         (["ba", "--ranks", "0"], "--ranks is 0"),
@@ -266,6 +296,33 @@ def test_what_is_refused(
     ):
         code, text = said("paper", *words)
         assert code == 2 and expected in text, text
+
+
+def test_what_is_printed_does_what_the_command_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[int, str]]
+) -> None:
+    """Sets of another folder are trained on from there, responses are as many as the paper's, options are kept."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--configs", str(CONFIGS), "--data", "/d", "--ranks", "4"]
+    code, text = said("paper", "hadw", *options)
+    lines = [line.split("] ", 1)[1] for line in text.splitlines() if line.startswith("[to do]")]
+    trains = [line for line in lines if " train " in line]
+    assert code == 0 and len(trains) == 18
+    launch, moved = "torchrun --nproc-per-node 4 ", "'data.train=[/d/math]' 'data.eval=[/d/math500,/d/aime25,"
+    assert all(line.startswith(launch) and moved in line for line in trains)
+    assert sum("--data /d/aime25 /d/amc23 " in line and line.endswith(" --samples 16") for line in lines) == 18 + 3
+    assert f"vlm-rl paper hadw --ranks 4 --configs {CONFIGS} --data /d --table" in lines
+
+    code, text = said("paper", "luspo-text", "--tiny", "--configs", CONFIGS)
+    lines = [line.split("] ", 1)[1] for line in text.splitlines() if line.startswith("[to do]")]
+    assert code == 0 and all(line.startswith("vlm-rl ") for line in lines)  # one rank of one node
+    tiny = Path("runs/papers/luspo-text-tiny")
+    for line, run in zip((line for line in lines if " train " in line), runs_of("luspo-text"), strict=True):
+        _, _, file, *changes = shlex.split(line)
+        config = load_config(file, changes)
+        assert Path(file) == run.file and config.model.path == str(tiny / "tiny-model")
+        assert config.train.steps == 2 and Path(config.out) == tiny / run.planned.out.name
+    assert lines[-1] == f"vlm-rl paper luspo-text --tiny --configs {CONFIGS} --table"
 
 
 def test_what_was_done_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

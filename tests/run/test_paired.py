@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.prepared_sets import write_problems
 from vlm_rl.cli import main
 from vlm_rl.run.paired import ProblemScore, by_category, pair, problem_scores
 from vlm_rl.stats import sign_test
+from vlm_rl.types import Problem
 
 
 def scores(verdicts: str, *, length: float | None = 10.0) -> dict[str, ProblemScore]:
@@ -120,6 +122,51 @@ def test_a_third_result_says_what_is_hard_medium_and_easy(tmp_path: Path, capsys
     assert "1 problem without a pass rate" in printed and "regression" not in printed
     assert main([*command, str(a)]) == 0
     assert "part of the change is regression to the mean" in capsys.readouterr().out
+
+
+def test_a_prepared_set_says_which_facet_a_problem_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Levels 1 to 5 of MATH500; hard are 4 and 5, as in figure 1c of the HA-DW paper."""
+    problems = [
+        Problem(f"p{i}", "?", (), "1", "integer", source="math500", category="algebra", meta={"level": i + 1})
+        for i in range(5)
+    ]
+    data = write_problems(problems, tmp_path / "data" / "math500")
+    paths = [records(tmp_path / name / "set" / "r.parquet", v, 5) for name, v in (("a", "11100"), ("b", "11011"))]
+    out = tmp_path / "out.json"
+    command = ["eval", "compare", *map(str, paths), "--json", str(out), "--data", str(data)]
+    assert main([*command, "--by", "difficulty"]) == 0
+    (compared,) = json.loads(out.read_text())["compared"]
+    assert {key: (part["n"], part["score_a"], part["score_b"]) for key, part in compared["by_facet"].items()} == {
+        "easy": (1, 1.0, 1.0),
+        "hard": (2, 0.0, 1.0),
+        "mid": (2, 1.0, 0.5),
+    }
+    assert "  by difficulty\n" in (printed := capsys.readouterr().out) and "    hard: 0.0 -> 100.0" in printed
+    assert main([*command, "--by", "level"]) == 0
+    assert [*json.loads(out.read_text())["compared"][0]["by_facet"]] == ["1", "2", "3", "4", "5"]
+    assert main([*command, "--by", "kind"]) == 2
+    assert "no facet 'kind'; they have: difficulty, level, subject" in " ".join(capsys.readouterr().err.split())
+    assert main(command) == 2 and "go together" in capsys.readouterr().err
+
+
+def test_a_split_of_one_set_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Results on several sets, and pass rates of one of them."""
+    for name, verdicts in (("a", "10"), ("b", "11"), ("rates", "01")):
+        for benchmark in ("one", "two") if name != "rates" else ("two",):
+            path = records(tmp_path / name / "eval" / benchmark / "step-000000.parquet", verdicts, 5)
+            path.with_suffix(".json").write_text("{}")
+        (tmp_path / name / "config.yaml").touch()
+    a, b, rates = (str(tmp_path / name) for name in ("a", "b", "rates"))
+    out = tmp_path / "out.json"
+    assert main(["eval", "compare", a, b, "--by-pass-rate", rates, "--json", str(out)]) == 0
+    parts = [[*part["by_pass_rate"]] for part in json.loads(out.read_text())["compared"]]
+    assert parts == [[], ["hard", "easy"]]
+    one = str(tmp_path / "a" / "eval" / "one" / "step-000000.parquet")
+    assert main(["eval", "compare", a, b, "--by-pass-rate", one]) == 0  # the set that its folder names
+    capsys.readouterr()
+    moved = records(tmp_path / "three" / "r.parquet", "11", 5)
+    assert main(["eval", "compare", a, b, "--by-pass-rate", str(moved)]) == 2
+    assert "--by-pass-rate has ['three'], and compared are ['one', 'two']" in capsys.readouterr().err
 
 
 def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

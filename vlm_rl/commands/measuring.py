@@ -93,6 +93,9 @@ def _add_eval_compare(actions: Commands) -> None:
     compare.add_argument("results", type=Path, nargs="+", help="results folders, Parquet records or JSON of score")
     help_rates = "split by this result's pass rates, e.g. those of the model before training: hard, medium and easy"
     compare.add_argument("--by-pass-rate", type=Path, metavar="RESULTS", help=help_rates)
+    help_by = "split by this facet of the benchmark's problems, e.g. level, which --data holds"
+    compare.add_argument("--by", metavar="FACET", help=help_by)
+    compare.add_argument("--data", type=Path, nargs="+", default=[], help="prepared sets, for --by")
     compare.add_argument("--json", type=Path, help="also write the comparison to this file")
     compare.set_defaults(command=_eval_compare)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_paper(commands: Commands) -> None:
     paper = commands.add_parser("paper", help="make a paper's table: print or run its commands in order, and resume")
-    paper.add_argument("paper", help="luspo-vl, luspo-text, ba or hadw")
+    paper.add_argument("paper", help="luspo-vl, luspo-text, ba, hadw or hadw-ablations")
     paper.add_argument("--plan", action="store_true", help="print what is missing and every command (the default)")
     paper.add_argument("--prepare", action="store_true", help="prepare the data sets that are missing")
     paper.add_argument("--train", action="store_true", help="train the runs that are missing, one after the other")
@@ -46,9 +47,35 @@ def _paper(options: argparse.Namespace) -> None:
         setup = _tiny_setup(out, options)
     else:
         ranks = {} if options.ranks is None else {"ranks": options.ranks}
-        setup = Setup(out=out, configs=options.configs, data=options.data, **ranks)
+        setup = Setup(out=out, configs=options.configs, data=options.data, changes=_moved_sets(options.data), **ranks)
+    setup = replace(setup, options=_given(options))
     if code := make_paper(options.paper, stages=stages, setup=setup):
         sys.exit(code)
+
+
+def _given(options: argparse.Namespace) -> list[str]:
+    """Return the options besides the stages, as they were given."""
+    words = ["--tiny"] if options.tiny else []
+    for name, default in (("ranks", None), ("configs", Path("configs")), ("data", Path("data")), ("out", None)):
+        if (value := getattr(options, name)) != default:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def _moved_sets(data: Path) -> Callable[[Config], list[str]]:
+    """Return a function whose changes have the runs take their sets from `data`, where --prepare puts them."""
+
+    def changes(config: Config) -> list[str]:
+        if data == Path("data"):  # where the shipped configurations have them
+            return []
+        moved = {
+            f"data.{split}": [str(data / Path(name).name) for name in names]
+            for split, names in (("train", config.data.train), ("eval", config.data.eval))
+            if names
+        }
+        return [f"{key}=[{','.join(names)}]" for key, names in moved.items()]
+
+    return changes
 
 
 def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:

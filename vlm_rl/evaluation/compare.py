@@ -2,7 +2,8 @@
 
 A, B, ... are results folders of `vlm-rl eval` (the newest step of each set), its record files (Parquet), or JSON
 files of `vlm-rl score`. Everything is compared with A. With --by-pass-rate R the comparison is also split into hard,
-medium and easy problems by the share of R's responses that are right.
+medium and easy problems by the share of R's responses that are right, with --by FACET --data SET by what the prepared
+set says of its problems.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
+from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.stats import score_interval
@@ -49,6 +52,14 @@ class PassRates:
     is_compared: bool  # it is A or B as well
 
 
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """What a prepared set says of its problems."""
+
+    name: str
+    values: Mapping[str, str]  # by problem
+
+
 def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
     """Print the tables and return them as plain JSON. Raises UserError for results that do not fit each other."""
     if len(options.results) < 2:
@@ -63,6 +74,12 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
         only = next(iter(loaded[0]))
         loaded = [{only: next(iter(sets.values()))} for sets in loaded]
     rated = loaded.pop() if options.by_pass_rate else None
+    facets = _facets(options.by, options.data)
+    if len(facets) == len(loaded[0]) == 1:  # of a single set too the names need not agree
+        facets = dict(zip(loaded[0], facets.values(), strict=True))
+    for option, split in (("--by-pass-rate", rated), ("--data", facets)):
+        if split and not set(split) & set(loaded[0]):
+            raise UserError(f"{option} has {sorted(split)}, and compared are {sorted(loaded[0])}; give one of these")
     tree: dict[str, Any] = {"baseline": names[0], "table": _table(loaded, names), "compared": []}
     print(_table_text(tree["table"]))
     for name, sets in zip(names[1:], loaded[1:], strict=True):
@@ -75,18 +92,20 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
         for benchmark in shared:
             a, b = loaded[0][benchmark], sets[benchmark]
             rates = None
-            if rated is not None:
-                known = rated[benchmark].problems if benchmark in rated else {}
+            if rated is not None and benchmark in rated:
                 is_compared = options.by_pass_rate in (options.results[0], Path(name))
-                rates = PassRates(str(options.by_pass_rate), known, is_compared)
-            tree["compared"].append(_compared(a, b, rates, names=(benchmark, names[0], name)))
+                rates = PassRates(str(options.by_pass_rate), rated[benchmark].problems, is_compared)
+            facet = Facet(options.by, facets[benchmark]) if benchmark in facets else None
+            tree["compared"].append(_compared(a, b, rates, facet, names=(benchmark, names[0], name)))
     if options.json:
         text = json.dumps(tree, indent=1, ensure_ascii=False)
         write_atomically(options.json, lambda path: path.write_text(text, encoding="utf-8"))
     return tree
 
 
-def _compared(a: SetResult, b: SetResult, rates: PassRates | None, *, names: tuple[str, str, str]) -> dict[str, Any]:
+def _compared(
+    a: SetResult, b: SetResult, rates: PassRates | None, facet: Facet | None, *, names: tuple[str, str, str]
+) -> dict[str, Any]:
     """Print and return how two results on one set differ; `names`: of the set, of A and of B."""
     benchmark, name_a, name_b = names
     whole = pair(a.problems, b.problems)
@@ -100,6 +119,7 @@ def _compared(a: SetResult, b: SetResult, rates: PassRates | None, *, names: tup
     headline = {} if own is None else {a.summary["headline"]: own}
     print(_paired_text(names, {"accuracy": whole, **headline}, parts, other=other))
     by_rate = {} if rates is None else _by_pass_rate(a.problems, b.problems, rates, benchmark=benchmark)
+    by_facet = {} if facet is None else _by_facet(a.problems, b.problems, facet, benchmark=benchmark)
     return {
         "set": benchmark,
         "a": name_a,
@@ -110,7 +130,36 @@ def _compared(a: SetResult, b: SetResult, rates: PassRates | None, *, names: tup
         "other_settings": other,
         "by_category": {key: asdict(part) for key, part in parts.items()},
         "by_pass_rate": {key: asdict(part) for key, part in by_rate.items()},
+        "by_facet": {key: asdict(part) for key, part in by_facet.items()},
     }
+
+
+def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, str]]:
+    """Return name of a prepared set -> problem -> its value of a facet. Raises UserError where no problem has one."""
+    if (facet is None) != (not sets):
+        raise UserError("--by FACET and --data SET go together: the prepared sets say what their problems are")
+    values: dict[str, dict[str, str]] = {}
+    for path in sets if facet is not None else []:
+        problems = load_set(path)
+        benchmark = benchmark_of(problems)
+        known = {problem.id: benchmark.facets(problem) for problem in problems} if benchmark else {}
+        having = {name: str(of[facet]) for name, of in known.items() if facet in of}
+        if benchmark is None or not having:
+            there = sorted({key for of in known.values() for key in of})
+            raise UserError(f"{path}: its problems have no facet {facet!r}; they have: {', '.join(there) or 'none'}")
+        own = {name.removeprefix(f"{benchmark.name}-"): value for name, value in having.items()}
+        values[path.resolve().name] = having | own  # records without a summary keep the longer ids
+    return values
+
+
+def _by_facet(a: Scores, b: Scores, facet: Facet, *, benchmark: str) -> dict[str, Paired]:
+    """Print and return the change on the problems of each value. Raises UserError where none has a value."""
+    known = {name: replace(score, category=facet.values[name]) for name, score in a.items() if name in facet.values}
+    changes = by_category(known, b)
+    if not changes:
+        raise UserError(f"--data has no problem of {benchmark} in common with what is compared; give the set of it")
+    print("\n".join([f"  by {facet.name}", *(f"    {key}: {_line(change)}" for key, change in changes.items())]))
+    return changes
 
 
 def _by_pass_rate(a: Scores, b: Scores, rates: PassRates, *, benchmark: str) -> dict[str, Paired]:

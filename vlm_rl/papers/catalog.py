@@ -18,6 +18,7 @@ class TableColumn:
     benchmark: str
     title: str
     facet: tuple[str, str] | None = None  # only the problems with this value
+    samples: int | None = None  # responses to each problem, where the paper takes others than the protocol
 
     @property
     def folder(self) -> str:
@@ -38,6 +39,7 @@ class PaperRun:
     rule: str  # as the paper calls it
     config: str  # below the folder of configurations
     num_nodes: int = 1  # of eight cards
+    changes: Sequence[str] = ()  # to the configuration, as key=value
 
     @property
     def title(self) -> str:
@@ -70,7 +72,8 @@ class Paper:
     differs: Sequence[str]
     # Published numbers, by (model, rule).
     published: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)  # benchmark -> number
-    averages: Mapping[tuple[str, str], float] = field(default_factory=dict)  # where not all cells are known
+    averages: Mapping[tuple[str, str], float] = field(default_factory=dict)  # as printed
+    has_own_average: bool = True  # whether its columns are those of the published averages
     lengths: Mapping[tuple[str, str], float] = field(default_factory=dict)  # mean tokens of a response
     gains: Sequence[PublishedGain] = ()
 
@@ -102,12 +105,12 @@ _TEXT_TITLES = {
 }
 
 
-def _text_columns(*names: str) -> tuple[TableColumn, ...]:
-    return tuple(TableColumn(name, _TEXT_TITLES[name]) for name in names)
+def _text_columns(*names: str, **samples: int) -> tuple[TableColumn, ...]:
+    return tuple(TableColumn(name, _TEXT_TITLES[name], samples=samples.get(name)) for name in names)
 
 
-def _vl_numbers(*values: float) -> dict[str, float]:
-    return dict(zip((column.benchmark for column in _VL_COLUMNS), values, strict=True))
+def _numbers(columns: Sequence[TableColumn], *values: float) -> dict[str, float]:
+    return dict(zip((column.benchmark for column in columns), values, strict=True))
 
 
 _MIXTURE = "Qwen3-30B-A3B-Instruct-2507"
@@ -130,11 +133,12 @@ LUSPO_VL = Paper(
         "one seed for each rule",
     ],
     published={
-        (_VL, BASE): _vl_numbers(67.4, 26.2, 41.1, 20.2, 34.5, 45.6),
-        (_VL, "GRPO"): _vl_numbers(72.8, 28.7, 46.8, 26.2, 43.3, 46.5),
-        (_VL, "GSPO"): _vl_numbers(73.9, 27.7, 45.6, 25.9, 40.7, 47.7),
-        (_VL, "LUSPO"): _vl_numbers(74.4, 28.0, 47.1, 24.6, 45.6, 53.7),
+        (_VL, BASE): _numbers(_VL_COLUMNS, 67.4, 26.2, 41.1, 20.2, 34.5, 45.6),
+        (_VL, "GRPO"): _numbers(_VL_COLUMNS, 72.8, 28.7, 46.8, 26.2, 43.3, 46.5),
+        (_VL, "GSPO"): _numbers(_VL_COLUMNS, 73.9, 27.7, 45.6, 25.9, 40.7, 47.7),
+        (_VL, "LUSPO"): _numbers(_VL_COLUMNS, 74.4, 28.0, 47.1, 24.6, 45.6, 53.7),
     },
+    averages={(_VL, BASE): 39.2, (_VL, "GRPO"): 44.0, (_VL, "GSPO"): 43.6, (_VL, "LUSPO"): 45.6},
 )
 
 LUSPO_TEXT = Paper(
@@ -190,7 +194,7 @@ BA = Paper(
     differs=[
         _HARNESS,
         "the paper has six reasoning and coding benchmarks, MATH500, AIME24, AIME25 and LiveCodeBench among them; "
-        "the other three here are ours, so the averages are not the paper's",
+        "the other three here are ours, so no average of ours stands beside the paper's",
         "which release of LiveCodeBench the paper takes is not at hand: here release_v6, official, its own prompt; "
         "its questions may take 2,048 tokens of the run's context",
         "the hyper-parameters of the paper are not public: all but models, data and aggregations are ours",
@@ -205,14 +209,21 @@ BA = Paper(
         }.items()
         for rule, mean in zip(_AGGREGATIONS, means, strict=True)
     },
+    has_own_average=False,
 )
 
-_HADW_COLUMNS = _text_columns("math500", "aime25", "amc23", "minerva", "olympiadbench")
-
-
-def _hadw_numbers(*values: float) -> dict[str, float]:
-    return dict(zip((column.benchmark for column in _HADW_COLUMNS), values, strict=True))
-
+_HADW_COLUMNS = _text_columns("math500", "aime25", "amc23", "minerva", "olympiadbench", aime25=16, amc23=16)
+_HADW_DIFFERS = [
+    "the paper asks for the answer after each question, here the system prompt of the template plain does",
+    "what HA-DW leaves open is ours (docs/algorithms/hadw.md)",
+    "one seed for each rule",
+]
+_HADW_RULES = [f"{rule}{' + HA-DW' * weighted}" for rule in ("GRPO", "GSPO", "DAPO") for weighted in (False, True)]
+_HADW_AVERAGES = {
+    "Qwen3-4B-Base": (46.5, 48.7, 47.1, 49.2, 46.8, 49.5),
+    "Qwen3-8B-Base": (49.6, 52.5, 50.2, 51.7, 50.7, 53.4),
+    "Llama-3.2-3B-Instruct": (25.7, 27.1, 24.9, 25.8, 26.5, 28.1),
+}
 
 HADW = Paper(
     key="hadw",
@@ -234,32 +245,95 @@ HADW = Paper(
     training_sets=["math"],
     source="Table 1 of arXiv 2601.08521v2",
     differs=[
-        "AIME25 and AMC23 are averages of 16 responses in the paper, of 32 here",
-        "the paper asks for the answer after each question, here the system prompt of the template plain does",
-        "what HA-DW leaves open is ours (docs/algorithms/hadw.md)",
-        "one seed for each rule",
+        "DAPO trains 264 steps, 9 epochs if no group is dropped; whether the paper counts dropped groups is not said",
+        *_HADW_DIFFERS,
     ],
     published={
-        ("Qwen3-4B-Base", "GRPO"): _hadw_numbers(75.4, 19.6, 60.3, 33.8, 43.5),
-        ("Qwen3-4B-Base", "GRPO + HA-DW"): _hadw_numbers(78.0, 20.4, 63.4, 36.8, 44.7),
-        ("Qwen3-4B-Base", "GSPO"): _hadw_numbers(75.8, 20.0, 62.2, 35.3, 42.3),
-        ("Qwen3-4B-Base", "GSPO + HA-DW"): _hadw_numbers(77.6, 19.6, 68.6, 37.1, 43.2),
-        ("Qwen3-4B-Base", "DAPO"): _hadw_numbers(76.8, 18.3, 60.0, 35.7, 43.2),
-        ("Qwen3-4B-Base", "DAPO + HA-DW"): _hadw_numbers(78.6, 21.3, 65.0, 37.5, 45.3),
-        ("Qwen3-8B-Base", "GRPO"): _hadw_numbers(78.8, 20.4, 64.2, 38.2, 46.4),
-        ("Qwen3-8B-Base", "GRPO + HA-DW"): _hadw_numbers(80.0, 22.9, 72.8, 39.7, 47.1),
-        ("Qwen3-8B-Base", "GSPO"): _hadw_numbers(78.6, 21.7, 67.0, 37.9, 45.9),
-        ("Qwen3-8B-Base", "GSPO + HA-DW"): _hadw_numbers(80.2, 22.1, 66.5, 41.9, 47.6),
-        ("Qwen3-8B-Base", "DAPO"): _hadw_numbers(79.2, 20.4, 67.5, 39.3, 47.2),
-        ("Qwen3-8B-Base", "DAPO + HA-DW"): _hadw_numbers(82.8, 23.3, 70.0, 40.8, 50.0),
-        ("Llama-3.2-3B-Instruct", "GRPO"): _hadw_numbers(51.4, 2.7, 31.7, 22.8, 19.9),
-        ("Llama-3.2-3B-Instruct", "GRPO + HA-DW"): _hadw_numbers(53.2, 3.3, 35.0, 23.9, 20.1),
-        ("Llama-3.2-3B-Instruct", "GSPO"): _hadw_numbers(48.6, 1.9, 30.9, 23.2, 19.8),
-        ("Llama-3.2-3B-Instruct", "GSPO + HA-DW"): _hadw_numbers(50.4, 2.3, 32.7, 22.4, 21.0),
-        ("Llama-3.2-3B-Instruct", "DAPO"): _hadw_numbers(52.4, 2.5, 35.0, 22.4, 20.2),
-        ("Llama-3.2-3B-Instruct", "DAPO + HA-DW"): _hadw_numbers(53.2, 3.1, 37.5, 24.6, 22.3),
+        ("Qwen3-4B-Base", "GRPO"): _numbers(_HADW_COLUMNS, 75.4, 19.6, 60.3, 33.8, 43.5),
+        ("Qwen3-4B-Base", "GRPO + HA-DW"): _numbers(_HADW_COLUMNS, 78.0, 20.4, 63.4, 36.8, 44.7),
+        ("Qwen3-4B-Base", "GSPO"): _numbers(_HADW_COLUMNS, 75.8, 20.0, 62.2, 35.3, 42.3),
+        ("Qwen3-4B-Base", "GSPO + HA-DW"): _numbers(_HADW_COLUMNS, 77.6, 19.6, 68.6, 37.1, 43.2),
+        ("Qwen3-4B-Base", "DAPO"): _numbers(_HADW_COLUMNS, 76.8, 18.3, 60.0, 35.7, 43.2),
+        ("Qwen3-4B-Base", "DAPO + HA-DW"): _numbers(_HADW_COLUMNS, 78.6, 21.3, 65.0, 37.5, 45.3),
+        ("Qwen3-8B-Base", "GRPO"): _numbers(_HADW_COLUMNS, 78.8, 20.4, 64.2, 38.2, 46.4),
+        ("Qwen3-8B-Base", "GRPO + HA-DW"): _numbers(_HADW_COLUMNS, 80.0, 22.9, 72.8, 39.7, 47.1),
+        ("Qwen3-8B-Base", "GSPO"): _numbers(_HADW_COLUMNS, 78.6, 21.7, 67.0, 37.9, 45.9),
+        ("Qwen3-8B-Base", "GSPO + HA-DW"): _numbers(_HADW_COLUMNS, 80.2, 22.1, 66.5, 41.9, 47.6),
+        ("Qwen3-8B-Base", "DAPO"): _numbers(_HADW_COLUMNS, 79.2, 20.4, 67.5, 39.3, 47.2),
+        ("Qwen3-8B-Base", "DAPO + HA-DW"): _numbers(_HADW_COLUMNS, 82.8, 23.3, 70.0, 40.8, 50.0),
+        ("Llama-3.2-3B-Instruct", "GRPO"): _numbers(_HADW_COLUMNS, 51.4, 2.7, 31.7, 22.8, 19.9),
+        ("Llama-3.2-3B-Instruct", "GRPO + HA-DW"): _numbers(_HADW_COLUMNS, 53.2, 3.3, 35.0, 23.9, 20.1),
+        ("Llama-3.2-3B-Instruct", "GSPO"): _numbers(_HADW_COLUMNS, 48.6, 1.9, 30.9, 23.2, 19.8),
+        ("Llama-3.2-3B-Instruct", "GSPO + HA-DW"): _numbers(_HADW_COLUMNS, 50.4, 2.3, 32.7, 22.4, 21.0),
+        ("Llama-3.2-3B-Instruct", "DAPO"): _numbers(_HADW_COLUMNS, 52.4, 2.5, 35.0, 22.4, 20.2),
+        ("Llama-3.2-3B-Instruct", "DAPO + HA-DW"): _numbers(_HADW_COLUMNS, 53.2, 3.1, 37.5, 24.6, 22.3),
+    },
+    averages={
+        (model, rule): mean
+        for model, means in _HADW_AVERAGES.items()
+        for rule, mean in zip(_HADW_RULES, means, strict=True)
     },
 )
 
-PAPERS: dict[str, Paper] = {paper.key: paper for paper in (LUSPO_VL, LUSPO_TEXT, BA, HADW)}
+
+def _ablation(rule: str, name: str, *changes: str, weighted: bool = True) -> PaperRun:
+    """Return a run of GRPO, with HA-DW if `weighted`, that differs in these keys and writes to a folder `name`."""
+    stem = f"qwen3_4b_grpo{'_hadw' * weighted}"
+    config = f"papers/hadw/{stem}.yaml"
+    return PaperRun("Qwen3-4B-Base", rule, config, changes=[*changes, f"out=runs/papers/hadw/{stem}_{name}"])
+
+
+_SCALES = {  # lambda -> the row of table 7
+    "0.5": (75.4, 18.1, 61.1, 34.2, 43.7, 46.5),
+    "0.8": (76.8, 19.2, 61.3, 34.9, 43.7, 47.2),
+    "1.0": (76.8, 18.5, 61.6, 36.0, 44.3, 47.4),
+    "1.5": (77.8, 20.8, 63.1, 37.1, 44.0, 48.6),
+    "1.7": (76.4, 20.0, 63.4, 36.4, 44.3, 48.1),
+    "2.0": (76.8, 19.0, 61.9, 35.3, 43.5, 47.3),
+}
+_THRESHOLDS = {  # fixed belief -> the row of table 2
+    "0.4": (77.0, 18.5, 63.1, 37.5, 44.3, 48.1),
+    "0.5": (76.6, 20.0, 62.7, 35.7, 44.0, 47.8),
+    "0.6": (76.8, 21.3, 61.1, 36.4, 44.3, 48.0),
+}
+_ABLATED = {
+    "GRPO": (75.4, 19.6, 60.3, 33.8, 43.5, 46.5),
+    "GRPO, 16 responses": (76.2, 19.2, 61.6, 34.2, 43.9),  # its average is not at hand
+    "GRPO + HA-DW": (78.0, 20.4, 63.4, 36.8, 44.7, 48.7),
+    **{f"HA-DW, belief {threshold}": row for threshold, row in _THRESHOLDS.items()},
+    **{f"HA-DW, lambda {scale}": row for scale, row in _SCALES.items()},
+}
+
+HADW_ABLATIONS = Paper(
+    key="hadw-ablations",
+    title="HA-DW, ablations",
+    arxiv="2601.08521",
+    runs=[
+        *(run for run in HADW.runs if run.model == "Qwen3-4B-Base" and run.rule in ("GRPO", "GRPO + HA-DW")),
+        _ablation("GRPO, 16 responses", "16", "rollout.responses_per_prompt=16", weighted=False),
+        *(
+            _ablation(
+                f"HA-DW, belief {threshold}",
+                f"belief_{threshold}",
+                "algorithm.hadw.variant=constant",
+                f"algorithm.hadw.threshold={threshold}",
+            )
+            for threshold in _THRESHOLDS
+        ),
+        *(
+            _ablation(f"HA-DW, lambda {scale}", f"lambda_{scale}", f"algorithm.hadw.scale={scale}")
+            for scale in _SCALES
+        ),
+        _ablation("HA-DW, published code", "published_code", "algorithm.hadw.variant=published_code"),
+    ],
+    columns=_HADW_COLUMNS,
+    training_sets=["math"],
+    source="tables 2, 3 and 7 of arXiv 2601.08521 as a public summary gives them; its rows without changes are in "
+    "table 1 too. The row of the published code is ours",
+    differs=_HADW_DIFFERS,
+    published={("Qwen3-4B-Base", rule): _numbers(_HADW_COLUMNS, *row[:5]) for rule, row in _ABLATED.items()},
+    averages={("Qwen3-4B-Base", rule): row[5] for rule, row in _ABLATED.items() if len(row) > 5},
+)
+
+PAPERS: dict[str, Paper] = {paper.key: paper for paper in (LUSPO_VL, LUSPO_TEXT, BA, HADW, HADW_ABLATIONS)}
 assert all(column.benchmark in BENCHMARKS for paper in PAPERS.values() for column in paper.columns)

@@ -9,6 +9,7 @@ evaluations by their results and their journal.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ class Setup:
     eval_words: Sequence[str] = ()  # more for vlm-rl eval
     prepare: Callable[[Sequence[str]], None] | None = None  # makes sets with these names, and all else, for a toy
     note: str = ""  # on what this table is not
+    options: Sequence[str] = ()  # of vlm-rl paper that ask for this setup
+
+    @property
+    def is_toy(self) -> bool:
+        """Say whether toy data and a tiny model take the place of downloads."""
+        return self.prepare is not None
 
 
 def paper_of(name: str) -> Paper:
@@ -90,19 +97,25 @@ def print_plan(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> None:
     _note(f"{paper.title} (arXiv {paper.arxiv}): {len(runs)} runs, {len(paper.columns)} benchmarks")
     if setup.note:
         _note(setup.note)
-    if setup.prepare is None and (missing := [download for download in downloads(paper) if not download.is_there()]):
+    if not setup.is_toy and (missing := [download for download in downloads(paper) if not download.is_there()]):
         _note("missing downloads:")
         for line in download_lines(missing):
             _note(line)
-    if setup.prepare is None:
+    again = shlex.join(["vlm-rl", "paper", paper.key, *setup.options])
+    if setup.is_toy:
+        _note(f"toy data and a tiny model: {again} --prepare")
+    else:
         for step in prepare_steps(paper, setup.data):
-            _note(f"{_mark(step.done)} {step.shown}")
+            _note(f"{_mark(step.done)} {step.shown(1)}")
     for paper_run in runs:
-        _note(f"{_mark(is_finished(paper_run.planned))} {paper_run.command(setup.ranks)}")
-    for step in _eval_steps(paper, runs, setup):
-        _note(f"{_mark(step.done)} {step.shown}")
-    _note(f"{_mark((setup.out / 'table.md').is_file())} vlm-rl paper {paper.key} --table")
-    _note(f"all of them in order, from where they are: vlm-rl paper {paper.key} --prepare --train --eval --table")
+        num_nodes = 1 if setup.is_toy else paper_run.run.num_nodes
+        _note(f"{_mark(is_finished(paper_run.planned))} {paper_run.command(setup.ranks, num_nodes=num_nodes)}")
+    steps = _eval_steps(paper, runs, setup)
+    for step in steps:
+        _note(f"{_mark(step.done)} {step.shown(setup.ranks)}")
+    has_table = (setup.out / "table.md").is_file() and all(step.done for step in steps)
+    _note(f"{_mark(has_table)} {again} --table")
+    _note(f"all of them in order, from where they are: {again} --prepare --train --eval --table")
 
 
 def download_lines(missing: Sequence[Download]) -> list[str]:
@@ -123,7 +136,7 @@ def _note(text: str) -> None:
 
 
 def _prepare(paper: Paper, _runs: Sequence[PlannedRun], setup: Setup) -> int:
-    if setup.prepare is not None:
+    if setup.prepare is not None:  # a toy
         setup.prepare([column.folder for column in paper.columns])
         return 0
     missing = [download for download in downloads(paper) if not download.is_there()]
@@ -135,7 +148,7 @@ def _prepare(paper: Paper, _runs: Sequence[PlannedRun], setup: Setup) -> int:
 
 def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
     """Train what is missing on this machine; runs on several nodes are left to their own command."""
-    here = [paper_run for paper_run in runs if paper_run.run.num_nodes == 1 or setup.prepare is not None]
+    here = [paper_run for paper_run in runs if paper_run.run.num_nodes == 1 or setup.is_toy]
     for paper_run in here:
         needed = (paper_run.planned.config.model.path, *paper_run.planned.config.data.train)
         if absent := [place for place in needed if not Path(place).is_dir()]:
@@ -148,7 +161,7 @@ def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
         if paper_run not in here and not is_finished(paper_run.planned):
             _note(
                 f"{paper_run.run.title} takes {paper_run.run.num_nodes} nodes; start it on each: "
-                f"{paper_run.command(RANKS_OF_A_NODE)}"
+                f"{paper_run.command(RANKS_OF_A_NODE, num_nodes=paper_run.run.num_nodes)}"
             )
     return 1 if failed else 0
 
@@ -175,10 +188,10 @@ def _run_steps(steps: Sequence[Step], *, ranks: int) -> int:
     for step in steps:
         if step.done:
             continue
-        _note(step.shown)
+        _note(step.shown(ranks))
         code = subprocess.run(step.argv(ranks), env=os.environ, check=False).returncode
         if code:
-            _note(f"failed with exit code {code}: {step.shown}")
+            _note(f"failed with exit code {code}: {step.shown(ranks)}")
             return code if code > 0 else 1
     return 0
 

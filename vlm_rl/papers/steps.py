@@ -26,14 +26,12 @@ class PlannedRun:
 
     run: PaperRun
     file: Path  # its configuration
+    changes: Sequence[str]  # to it, as key=value
     planned: Planned
 
-    def command(self, ranks: int) -> str:
+    def command(self, ranks: int, *, num_nodes: int = 1) -> str:
         """Return the command that trains it by hand."""
-        launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout 1800"
-        if self.run.num_nodes > 1:
-            launch += f" --nnodes {self.run.num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
-        return f"{launch} -m vlm_rl train {shlex.quote(str(self.file))}"
+        return shown_command(["train", str(self.file), *self.changes], ranks, num_nodes=num_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,23 @@ class Step:
     words: list[str]  # after vlm-rl
     done: bool
 
-    @property
-    def shown(self) -> str:
+    def shown(self, ranks: int) -> str:
         """Return the command as one types it."""
-        return f"vlm-rl {shlex.join(self.words)}"
+        return shown_command(self.words, ranks)
 
     def argv(self, ranks: int) -> list[str]:
         """Return the command of a process on this many ranks."""
         return Launch(ranks=ranks).words(self.words, slot=0)
+
+
+def shown_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1) -> str:
+    """Return the command of `vlm-rl WORDS` on so many ranks of each node, as one types it."""
+    if ranks == num_nodes == 1:
+        return f"vlm-rl {shlex.join(words)}"
+    launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout {1800 * num_nodes}"
+    if num_nodes > 1:
+        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+    return f"{launch} -m vlm_rl {shlex.join(words)}"
 
 
 def plan_runs(
@@ -72,7 +79,7 @@ def plan_runs(
     Args:
         paper: the paper.
         configs: the folder of shipped configurations.
-        changes: returns key=value for what the configuration of a file is changed in.
+        changes: returns key=value for what a run's configuration is changed in besides its own changes.
 
     Raises UserError where a configuration is not there, or is not valid.
     """
@@ -83,10 +90,11 @@ def plan_runs(
             raise UserError(
                 f"{file} is not there: run the command in the folder that holds configs/, or give --configs FOLDER"
             )
-        config = load_config(file)
-        if changed := changes(config):
+        config = load_config(file, run.changes)
+        changed = [*run.changes, *changes(config)]
+        if len(changed) > len(run.changes):
             config = load_config(file, changed)
-        runs.append(PlannedRun(run, file, Planned(run.title, config.seed, run.model, config)))
+        runs.append(PlannedRun(run, file, changed, Planned(run.title, config.seed, run.model, config)))
     return runs
 
 
@@ -134,8 +142,8 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     """Return the commands that measure a row, with the limits of its run also where it is a model before training.
 
     Sets of programs have a command of their own: their questions are longer than the training's, and what their
-    prompts take of the run's context is taken from the responses. A model that its run divides among ranks is divided
-    here too.
+    prompts take of the run's context is taken from the responses. So have sets of which the paper takes a number of
+    responses of its own. A model that its run divides among ranks is divided here too.
 
     Args:
         paper: whose columns are measured.
@@ -146,7 +154,10 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     config = row.config
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
     longer = max(prompt, min(CODE_PROMPT_TOKENS, (prompt + response) // 2))
-    has_programs = {column.folder: BENCHMARKS[column.benchmark].has_programs for column in paper.columns}
+    kinds: dict[tuple[bool, int | None], list[str]] = {}  # programs or not, responses -> sets
+    for column in paper.columns:
+        kind = (BENCHMARKS[column.benchmark].has_programs, column.samples)
+        kinds.setdefault(kind, []).append(column.folder)
     limits = {
         False: ["--max-prompt-tokens", str(prompt)],
         True: ["--max-prompt-tokens", str(longer), "--max-tokens", str(prompt + response - longer)],
@@ -159,9 +170,9 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     step = 0 if row.rule == BASE else config.train.steps
     measured = {result.benchmark for result in RunDirectory(row.results).evals() if result.step == step}
     steps = []
-    for kind, words in limits.items():
-        if names := [name for name, is_code in has_programs.items() if is_code is kind]:
-            sets = [str(data / name) for name in names]
-            command = ["eval", "--model", str(row.folder), "--data", *sets, "--out", str(row.results)]
-            steps.append(Step([*command, *words, *engine, *extra], {*names} <= measured))
+    for (has_programs, samples), names in kinds.items():
+        command = ["eval", "--model", str(row.folder), "--data", *(str(data / name) for name in names)]
+        command += ["--out", str(row.results), *limits[has_programs]]
+        command += [] if samples is None else ["--samples", str(samples)]
+        steps.append(Step([*command, *engine, *extra], {*names} <= measured))
     return steps

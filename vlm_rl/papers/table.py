@@ -13,6 +13,7 @@ from vlm_rl.run.directory import RunDirectory, write_atomically
 
 NO_SOURCE = "no source"
 NOT_MEASURED = "not measured"
+OTHER_SETS = "of other sets"
 
 
 def make_table(paper: Paper, rows: Sequence[TableRow], *, note: str = "") -> dict[str, Any]:
@@ -30,24 +31,25 @@ def make_table(paper: Paper, rows: Sequence[TableRow], *, note: str = "") -> dic
         "published": paper.source,
         "differs": list(paper.differs),
         "columns": [column.title for column in paper.columns],
+        "has_own_average": paper.has_own_average,
         "rows": [_row(paper, row) for row in rows],
         "gains": [_gain(paper, gain, rows) for gain in paper.gains],
     }
 
 
 def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
-    """Return a row's cells with their means: of the cells where every column has a number, else as published."""
+    """Return a row's cells with their means: the published one as printed, else that of the published cells."""
     cells = [_cell(paper, row, column) for column in paper.columns]
     ours = [cell["ours"] or {} for cell in cells]
     key = (row.model, row.rule)
-    published = _mean([cell["published"] for cell in cells])
+    mean = _mean([cell["published"] for cell in cells])
     return {
         "model": row.model,
         "rule": row.rule,
         "cells": cells,
         "average": {
-            "published": paper.averages.get(key) if published is None else published,
-            "ours": _mean([result.get("score") for result in ours]),
+            "published": paper.averages.get(key, mean),
+            "ours": _mean([result.get("score") for result in ours]) if paper.has_own_average else None,
         },
         "mean_length": {
             "published": paper.lengths.get(key),
@@ -127,7 +129,8 @@ def as_markdown(table: Mapping[str, Any]) -> str:
         f"|{'---|' * len(head)}",
     ]
     for row in table["rows"]:
-        means = [_pair(row["average"], ".1f"), _pair(row["mean_length"], ",.0f")]
+        average = _pair(row["average"], ".1f", missing=NOT_MEASURED if table["has_own_average"] else OTHER_SETS)
+        means = [average, _pair(row["mean_length"], ",.0f")]
         lines.append(f"| {' | '.join([row['model'], row['rule'], *map(_shown, row['cells']), *means])} |")
     if table["gains"]:
         lines += ["", "Published differences, in points:", "", "| model | rules | benchmark | published / ours |"]
@@ -151,11 +154,11 @@ def _shown(cell: Mapping[str, Any]) -> str:
     return f"{published} / {ours['score']:.1f} [{low:.1f}, {high:.1f}] ({facts})"
 
 
-def _pair(numbers: Mapping[str, Any], form: str) -> str:
-    """Return a published number and ours as text."""
+def _pair(numbers: Mapping[str, Any], form: str, *, missing: str = NOT_MEASURED) -> str:
+    """Return a published number and ours as text; `missing` where there is none of ours."""
     published, ours = (numbers[key] for key in ("published", "ours"))
     shown = NO_SOURCE if published is None else format(published, form)
-    return f"{shown} / {NOT_MEASURED if ours is None else format(ours, form)}"
+    return f"{shown} / {missing if ours is None else format(ours, form)}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

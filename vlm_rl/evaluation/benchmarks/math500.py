@@ -9,6 +9,7 @@ BENCHMARK = text_benchmark(
     hub_files=("*.jsonl", "*.parquet", "**/*.parquet"),
     tables=("test.jsonl", "**/test-*.parquet", "math500*.jsonl", "*.parquet"),
     category="subject",
+    difficulties={"1": "easy", "2": "mid", "3": "mid", "4": "hard", "5": "hard"},  # arXiv 2601.08521, figure 1c
     num_rows=(500,),
     protocol=TEXT,
 )

@@ -30,12 +30,19 @@ _GOLDS = ("answer", "Answer", "final_answer", "ground_truth")
 
 
 def text_benchmark(
-    name: str, *, hub: str, tables: tuple[str, ...], category: str = "category", **more: Any
+    name: str,
+    *,
+    hub: str,
+    tables: tuple[str, ...],
+    category: str = "category",
+    difficulties: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Benchmark:
     """Return a benchmark whose problems are answered in free form and compared by the grader.
 
     Args:
         category: the facet that the problems' category is.
+        difficulties: level -> the facet difficulty.
         more: further fields of Benchmark.
     """
 
@@ -43,7 +50,13 @@ def text_benchmark(
         return read_text_row(name, row)
 
     def facets(problem: Problem) -> Mapping[str, Any]:
-        values = {"level": problem.meta.get("level"), category: problem.category, "kind": problem.meta.get("kind")}
+        level = problem.meta.get("level")
+        values = {
+            "level": level,
+            "difficulty": (difficulties or {}).get(str(level)),
+            category: problem.category,
+            "kind": problem.meta.get("kind"),
+        }
         return {facet: value for facet, value in values.items() if value not in (None, "")}
 
     return Benchmark(
