@@ -10,26 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import vlm_rl
 from vlm_rl.data.sets import read_manifest
 from vlm_rl.data_prep.merge_shards import LEAKED
 from vlm_rl.data_prep.prepared_set import DATA, schema
+from vlm_rl.types import AnswerType
 
 CARD = "README.md"
 
 _MEANINGS = {
     "id": "unique in this set",
-    "question": "with one `<image>` for each image, in order",
-    "images": "on the pixel grid of the model, see `patch_size` below",
+    "question": "with one `<image>` for each image and one `<video>` for each video, in order",
+    "images": "and the frames of videos, on the pixel grid of the model, see `patch_size` below",
     "answer": "the gold, without `\\boxed{}`",
-    "answer_type": "choice, integer, float, expression, text or list",
+    "answer_type": f"one of {', '.join(get_args(AnswerType))}",
     "choices": "texts of the options A, B, C, ...",
     "source": "where the row comes from",
     "category": "as the source names it",
     "difficulty": "pass rate of a reference model from 0 to 1; -1: unknown",
-    "meta": "JSON: `test_only`, `tolerance`, `unit`, ...",
+    "meta": "JSON: `test_only`, `tolerance`, `unit`, `videos` (the seconds of each one's frames), ...",
     "prompt_tokens": "tokens of the rendered prompt; -1: not counted",
     "originals": "size, format and hashes of each image before preparation",
 }

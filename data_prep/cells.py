@@ -101,47 +101,57 @@ def answer_of(row: Fields, column: str) -> Any:
     return content_text(turn_of(value, ASSISTANT)) if is_conversation(value) else value
 
 
-def gold_in(answer: Any, form: str, choices: tuple[str, ...]) -> str:
+def gold_in(answer: Any, form: str, choices: tuple[str, ...], labels: tuple[str, ...]) -> str:
     """Return the gold of an answer that is written in a form of GenericSet.answer_form.
 
-    Raises RowError where the form is not there.
+    The label of an option becomes its letter. Raises RowError where the form is not there.
     """
     if form == "option_number":
         text = str(answer)
         if isinstance(answer, bool) or not text.isdecimal() or int(text) >= min(len(choices), len(LETTERS)):
             raise RowError("bad_value", f"the answer is {answer!r:.40}, no number of {len(choices)} options from 0")
         return LETTERS[int(text)]
-    if not isinstance(answer, str):
-        return number_gold(answer)
-    if form == "box":
+    if isinstance(answer, str) and form == "box":
         answer = last_box(answer)
-    elif form in ("hashes", "tag"):
+    elif isinstance(answer, str) and form in ("hashes", "tag"):
         marked = _TAG.findall(answer)[-1:] if form == "tag" else answer.split("####")[1:][-1:]
         if not marked:
             mark = "<answer> tag" if form == "tag" else "####"
             raise RowError("answer_missing", f"the answer has no {mark}: ...{answer[-60:]!r}")
         answer = marked[0].strip()
-    gold = gold_of(answer)
-    if form == "option_text" and (same := [index for index, choice in enumerate(choices) if choice.strip() == gold]):
-        return LETTERS[same[0]] if len(same) == 1 and same[0] < len(LETTERS) else gold
-    return gold
+    gold = gold_of(answer) if isinstance(answer, str) else number_gold(answer)
+    names = choices if form == "option_text" else labels
+    same = [index for index, name in enumerate(names) if name.strip() == gold]
+    return LETTERS[same[0]] if len(same) == 1 and same[0] < len(LETTERS) else gold
 
 
-def choices_of(row: Fields, columns: list[str]) -> tuple[str, ...]:
-    """Return the options: the list in one column, or the values of several. Raises RowError for no list."""
+def options_of(row: Fields, columns: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the options and their labels, () where they have none.
+
+    They are the values of several columns or, in one, a list, an object of label: text, or the hub's object of two
+    lists, text and label. Raises RowError for anything else.
+    """
     if len(columns) > 1:
-        return tuple(str(value) for column in columns if (value := cell(row, column)) not in (None, ""))
+        return tuple(str(value) for column in columns if (value := cell(row, column)) not in (None, "")), ()
     value = cell(row, columns[0]) if columns else None
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise RowError("bad_type", f"{columns[0]} must be a list: {error}") from None
-    if isinstance(value, Mapping):  # {"A": "one", "B": "two"}
-        value = [value[key] for key in sorted(value) if value[key] is not None]
-    if value not in (None, "") and not isinstance(value, list):
-        raise RowError("bad_type", f"{columns[0]} must be a list, not {value!r:.60}")
-    return tuple(str(choice) for choice in value or ())
+    labels: Any = None
+    if isinstance(value, Mapping) and {"text", "label"} <= {*value}:
+        value, labels = value["text"], value["label"]
+    elif isinstance(value, Mapping):
+        labels = sorted(key for key in value if value[key] is not None)
+        value = [value[key] for key in labels]
+    value, labels = value or [], labels or []
+    for items in (value, labels):
+        if not isinstance(items, list) or not all(isinstance(item, str | int | float) for item in items):
+            raise RowError("bad_type", f"{columns[0]} must be a list of texts, not {items!r:.60}")
+    if len(labels) not in (0, len(value)):
+        raise RowError("bad_type", f"{columns[0]} has {len(value)} texts with {len(labels)} labels")
+    return tuple(map(str, value)), tuple(map(str, labels))
 
 
 def images_of(row: Fields, columns: list[str], store: ImageStore) -> list[ImageRef]:

@@ -87,22 +87,24 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--dry-run: a mix has no examples of its own; prepare it without")
         print(mix_sets(Path(arguments.path), out))
         return
-    from vlm_rl.data_prep.preparation import prepare
+    from vlm_rl.data_prep.preparation import check_arguments, prepare
     from vlm_rl.grading.grader import Grader
 
     options = _options(arguments)
     source, path, revision, mapping = _inputs(arguments)
+    counts_tokens = arguments.tokenizer is not None
+    check_arguments(source, path, options, workers=arguments.workers, counts_tokens=counts_tokens)
+    count_tokens = counted_with = None
+    if counts_tokens:
+        builder = _open_builder(arguments.tokenizer, arguments.template, options)
+        count_tokens = builder.count_unexpanded
+        counted_with = _origin(arguments.tokenizer, Path(builder.model_path), arguments.template)
+        options = _on_grid_of(builder, options, chosen=arguments.patch_size)
     if mapping or arguments.dry_run:
         _print_examples(source, path, mapping, options.split)
     if arguments.dry_run:
         print("dry run: nothing was written")
         return
-    count_tokens = counted_with = None
-    if arguments.tokenizer is not None:
-        builder = _open_builder(arguments.tokenizer, arguments.template, options)
-        count_tokens = builder.count_unexpanded
-        counted_with = _origin(arguments.tokenizer, Path(builder.model_path), arguments.template)
-        options = _on_grid_of(builder, options, chosen=arguments.patch_size)
     with Grader() as grader:
         report = prepare(
             source,
@@ -204,11 +206,16 @@ def _open_builder(model: Path, template: str, options: Options) -> PromptBuilder
 
 
 def _on_grid_of(builder: PromptBuilder, options: Options, *, chosen: int | None) -> Options:
-    """Return the options with the patch size of the builder's model, where its images lie on a grid of patches.
+    """Return the options with the patch size of the builder's model, where it takes images.
 
-    Raises UserError where a different one was chosen.
+    Raises UserError where a different one was chosen, or where the tokens of an image do not follow from its size.
     """
-    if not builder.is_vision or builder.patch_size is None:
+    if builder.patch_size is None:
+        raise UserError(
+            f"--tokenizer {builder.model_path}: this model cuts images into tiles, whose tokens are not counted "
+            "here; prepare without it: training leaves out prompts above data.max_prompt_tokens, and counts them"
+        )
+    if not builder.is_vision:
         return options
     if chosen not in (None, builder.patch_size):
         raise UserError(

@@ -9,7 +9,7 @@ columns:                      # ours: theirs; a.b is the key b of the column a
   question: prompt            # a text, or a conversation
   answer: gold                # may be left out where there is a box
   images: picture             # optional: a path, bytes, base64, datasets' struct, a list of them; or several columns
-  choices: options            # optional: a list of texts, or several columns
+  choices: options            # optional: a list of texts, an object with their labels, or several columns
   difficulty: pass_rate       # optional: a number in [0, 1]
   category: topic             # optional
   frames: clip                # optional: the frames of the row's only video: a list of images, or a folder of images
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ from pydantic import Field
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
-from vlm_rl.data_prep.cells import answer_of, cell, choices_of, gold_in, images_of, question_of, video_of
+from vlm_rl.data_prep.cells import answer_of, cell, gold_in, images_of, options_of, question_of, video_of
 from vlm_rl.data_prep.gold_boxes import read_raw_box
 from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore
@@ -197,11 +197,11 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
         answer, meta["tests"] = tests.gold, tests.packed()
     else:
         answer = answer_of(row, columns.answer) if columns.answer else json.dumps(meta["raw_box"])
-    choices = choices_of(row, _listed(columns.choices))
-    gold = gold_in(answer, mapping.answer_form, choices)
+    choices, labels = options_of(row, _listed(columns.choices))
+    gold = gold_in(answer, mapping.answer_form, choices, labels)
     kind: AnswerType = "code" if columns.tests else mapping.answer_type or infer_answer_type(gold)
     if choices:
-        question = question if all(choice in question for choice in choices) else with_choices(question, choices)
+        question = question if _lists(question, choices) else with_choices(question, choices)
     elif kind == "choice":
         choices = parse_choices(question)
     images = images_of(row, _listed(columns.images), store)
@@ -215,7 +215,7 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     identity = (
         id_of({columns.id: cell(row, columns.id)}, columns.id)
         if columns.id
-        else _digest(
+        else digest_row(
             images, question, gold, *(str(meta[key]) for key in ("response", "videos", "tests") if key in meta)
         )
     )
@@ -234,7 +234,14 @@ def _convert(row: Fields, mapping: GenericSet, store: ImageStore) -> Converted:
     return problem, images
 
 
-def _digest(images: list[ImageRef], *texts: str) -> str:
+def _lists(question: str, choices: tuple[str, ...]) -> bool:
+    """Say whether a question lists these options; their own texts may begin with the letters."""
+    listed = parse_choices(question)
+    return bool(listed) and listed in (tuple(map(str.strip, choices)), parse_choices("\n".join(choices)))
+
+
+def digest_row(images: Sequence[ImageRef], *texts: str) -> str:
+    """Return what names a row without an id: a digest of its texts and its images."""
     names = [hashlib.sha256(ref.data).hexdigest() if isinstance(ref, ImageBytes) else ref.name for ref in images]
     text = "\0".join([*texts, *names])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]  # such a row is dropped later

@@ -19,10 +19,10 @@ from vlm_rl.data_prep.cells import (
     USER,
     answer_of,
     cell,
-    choices_of,
     content_images,
     is_conversation,
     is_encoded,
+    options_of,
     turn_of,
 )
 from vlm_rl.data_prep.find_data import FoundData
@@ -203,17 +203,21 @@ def _has_turn(value: Any, roles: tuple[str, ...]) -> bool:
 
 
 def _choices(sample: Sample, where: str) -> list[str]:
-    def is_list(values: list[Any]) -> bool:
-        texts = [item for value in values if isinstance(value, list) for item in value]
-        has_form = all(isinstance(value, list | Mapping) or str(value).lstrip().startswith("[") for value in values)
-        return has_form and all(isinstance(item, str | int | float) for item in texts)
-
-    columns = _best(CHOICES, is_list, sample)
+    columns = _best(CHOICES, lambda values: all(map(_are_options, values)), sample)
     if len(columns) > 1:
         raise UserError(_several("choices", columns, sample, where))
     if not columns and {"A", "B"} <= {*sample.columns}:  # VLMEvalKit's tables have a column for each option
         columns = [letter for letter in LETTERS if sample.columns.get(letter)]
     return columns if len(columns) != 1 or sample.columns[columns[0]] else []
+
+
+def _are_options(value: Any) -> bool:
+    """Say whether a value has a form of options; a list written as text that is broken is that row's fault."""
+    try:
+        options_of({"options": value}, ["options"])
+    except RowError:
+        return isinstance(value, str) and value.lstrip().startswith("[")
+    return True
 
 
 # -- images ----------------------------------------------------------------------------------------
@@ -291,16 +295,17 @@ def _is_file(path: Path) -> bool:
 
 def _answer_form(sample: Sample, column: str, choices: list[str]) -> Any:
     """Return the form of the answers: a value of GenericSet.answer_form."""
-    answers: list[tuple[Any, tuple[str, ...]]] = []
+    answers: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
     for row in sample.rows:
         try:
-            answers.append((answer_of(row, column), choices_of(row, choices)))
+            answer, (options, labels) = answer_of(row, column), options_of(row, choices)
         except RowError:
             continue
-    answers = [(answer, options) for answer, options in answers if answer not in (None, "")]
-    texts = [str(answer) for answer, _ in answers]
-    if not texts:
+        if answer not in (None, ""):
+            answers.append((str(answer), options, labels))
+    if all(text in labels for text, _, labels in answers):  # or there is no answer
         return "plain"
+    texts = [text for text, _, _ in answers]
     if all("</answer>" in text for text in texts):
         return "tag"
     if all("####" in text for text in texts):
@@ -309,12 +314,12 @@ def _answer_form(sample: Sample, column: str, choices: list[str]) -> Any:
         not text.lstrip(" $").startswith(r"\boxed") for text in texts
     ):
         return "box"
-    if not all(options for _, options in answers):
+    if not all(options for _, options, _ in answers):
         return "plain"
-    if all(text.isdecimal() and int(text) < len(options) for text, (_, options) in zip(texts, answers, strict=True)):
-        same = sum(text in options for text, (_, options) in zip(texts, answers, strict=True))
+    if all(text.isdecimal() and int(text) < len(options) for text, options, _ in answers):
+        same = sum(text in options for text, options, _ in answers)
         return "option_number" if not same else "option_text" if same == len(texts) else "plain"
-    same = sum(text.strip() in map(str.strip, options) for text, (_, options) in zip(texts, answers, strict=True))
+    same = sum(text.strip() in map(str.strip, options) for text, options, _ in answers)
     return "option_text" if 2 * same > len(texts) else "plain"
 
 

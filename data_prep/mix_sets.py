@@ -67,7 +67,8 @@ class MixReport:
 def mix_sets(file: Path, out: Path) -> MixReport:
     """Write the mix that `file` describes as the prepared set `out`.
 
-    Raises UserError for a bad file, sets that do not fit together, benchmark rows, or an id in two sets.
+    Raises UserError for a bad file, sets that do not fit together, benchmark rows, an id in two sets, or when no row
+    is left.
     """
     plan = parse_tree(MixPlan, _floats(read_tree(file)), str(file))
     paths = [file.parent / part.path for part in plan.sets]  # an absolute path stays as it is
@@ -77,6 +78,9 @@ def mix_sets(file: Path, out: Path) -> MixReport:
     candidates = [_candidates(path, part, plan) for path, part in zip(paths, plan.sets, strict=True)]
     _check_ids(paths, candidates)
     counts = allot([part.weight for part in plan.sets], [len(rows) for rows in candidates], plan.rows)
+    if not any(counts):
+        empty = ", ".join(str(path) for path, rows in zip(paths, candidates, strict=True) if not rows)
+        raise UserError(f"{file}: no row is left to write: the quotas leave no row of {empty}; raise them")
     with PartialSet(out, {"mix": plan.model_dump()}) as partial:
         with SetWriter(partial.build / DATA, schema()) as writer:
             for path, rows, count in zip(paths, candidates, counts, strict=True):

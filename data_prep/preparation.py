@@ -85,7 +85,7 @@ def prepare(
     when no row is left.
     """
     path, out = Path(path), Path(out)
-    _check_arguments(source, path, options, workers=workers, counts_tokens=count_tokens is not None)
+    check_arguments(source, path, options, workers=workers, counts_tokens=count_tokens is not None)
     # What shards depend on: if any of it differs, the shards of an earlier call are of no use.
     plan = {
         "format": FORMAT,
@@ -115,7 +115,8 @@ def prepare(
     return report
 
 
-def _check_arguments(source: str, path: Path, options: Options, *, workers: int, counts_tokens: bool) -> None:
+def check_arguments(source: str, path: Path, options: Options, *, workers: int, counts_tokens: bool) -> None:
+    """Raise UserError for arguments of `prepare` with which nothing can be prepared."""
     if source not in SOURCES:
         raise UserError(f"no data source {source!r}; known: {', '.join(SOURCES)}, mix")
     if not path.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.data_prep.generic import digest_row
 from vlm_rl.data_prep.image_files import ImageStore, image_ref
 from vlm_rl.data_prep.records import (
     Converted,
@@ -134,8 +134,7 @@ def _with_ids(rows: Iterator[UsableRow | DroppedRow], prefix: str) -> Iterator[U
     """Give rows without an id a digest of their own text, so that no other row can change it."""
     for row in rows:
         if isinstance(row, UsableRow) and not row.problem.id:
-            digest = hashlib.sha256(row.problem.question.encode()).hexdigest()[:16]
-            row = replace(row, problem=replace(row.problem, id=f"{prefix}-{digest}"))
+            row = replace(row, problem=replace(row.problem, id=f"{prefix}-{digest_row((), row.problem.question)}"))
         yield row
 
 
@@ -155,8 +154,10 @@ def read_geometry3k(path: Path, split: str = "train") -> Iterator[UsableRow | Dr
         gold = gold_of(row.get("answer"))
         kind, choices = type_and_choices(gold, question)
         meta: dict[str, Any] = {} if split == "train" else {"test_only": True}
-        images = row.get("images") or []
+        images = [image_ref(image, store) for image in row.get("images") or []]
         problem = _text_problem("geometry3k", row, question, gold, kind=kind, choices=choices, meta=meta)
-        return problem, [image_ref(image, store) for image in images]
+        if not problem.id:  # hundreds of questions read "Find $x$."
+            problem = replace(problem, id=f"geometry3k-{split}-{digest_row(images, question, gold)}")
+        return problem, images
 
-    return _with_ids(convert_rows(read_tables(tables), convert), f"geometry3k-{split}")
+    return convert_rows(read_tables(tables), convert)

@@ -15,7 +15,7 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,13 @@ STUDIES = {
     "ba": "Aggregation alone, at equal clips",
     "hadw": "HA-DW's ablations",
     "long": "A long horizon",
+    "long-norm": "A long horizon, every gradient rescaled to one norm",
+    "long-clips": "A long horizon, equal clips",
+    "long-coin": "A long horizon, control: the reward is a coin",
     "ahead": "Steps ahead",
 }
 PICTURED = ("rules", "fixed_norm", "coin", "short")
+LONG = ("long", "long-norm", "long-clips", "long-coin")
 COLUMNS = {  # measure -> title, as a share or in tokens
     "heldout_accuracy/heldout": "held-out accuracy, %",
     "heldout_length/heldout": "held-out length, greedy",
@@ -56,7 +60,7 @@ INSIDE = {  # curve -> title, first -> last tenth of the steps
     "gradient_mass/negative/shortest": "mass, A < 0, shortest, %",
     "gradient_mass/negative/longest": "mass, A < 0, longest, %",
 }
-CONTROLS = ("coin", "short")
+CONTROLS = ("coin", "short", "long-coin")  # whose picture is the change of length, not its distance to the baseline
 AHEAD = {  # of the study of steps ahead: measure -> title
     "heldout_accuracy/heldout": "held-out accuracy, %",
     "train_accuracy": "training accuracy, %",
@@ -179,12 +183,13 @@ def _end(values: list[float], measure: str) -> str:
     return _final(asdict(estimate(values, bounds=bounds)), measure)
 
 
-def draw(everything: Mapping[str, Results], out: Path) -> None:
-    """Draw length, one panel per study: differences to the baseline, and the change under the controls."""
+def draw(everything: Mapping[str, Results], names: Sequence[str], out: Path) -> None:
+    """Draw length, one panel for each of these studies: differences to the baseline, or changes under a control."""
     panels = []
-    for name, results in everything.items():
-        if name not in PICTURED:
+    for name in names:
+        if name not in everything:
             continue
+        results = everything[name]
         if name in CONTROLS:
             intervals = results["final"]["train_length_change"]
             title = "first to last tenth of the steps: change of length, tokens"
@@ -229,8 +234,9 @@ def _color(interval: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RECORDED)
-    parser.add_argument("--out", type=Path, help="write the picture of all studies here")
+    parser.add_argument("--out", type=Path, help="write the picture of the first four studies here")
     parser.add_argument("--lengths", type=Path, help="write the picture of the long study's lengths here")
+    parser.add_argument("--controls", type=Path, help="write the picture of the long study and its controls here")
     options = parser.parse_args()
     everything = load(options.results)
     for name, results in everything.items():
@@ -238,13 +244,15 @@ def main() -> None:
             print(f"### {STUDIES[name]}\n\n{steps_ahead(results)}\n")
             continue
         titles = {
-            key: title.replace("greedy", "sampled") if name == "long" else title for key, title in COLUMNS.items()
+            key: title.replace("greedy", "sampled") if name in LONG else title for key, title in COLUMNS.items()
         }
         print(f"### {STUDIES[name]}\n\n{tables(results, titles)}\n\n{inside(results)}\n")
     if options.out:
-        draw(everything, options.out)
+        draw(everything, PICTURED, options.out)
     if options.lengths:
         draw_lengths(options.results, options.lengths)
+    if options.controls:
+        draw(everything, LONG, options.controls)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def test_the_page_of_the_papers_names_every_run_of_theirs() -> None:
     ],
 )
 def test_luspos_runs_are_the_shipped_recipes_in_a_different_folder(own: str, shipped: str) -> None:
-    recipe = load_config(CONFIGS / f"{shipped}.yaml", [f"out=runs/papers/luspo/{own}"])
+    added = [] if "vl" in own else ["data.eval=[data/aime24,data/math500]", "eval.every=25"]
+    recipe = load_config(CONFIGS / f"{shipped}.yaml", [f"out=runs/papers/luspo/{own}", *added])
     assert load_config(CONFIGS / "papers" / "luspo" / f"{own}.yaml") == recipe
 
 
@@ -149,9 +150,13 @@ def test_a_file_takes_what_it_does_not_give_from_the_one_it_extends(minimal: Pat
         ("none.yaml", ["extends is 'none.yaml'", "must name a YAML file"]),
         ("3", ["extends is 3", "must name a YAML file"]),
         ("child.yaml", ["extends a third file"]),
+        ("${oc.env:BASE}", ["extends is '${oc.env:BASE}'", "interpolation is not supported"]),
+        ("${foo}", ["extends is '${foo}'", "interpolation is not supported"]),
     ],
 )
-def test_what_a_file_cannot_extend_is_refused(extends: str, words: list[str], tmp_path: Path) -> None:
+def test_what_a_file_cannot_extend_is_refused(extends: str, words: list[str], tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "base.yaml").write_text(MINIMAL)
+    monkeypatch.setenv("BASE", "base.yaml")
     child = tmp_path / "child.yaml"
     child.write_text(f"extends: {extends}\n")
     said = refusal(child)
@@ -159,11 +164,25 @@ def test_what_a_file_cannot_extend_is_refused(extends: str, words: list[str], tm
     assert all(word in said for word in words), said
 
 
+def test_a_list_in_the_place_of_a_section_names_both_files(minimal: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {minimal.name}\ndata: [x]\n")
+    said = refusal(child)
+    assert said.startswith(f"{child}, which extends {minimal.name}: a list cannot replace a section"), said
+
+
 def test_a_mistake_names_both_files(minimal: Path, tmp_path: Path) -> None:
     minimal.write_text(MINIMAL + "train: {stepps: 5}\n")
     child = tmp_path / "child.yaml"
     child.write_text(f"extends: {minimal.name}\n")
     assert f"child.yaml, which extends {minimal.name}: unknown key train.stepps" in refusal(child)
+
+
+def test_the_context_has_room_for_the_longest_response_of_an_evaluation(minimal: Path) -> None:
+    wide = ["data.max_prompt_tokens=100", "rollout.max_tokens=50", "eval.max_tokens=400", "reward.overlong_buffer=0"]
+    assert load_config(minimal, [*wide, "eval.every=3"]).context_tokens == 500
+    assert load_config(minimal, wide).context_tokens == 150  # nothing is evaluated
+    assert load_config(minimal, [*wide, "eval.every=3", "eval.max_tokens=null"]).context_tokens == 150
 
 
 def test_the_engines_own_blocks_pass_through_verbatim(minimal: Path) -> None:
@@ -254,7 +273,7 @@ def test_all_faults_of_a_file_are_reported_together(minimal: Path) -> None:
         ("train.steps=true", ["train.steps", "True"]),
         ("train.zero_stage=4", ["train.zero_stage", "4"]),
         ("train.betas=[0.9]", ["train.betas"]),
-        ("train.betas=[0.9,1.5]", ["train.betas.1", "1.5"]),
+        ("train.betas=[0.9,1.0]", ["train.betas.1", "1.0", "less than 1"]),
         ("train.optimizer=lion", ["train.optimizer", "'lion'", "adamw"]),
         ("seed=null", ["seed", "None"]),
         ("model=some/model", ["model", "'some/model'"]),
@@ -307,6 +326,9 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
             ["zero_optimization.offload_optimizer is 'cpu'", "{device: cpu}"],
         ),
         (["rollout.vllm.logprobs_mode=raw_logprobs"], ["vllm.logprobs_mode", "decided by the learner's needs"]),
+        (["rollout.vllm.gpu_memory_utilization=high"], ["vllm.gpu_memory_utilization is 'high'", "at most 1"]),
+        (["rollout.vllm.gpu_memory_utilization=null"], ["vllm.gpu_memory_utilization is None"]),
+        (["train.deepspeed.zero_optimization.reduce_bucket_size=big"], ["reduce_bucket_size is 'big'", "or auto"]),
         (["rollout.vllm.max_model_len=9"], ["decided by data.max_prompt_tokens and rollout.max_tokens"]),
         (
             ["rollout.offload_optimizer=true", "train.zero_stage=1"],
@@ -400,7 +422,7 @@ def test_a_key_is_found_by_path_section_and_name(capsys: pytest.CaptureFixture[s
     assert cli.main(["config", "rollout.top_k"]) == 0
     assert capsys.readouterr().out.startswith("rollout.top_k: a whole number; default 0\n    Must be 0 (off)")
     assert cli.main(["config", "clip_ratio"]) == 2 and "algorithm.clip_low" in capsys.readouterr().err
-    assert cli.main(["config", "train.lrr"]) == 2 and "train.lr" in capsys.readouterr().err
+    assert cli.main(["config", "train.lrr"]) == 2 and "did you mean 'train.lr'?" in capsys.readouterr().err
 
 
 # -- who is to blame -------------------------------------------------------------------------------
@@ -416,6 +438,11 @@ def test_a_key_is_found_by_path_section_and_name(capsys: pytest.CaptureFixture[s
         ("data.train=[a,5]", "data.train.1 is 5"),
         ("data.train=[a,'${seed}']", "data.train[1] is '${seed}'"),
         ("train.lr=[1", "cannot be read"),
+        ("data=[data/virl39k]", "a list cannot replace a section"),
+        ("model=[1]", "a list cannot replace a section"),
+        ("data.train[0]=x", "give a list whole"),
+        ("data.train.0=x", "give a list whole"),
+        ("data.train={a: 1}", "nor a section a list"),
     ],
 )
 def test_a_mistake_in_an_override_is_blamed_on_that_override(minimal: Path, wrong: str, words: str) -> None:
@@ -481,6 +508,11 @@ def test_interpolation_is_refused_and_not_carried_out(minimal: Path, value: str,
     minimal.write_text(yaml.safe_dump(tree(out=value)))
     message = refusal(minimal)
     assert "out is" in message and "interpolation" in message and "hunter2" not in message
+
+
+def test_an_override_does_not_carry_out_the_interpolation_that_it_changes(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "train: ${oc.create:{lr:0.5}}\n")
+    assert "train is '${oc.create:{lr:0.5}}': interpolation" in refusal(minimal, "train.steps=5")
 
 
 def test_interpolation_is_refused_inside_the_verbatim_blocks_too(minimal: Path) -> None:

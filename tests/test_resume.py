@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from datetime import date
@@ -202,6 +204,36 @@ def test_ctrl_c_says_how_to_go_on(toys: Toys) -> None:
 # (phase, how often it has begun; drawing and generating are a rollout each) -> the step whose end (or, before the
 # update, beginning) is saved
 PHASES = {("rollout", 5): 2, ("reward", 2): 1, ("update", 3): 3, ("evaluation", 2): 2, ("save", 1): 2}
+
+
+def test_sigterm_saves_where_a_damaged_checkpoint_of_the_step_is(toys: Toys, changes: dict) -> None:
+    """Step 3 is saved and damaged; a resume begins with step 2, ends step 3 again, and is stopped there."""
+    config = toys.config("term-damaged", **changes | {"checkpoint": {"every": 2, "keep_last": 2}})
+    checkpoints = toys.run("term-damaged").path / "checkpoints"
+    for number, resume in ((3, []), (1, ["--resume"])):
+        fault = {"terminate_in": {"phase": "update", "step": number}}
+        result = toys.runner("train", str(config), *resume, faults=fault)
+        assert result.code == EXIT_STOPPED and "after step 3" in result.output, result.output[-3000:]
+        newest = newest_verified(checkpoints)
+        assert newest is not None and newest[1].step == 3
+        if not resume:
+            (newest[0] / "config.json").write_text("{}")
+
+
+def test_a_set_that_was_prepared_again_stops_a_resume(toys: Toys, changes: dict) -> None:
+    """Its order would be another one, so that problems would come twice or never."""
+    name = "prepared-again"
+    copy = toys.folder / "copy-of-train"
+    shutil.copytree(toys.train, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    config = toys.config(name, **changes | {"data": {"train": [str(copy)]}, "eval": {"every": 0}})
+    fault = {"terminate_in": {"phase": "update", "step": 1}}
+    assert toys.runner("train", str(config), faults=fault).code == EXIT_STOPPED
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"sha256": {"data.parquet": "f" * 64}}))
+    result = toys.runner("train", str(config), "--resume")
+    assert result.code == 2 and f"{copy} was prepared again since" in result.output, result.output[-3000:]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    finish(toys, name, config)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_a_function_that_is_not_there_is_refused_by_name(path: str) -> None:
 
 
 def test_a_function_needs_the_flag() -> None:
-    with pytest.raises(UserError, match=r"reward\.allow_function=true"):
+    with pytest.raises(UserError, match=r"reward: function is 'tests\.\S+', .* reward\.allow_function=true"):
         parse_config(
             {
                 "out": "x",

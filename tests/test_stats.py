@@ -50,6 +50,12 @@ def test_equal_partial_scores_are_no_point() -> None:
     assert (low, high) == (score_interval(np.array([1, 0, 0]))[0], score_interval(np.array([1, 1, 0]))[1])
 
 
+@pytest.mark.parametrize(("share", "count"), [(1 / 3, 30), (1 / 7, 700), (0.1, 10_000)])
+def test_equal_partial_scores_that_sum_to_a_count_have_its_interval(share: float, count: int) -> None:
+    """In floating point thirty thirds are above ten."""
+    assert score_interval(np.full(count, share)) == score_interval(np.arange(count) < round(share * count))
+
+
 def test_the_bootstrap_of_many_problems_is_bounded_in_memory() -> None:
     import tracemalloc
 
@@ -96,6 +102,23 @@ def test_an_interval_is_cut_at_what_is_possible() -> None:
     assert (gain.low, gain.high) == (-1, 1)
     share = estimate([0.1, 0.2, 0.1], bounds=(0, 1))
     assert share.low == 0 and share.high == estimate([0.1, 0.2, 0.1]).high
+
+
+@pytest.mark.parametrize("count", [2, 5, 6, 100])
+@pytest.mark.parametrize("value", [1.0, 0.0, -1.0, 1 / 3])
+def test_equal_differences_are_no_point(count: int, value: float) -> None:
+    """Up to a share u of others, all alike has a chance of 2.5 %: (1 - u)^n = .025. They may be -1 or 1."""
+    result = estimate(np.full(count, 2 / 3) - (2 / 3 - value), bounds=(-1, 1))  # equal up to rounding
+    share = 1 - 0.025 ** (1 / count)
+    assert result.low == pytest.approx(value - share * (value + 1))
+    assert result.high == pytest.approx(value + share * (1 - value))
+    assert result.detectable == pytest.approx(max(result.high - value, value - result.low))
+    assert estimate(np.full(count, value)).low == pytest.approx(value)  # nothing is known without bounds
+
+
+@pytest.mark.parametrize("won", range(2, 9))
+def test_problems_that_are_all_won_settle_what_the_sign_test_settles(won: int) -> None:
+    assert estimate(np.ones(won), bounds=(-1, 1)).excludes_zero is (sign_test(won, 0) < 0.05)
 
 
 @pytest.mark.parametrize(("won", "lost", "p"), [(0, 0, 1), (5, 0, 2 / 32), (3, 1, 10 / 16), (4, 4, 1)])

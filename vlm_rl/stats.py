@@ -8,6 +8,7 @@ mean of other scores in [0, 1]    several samples a problem, partial credit: per
                                   (`score_interval`), because the samples of a problem are not independent
 paired difference over problems   Student's t over the differences, cut at what a difference can be (`estimate`)
 mean or difference over seeds     Student's t, one value per run, cut in the same way (`estimate`)
+the same, where all are equal     how much the rest may differ: exact, and wider for fewer values (`estimate`)
 
 Wins against losses are judged by the exact sign test (`sign_test`). Curves are smoothed by `smooth`.
 """
@@ -39,7 +40,8 @@ def score_interval(scores_P: np.ndarray) -> tuple[float, float]:
     assert scores_P.min() >= 0 and scores_P.max() <= 1
     if np.isin(scores_P, (0, 1)).all() or (scores_P == scores_P[0]).all():
         # A sum of equal fractions lies between two counts: the interval covers both.
-        fewest, most = (_wilson(int(end(scores_P.sum())), num) for end in (np.floor, np.ceil))
+        total = scores_P.sum().round(9)  # thirty thirds add up to more than ten
+        fewest, most = (_wilson(int(end(total)), num) for end in (np.floor, np.ceil))
         return fewest[0], most[1]
     drawn = scipy.stats.bootstrap(
         (scores_P,),
@@ -69,7 +71,7 @@ class Estimate:
     num: int
     mean: float
     std: float  # of one value, ddof 1
-    low: float  # ends of the 95 % t interval of the mean
+    low: float  # ends of the 95 % interval of the mean
     high: float
     detectable: float  # the smallest true mean that a two-sided test at 5 % finds with a power of 80 %
 
@@ -92,6 +94,11 @@ def estimate(
     The detectable difference is (t_.975 + t_.80) std / sqrt(n) with n - 1 degrees of freedom. `bounds` are the least
     and the largest value there can be, at which the interval is cut: (0, 1) for a share, (-1, 1) for a difference of
     shares. One value has no interval.
+
+    The t interval of equal values is a point, as if no other value could differ. Between bounds they get an exact one
+    instead. If a share u of all values differs, n draws show none of it with probability (1 - u)^n, which is 2.5 % at
+    u = 1 - 0.025^(1/n) (Clopper and Pearson 1934). The ends are the means with such a share at either bound, and the
+    detectable difference is the longer side. Differences of 1 exclude 0 where the sign test does: from six on.
     """
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
@@ -103,7 +110,12 @@ def estimate(
     error = std / math.sqrt(num)
     half = float(scipy.stats.t.ppf(0.975, num - 1)) * error
     detectable = half + float(scipy.stats.t.ppf(0.8, num - 1)) * error
-    return Estimate(num, mean, std, max(bounds[0], mean - half), min(bounds[1], mean + half), detectable)
+    low, high = mean - half, mean + half
+    if std < 1e-9 and np.isfinite(bounds).all():
+        unseen = 1 - 0.025 ** (1 / num)
+        low, high = mean - unseen * (mean - bounds[0]), mean + unseen * (bounds[1] - mean)
+        detectable = max(mean - low, high - mean)
+    return Estimate(num, mean, std, max(bounds[0], low), min(bounds[1], high), detectable)
 
 
 # -- curves and shuffles -------------------------------------------------------------------------

@@ -100,6 +100,7 @@ def test_quotas_of_sets_and_sources(tmp_path) -> None:
 
 def test_mixes_that_do_not_fit(tmp_path) -> None:
     one = prepared(tmp_path, "one", 4)
+    prepared(tmp_path, "two", 1)  # of the source virl39k/a
     other = prepared(tmp_path, "other", 4, Options(max_pixels=50_176))
     with pytest.raises(UserError, match=r"prepared with max_pixels 50176, .* with 1003520"):
         mix_sets(recipe(tmp_path, sets=[{"path": "one"}, {"path": "other"}]), tmp_path / "out")
@@ -111,6 +112,13 @@ def test_mixes_that_do_not_fit(tmp_path) -> None:
         mix_sets(recipe(tmp_path, sets=[{"path": "one"}], quotas={"virl39k/c": 2}), tmp_path / "out")
     with pytest.raises(UserError, match="wieght"):
         mix_sets(recipe(tmp_path, sets=[{"path": "one", "wieght": 2}]), tmp_path / "out")
+    for sets, quotas in (
+        (["one"], {"virl39k/a": 0, "virl39k/b": 0}),
+        (["one", "two"], {"virl39k/a": 0}),  # without rows, the set that has none decides
+    ):
+        file = recipe(tmp_path, sets=[{"path": name} for name in sets], quotas=quotas)
+        with pytest.raises(UserError, match=rf"mix\.yaml: no row is left .* no row of \S*{sets[-1]};"):
+            mix_sets(file, tmp_path / "out")
     facts = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps({**facts, "test_only": True}))
     with pytest.raises(UserError, match="is a benchmark"):

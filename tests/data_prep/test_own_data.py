@@ -6,6 +6,7 @@ import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ import yaml
 from tests.helpers.own_data import ANSWERS, FORMS, IMAGES, QUESTIONS
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl import cli
+from vlm_rl.data.golds import with_choices
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.find_data import find_data
 from vlm_rl.data_prep.generic import load_mapping
@@ -112,6 +114,69 @@ def test_options_and_golds(answers: list, answer_form: str, golds: list[str], tm
     assert [(row["answer"], row["choices"]) for row in prepared] == list(zip(golds, options, strict=True))
 
 
+@pytest.mark.parametrize("keys", ["B3D", "312"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_options_may_have_labels(kind: str, keys: str, tmp_path: Path) -> None:
+    """In the hub's form: an object of two lists. A few of ARC's rows count their options from 1."""
+    texts = ["red", "blue", "green", "black"]
+    labels = ["1234" if key.isdecimal() else "ABCD" for key in keys]
+    rows = [
+        {"question": f"Which {n}?", "choices": {"text": texts, "label": [*labels[n]]}, "answerKey": key}
+        for n, key in enumerate(keys)
+    ]
+    file = json_lines(tmp_path, *rows)
+    if kind == "parquet":
+        file = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    mapping = guess(file, find_data(file), {})
+    assert (mapping.columns.choices, mapping.answer_form) == ("choices", "plain")
+    report = prepare("generic", file, tmp_path / "set", mapping=mapping)
+    golds = ["ABCD"[own.index(key)] for own, key in zip(labels, keys, strict=True)]
+    prepared = rows_of(tmp_path / "set")
+    assert report.dropped == {}
+    assert [(row["answer"], row["answer_type"], row["choices"]) for row in prepared] == [
+        (gold, "choice", texts) for gold in golds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "gold", "kept"),
+    [
+        ({"A": "red", "B": None, "C": "blue"}, "C", "B", ["red", "blue"]),  # null: a key that only other rows have
+        ({"1": "red", "2": "blue"}, 2, "B", ["red", "blue"]),
+        ({"text": ["red", "blue"], "label": ["A"]}, "A", "", None),
+        ({"first": ["red"], "second": ["blue"]}, "A", "", None),
+        ([["red", "blue"], ["green"]], "A", "", None),
+    ],
+)
+def test_objects_of_options(choices: Any, answer: Any, gold: str, kept: list[str] | None, tmp_path: Path) -> None:
+    fine = {"question": "Which?", "choices": ["red", "blue"], "answer": "A"}
+    file = json_lines(tmp_path, fine, {"question": "Which one?", "choices": choices, "answer": answer})
+    mapping = guess(file, find_data(file), {"choices": ["choices"]})
+    report = prepare("generic", file, tmp_path / "set", mapping=mapping)
+    rows = [(row["answer"], row["choices"]) for row in rows_of(tmp_path / "set")]
+    assert rows == [("A", ["red", "blue"]), *([(gold, kept)] if kept else [])]
+    assert report.dropped == ({} if kept else {"bad_type": 1})
+
+
+@pytest.mark.parametrize(
+    ("question", "options", "is_listed"),
+    [
+        ("The sides are 3, 4 and 120. Which is the shortest?", ["3", "4", "12", "2"], False),
+        ("Which is red?\n(A) 3\n(B) 4", ["3", "4"], True),
+        ("Which is red?\nA. 3\nB. 4", ["A. 3", "B. 4"], True),
+        ("Which is red?\n(A) 3\n(B) 4", ["3", "4", "5"], False),
+    ],
+)
+def test_options_are_written_out_unless_the_question_lists_them(
+    question: str, options: list[str], is_listed: bool, tmp_path: Path
+) -> None:
+    file = json_lines(tmp_path, {"question": question, "options": options, "answer": "B"})
+    prepare("generic", file, tmp_path / "set", mapping=guess(file, find_data(file), {}))
+    (row,) = rows_of(tmp_path / "set")
+    assert row["question"] == (question if is_listed else with_choices(question, options))
+
+
 def test_options_may_have_a_column_each(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text(
         "index\tquestion\tA\tB\tC\tanswer\n0\tWhich?\tred\tblue\t\tB\n1\tWho?\ta\tb\tc\tA\n"
@@ -145,6 +210,25 @@ def test_a_dry_run_writes_nothing(said, tmp_path: Path) -> None:
     assert "split: train; for a different one: --split, of test" in text
     assert sorted(tmp_path.rglob("*")) == before
     assert said(tmp_path / "raw")[0] == 2, "--out is needed without --dry-run"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("nosuch", ["--source", "."], "no data source 'nosuch'"),
+        ("virl39k", ["--source", "/a/typo/x"], "/a/typo/x: does not exist"),
+        ("rows.jsonl", ["--max-prompt-tokens", "9"], "--max-prompt-tokens needs a tokenizer"),
+        ("rows.jsonl", ["--tokenizer", "none"], "none"),
+    ],
+)
+def test_a_dry_run_makes_the_same_checks(
+    said, source: str, options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json_lines(tmp_path, {"question": "Which?", "answer": "4"})
+    monkeypatch.chdir(tmp_path)
+    code, text = said(source, *options, "--out", "set")
+    assert code == 2 and words in text and "Traceback" not in text
+    assert said(source, *options, "--dry-run") == (code, text)
 
 
 @pytest.mark.parametrize("form", ["saved_splits", "easyr1", "verl"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +33,7 @@ from vlm_rl.data_prep.prepared_set import schema
 from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType
 
 
 def many(folder: Path, count: int = 120) -> Path:
@@ -195,6 +197,8 @@ def test_the_card_is_one_that_datasets_reads(tmp_path) -> None:
     assert "Compared with benchmark: 0 rows" in card.text
     for column in schema().names:
         assert f"| {column} |" in card.text
+    assert all(kind in card.text for kind in get_args(AnswerType))
+    assert IMAGE_MARKER in card.text and VIDEO_MARKER in card.text
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
     assert [row["id"] for row in loaded] == [row["id"] for row in rows_of(tmp_path / "out")]
     assert "make every score" not in card.text and "benchmark" in (benchmark / "README.md").read_text()
@@ -258,6 +262,14 @@ def test_the_patch_size_is_that_of_the_tokenizers_model(tmp_path, family_model, 
     assert json.loads((tmp_path / "a/manifest.json").read_text())["patch_size"] == 16
     assert main([*arguments, "--out", str(tmp_path / "b"), "--patch-size", "14"]) == 2
     assert "--patch-size 14: the model of --tokenizer" in capsys.readouterr().err and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("model_type", ["internvl", "idefics3"])
+def test_tokens_of_tiles_are_not_counted(tmp_path, family_model, capsys, model_type) -> None:
+    source = many(tmp_path / "virl", 1)
+    arguments = ["prepare", "virl39k", "--source", str(source), "--tokenizer", str(family_model(model_type))]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert "this model cuts images into tiles" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_long_prompts_of_benchmarks_stay_and_are_counted(tmp_path) -> None:

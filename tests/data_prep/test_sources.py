@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.helpers.data_sets import dapo_row, read_problems, write_json_lines, w
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.records import pass_rate_of
+from vlm_rl.data_prep.records import UsableRow, pass_rate_of
 from vlm_rl.data_prep.row_golds import last_box, number_gold
 from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.data_prep.training_sources import clean_virl
@@ -134,6 +135,7 @@ def test_polaris(tmp_path) -> None:
     row = {"problem": "How many?", "answer": "12", "difficulty": "3/8"}
     problem = only("polaris", write_json_lines(tmp_path / "polaris-data-53K.jsonl", [row]))
     assert (problem.answer, problem.difficulty, problem.test_only) == ("12", 0.375, False)
+    assert problem.id == f"polaris-{hashlib.sha256(row['problem'].encode()).hexdigest()[:16]}"  # as it always was
 
 
 MATH_ROW = {
@@ -172,6 +174,15 @@ def test_geometry3k(tmp_path) -> None:
     assert only("geometry3k", tmp_path, "test").test_only
     with pytest.raises(UserError, match="train, validation, test"):
         read_problems("geometry3k", tmp_path, "dev")
+
+
+def test_geometry3k_asks_the_same_of_many_pictures(tmp_path) -> None:
+    """A row without an id is named by question, answer and picture: only a copy of it has the same name."""
+    pictures = [encode_png(Image.new("RGB", (84, 84), colour)) for colour in ("red", "green", "blue")]
+    rows = [{"images": [{"bytes": p, "path": None}], "problem": "<image>Find $x$.", "answer": "3"} for p in pictures]
+    write_parquet(tmp_path / "data/train-00000-of-00001.parquet", [*rows, {**rows[0], "answer": "4"}, rows[1]])
+    problems = [row.problem for row in SOURCES["geometry3k"].read(tmp_path) if isinstance(row, UsableRow)]
+    assert len({problem.id for problem in problems[:4]}) == 4 and problems[4].id == problems[1].id
 
 
 def test_geometry3k_newer_files_have_ids(tmp_path) -> None:

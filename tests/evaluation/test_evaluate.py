@@ -20,7 +20,7 @@ from PIL import Image
 
 from tests.helpers.benchmark_rows import REAL_FILES
 from vlm_rl.cli import main
-from vlm_rl.config import parse_config
+from vlm_rl.config import parse_config, save_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.records import UsableRow
 from vlm_rl.data_prep.sources import SOURCES
@@ -30,6 +30,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import Response
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, published_prompts
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
+from vlm_rl.evaluation.command import Origin, _refuse_another_model
 from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summarise
 from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
@@ -483,3 +484,32 @@ def test_score_reads_our_records_where_their_prompt_asked_for_the_answer(tmp_pat
     assert verdict() == "no_answer" and verdict("--template", "think_box") == "correct"
     (tmp_path / "step-000000.json").write_text(json.dumps({"template": "wemath"}))
     assert verdict() == "correct"
+
+
+def test_results_of_one_model_do_not_join_those_of_another(tmp_path: Path) -> None:
+    """The checkpoints of a run belong together, with the model that it began with, in either order."""
+    tree = {"out": "o", "model": {"path": str(tmp_path / "base")}, "data": {"train": ["x"]}}
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+        save_config(parse_config(tree), tmp_path / name / "config.yaml")
+    base = tmp_path / "base"
+    (first, last), other = ((tmp_path / "run" / "checkpoints" / f"step-{n}" for n in (1, 2)), tmp_path / "other")
+    another = other / "checkpoints" / "step-9"
+    begun = Origin(step=1, contaminated=(), run=parse_config(tree))
+    plain = Origin(step=0, contaminated=(), run=None)
+    for there, asked, origin, is_refused in (
+        (base, first, begun, False),
+        (first, base, plain, False),
+        (first, last, begun, False),
+        (first, another, begun, True),
+        (base, tmp_path / "base-2", plain, True),
+        (first, tmp_path / "base-2", plain, True),
+    ):
+        results = RunDirectory(tmp_path / f"{there.name}-{asked.name}")
+        results.path.mkdir(exist_ok=True)
+        results.write_eval("toy", 0, [], {"model": str(there)})
+        if is_refused:
+            with pytest.raises(UserError, match="choose a different --out"):
+                _refuse_another_model(results.path, asked, origin)
+        else:
+            _refuse_another_model(results.path, asked, origin)

@@ -60,6 +60,12 @@ def test_nothing_is_an_empty_answer_however_it_is_written(tmp_path: Path) -> Non
     assert [(answer.id, answer.text) for answer in found] == [*((str(i), "") for i in range(5)), ("9", "7")]
 
 
+def test_a_length_is_a_whole_number_or_unknown(tmp_path: Path) -> None:
+    """A table has texts; writers of tables make 12.0 of 12 beside an empty cell."""
+    table = write(tmp_path / "r.csv", "id,response,length\n1,A,12\n2,B,12.0\n3,C,\n4,D,long\n5,E,inf\n6,F,nan\n")
+    assert [answer.length for answer in responses_of("mathvision", table)] == [12, 12, None, None, None, None]
+
+
 # -- DynaMath's trials -------------------------------------------------------------------------------
 
 GOLDS = {"1": {"1": "2.5", "2": "B"}, "3": {"1": "4", "2": "C"}}  # trial -> seed -> gold

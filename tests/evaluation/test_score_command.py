@@ -102,6 +102,24 @@ def test_mathvista_starts_from_the_shipped_extraction(tmp_path: Path) -> None:
     assert [r["verdict"] for r in found["rows"]] == ["correct", "correct"] and found["rule"] == "emulated"
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "question", "extraction"),
+    [
+        ("math500", {"problem": "What is 3 + 4?", "answer": "7"}, "7"),
+        ("logicvista", {"question": "Which?", "answer": "A, C"}, "A, C"),
+    ],
+)
+def test_extractions_do_not_make_rules_of_ours_the_published_ones(
+    tmp_path: Path, benchmark: str, question: dict, extraction: str
+) -> None:
+    """They are read, but what is compared with the gold, and how, stays ours."""
+    annotations = write(tmp_path / "golds.json", {"1": question, "2": question})
+    responses = write(tmp_path / "r.json", {"1": {"extraction": extraction}, "2": {"extraction": "B"}})
+    found = score(tmp_path, benchmark, "official", annotations=annotations, responses=responses)
+    assert (found["rule"], found["shipped_extractions"]) == ("emulated", 2)
+    assert [row["verdict"] for row in found["rows"]] == ["correct", "wrong"]
+
+
 def test_dynamath_trials_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     for trial, gold in (("trial2", "2"), ("trial10", "3")):
         (tmp_path / trial).mkdir()
@@ -172,6 +190,22 @@ def test_a_second_folder_without_trials_is_named(tmp_path: Path, capsys: pytest.
     ]
     assert main(["score", *words]) == 2
     assert f"{tmp_path / 'two'}: the folder holds no trial1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+def test_a_folder_without_a_name_is_read_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """No summary can be beside it; the judge's replies would be inside."""
+    monkeypatch.chdir(tmp_path)
+    rows = {"5": {"question": "q", "answer": "2", "answer_type": "float", "response": "2"}}
+    Path("trial1").mkdir()
+    write(Path("trial1/dataset.json"), rows)
+    words = ["score", "--benchmark", "dynamath", "--mode", "official", "--annotations", ".", "--responses", place]
+    assert main(words) == (0 if place == "." else 2)
+    assert place == "." or "/: the folder holds no trial1" in capsys.readouterr().err
+    assert main([*words, "--judge", "http://127.0.0.1:1/v1"]) == 2
+    assert ("asks no model" if place == "." else "no trial1") in capsys.readouterr().err
 
 
 def test_one_set_of_answers_in_every_layout_gives_one_score(tmp_path: Path) -> None:

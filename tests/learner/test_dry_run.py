@@ -192,6 +192,7 @@ def test_head_buckets_and_images_by_hand() -> None:
     assert plan_of(LUSPO_7B, "train.zero_stage=1").memory.buckets == 4 * 5 * 10**8
     smaller = "train.deepspeed.zero_optimization.reduce_bucket_size=1000000"
     assert plan_of(LUSPO_7B, smaller).memory.buckets == 2 * 10**6
+    assert plan_of(LUSPO_7B, smaller.replace("1000000", "auto")).memory.buckets == memory.buckets
     # A row of 16,384 tokens holds 4 prompts of at most 4,096, each with an image; one of 8,192 holds 2.
     assert "a row of 16,384 tokens with 4 images" in shown(LUSPO_7B)
     without = "model.freeze=[tower]"
@@ -331,6 +332,7 @@ def test_offloaded_weights_are_on_the_card_a_few_at_a_time() -> None:
     assert plan_of(LUSPO_7B, *offload, ranks=1).memory.weights == 2 * 10**9
     fewer = "train.deepspeed.zero_optimization.stage3_max_live_parameters=600000000"
     assert plan_of(LUSPO_7B, *offload, fewer, ranks=1).memory.weights == 2 * 6 * 10**8
+    assert plan_of(LUSPO_7B, *offload, fewer.replace("600000000", "auto"), ranks=1).memory.weights == 2 * 10**9
     part = -(-PUBLISHED["Qwen2.5-VL-7B-Instruct"] // 32)
     assert plan_of(LUSPO_7B, *offload, ranks=32).memory.weights == 2 * part
 
@@ -486,6 +488,7 @@ def config_of(**sections) -> Config:
         ({"model": {"path": "models/Qwen9-1B"}}, ["models/Qwen9-1B", "Qwen2.5-VL-7B-Instruct"]),
         ({"algorithm": {"name": "lupso"}}, ["lupso", "luspo"]),
         ({"data": {"train": ["x"], "max_prompt_tokens": 131072}}, ["135168", "131072"]),
+        ({"eval": {"every": 1, "max_tokens": 131072}}, ["135168", "131072", "eval.max_tokens"]),
         ({"train": {"zero_stage": 0}}, ["train.zero_stage", "bfloat16"]),
         ({"rollout": {"replay_routing": True}}, ["rollout.replay_routing", "qwen2"]),
     ],

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.helpers.family_rows import BANNED, TEMPERATURE, groups_of, packed_row, text_prompt, unmodified_logp
 from tests.helpers.groups import WeighedGroup, load_reference, random_group
 from tests.helpers.videos import LONG, SHORT, VIDEO_TYPES, video_problem
-from vlm_rl.config import ModelPart, RowFormat
+from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED, Family, check_architecture, check_parts
@@ -334,21 +334,24 @@ def test_padded_rows_of_a_packed_family_equal_the_unmodified_model(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "freeze", "lr_by_part", "words"),
+    ("model_type", "settings", "lr_by_part", "words"),
     [
-        ("qwen3_vl", ["merger", "tower", "language_model"], {}, "model.freeze names tower, merger, language_model"),
-        ("qwen3", ["language_model"], {}, "a qwen3 model has no other part"),
-        ("qwen3", [], {"merger": 1e-6}, "train.lr_by_part names merger, which a qwen3 model does not have"),
-        ("qwen3_vl", ["tower"], {"tower": 1e-6}, "train.lr_by_part names tower, which model.freeze freezes"),
+        ("qwen3_vl", {"freeze": ["merger", "tower", "language_model"]}, [], "freeze names tower, merger, language_"),
+        ("qwen3", {"freeze": ["language_model"]}, [], "a qwen3 model has no other part"),
+        ("qwen3", {}, ["merger"], "train.lr_by_part names merger, which a qwen3 model does not have"),
+        ("qwen3_vl", {"freeze": ["tower"]}, ["tower"], "train.lr_by_part names tower, which model.freeze freezes"),
+        ("qwen3_vl", {"lora": {}}, ["tower"], "names tower, which model.lora gives no adapter"),
+        ("qwen3_vl", {"lora": {"targets": ["tower"]}}, ["language_model"], "names language_model, which model.lora"),
     ],
 )
 def test_parts_that_cannot_be_trained_so_are_refused(
-    model_type: str, freeze: Any, lr_by_part: Any, words: str
+    model_type: str, settings: Any, lr_by_part: Any, words: str
 ) -> None:
     config = AutoConfig.for_model(model_type)
-    check_parts(config, freeze=["tower", "merger"], lr_by_part=["language_model"])
+    for fine in ({"freeze": ["tower", "merger"]}, {"lora": {}}, {"lora": {"targets": ["q_proj", "tower"]}}):
+        check_parts(config, ModelConfig(path="m", **fine), lr_by_part=["language_model"])
     with pytest.raises(UserError, match=words):
-        check_parts(config, freeze=freeze, lr_by_part=lr_by_part)
+        check_parts(config, ModelConfig(path="m", **settings), lr_by_part=lr_by_part)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)

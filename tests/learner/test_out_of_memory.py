@@ -39,6 +39,8 @@ def test_the_plan_and_what_is_left_to_change(failure: RuntimeError) -> None:
     assert "train.zero_stage=2" in first and "offload_optimizer" not in first, "which ZeRO 1 does not take"
     for key in ("offload_optimizer", "model.lora", "gpu_memory_utilization", "rollout.max_tokens="):
         assert key in said
+    served = ["rollout.sampler=server", "rollout.servers=[http://a:1]"]
+    assert "gpu_memory" not in memory_advice(load_config(RECIPE, served), failure, num_ranks=8), "no engine is here"
 
 
 def test_every_command_that_loads_a_model_ends_with_advice(

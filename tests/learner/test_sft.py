@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Toys, metrics_of, state_of, toy_problem
 from vlm_rl.config import load_sft_config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
+from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.learner.dry_run import dry_run, without_sampling
 from vlm_rl.learner.dry_run_page import print_dry_run
@@ -229,6 +231,19 @@ def test_mistakes_are_one_message_each(toys: Toys, learnable: Path, whole: RunDi
         result = toys.runner("sft", path, *words)
         assert result.code == 2 and message in result.output, result.output[-3000:]
         assert "Traceback" not in result.output
+
+
+def test_a_response_without_the_prompts_start_is_named(toys: Toys, learnable: Path) -> None:
+    """The chat template opens the reasoning, which a single row of the set does not do."""
+    model = toys.folder / "opens-reasoning"
+    shutil.copytree(toys.random_model, model)
+    chat = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(chat.replace(r"assistant\n' -}}", r"assistant\n<think>\n' -}}"))
+    (odd,) = [problem for problem in load_set(learnable) if not problem.meta["response"].startswith("<think>")]
+    path, run = sft_file(toys, learnable, "no-start", model={"path": str(model)})
+    result = toys.runner("sft", path)
+    assert result.code == 2 and "Traceback" not in result.output and not run.path.exists()
+    assert rf"problem {odd.id!r}: {model} starts every response with '<think>\n'" in " ".join(result.output.split())
 
 
 def test_the_shipped_recipe_fits_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -20,6 +23,7 @@ from vlm_rl.cli import main
 from vlm_rl.config import load_config
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.quickstart_data import make_tiny_sets
+from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.evaluation.benchmarks.benchmark import Response
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
@@ -335,6 +339,36 @@ def test_what_was_done_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = capsys.readouterr().out
     assert "[done]  vlm-rl prepare virl39k --source raw/ViRL39K" in text and text.count("[done]") == 1
     assert "ViRL39K: size" not in text
+
+
+def test_a_set_of_which_a_part_is_printed_takes_no_part_in_the_mean_length(tmp_path: Path) -> None:
+    """The summary's length is that of all its problems. Five sets of 9 tokens have a mean of 9, four have none."""
+    paper = PAPERS["luspo-vl"]
+    rows = table_rows(paper, runs_of(paper.key), tmp_path)
+    base = RunDirectory(rows[0].results)
+    base.path.mkdir(parents=True)
+    for column in paper.columns:
+        means = make_table(paper, rows)["rows"][0]["mean_length"]
+        assert means == {"published": None, "ours": None}
+        parts = {"by": {"version": {"Vision Only": {"score": 0.4, "n": 4, "interval": [0.2, 0.6]}}}}
+        base.write_eval(column.folder, 0, [], summary(0.5, **(parts if column.facet else {})))
+    assert make_table(paper, rows)["rows"][0]["mean_length"]["ours"] == 9
+
+
+def test_sigterm_reaches_the_command_that_runs_and_is_waited_for(tmp_path: Path) -> None:
+    """The command takes a moment to save; the table's own process outlives it and says that it was stopped."""
+    said = tmp_path / "said"
+    command = (
+        "import signal, sys, time; from pathlib import Path; said = Path(sys.argv[1])\n"
+        "def stop(*_):\n    time.sleep(0.3); said.write_text('saved'); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop); said.write_text('begun'); time.sleep(60)"
+    )
+    script = f"from vlm_rl.papers.command import _run; _run({[sys.executable, '-c', command, str(said)]})"
+    process = subprocess.Popen([sys.executable, "-c", script])
+    while not said.exists() or said.read_text() != "begun":
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=60) == EXIT_STOPPED and said.read_text() == "saved"
 
 
 @pytest.mark.slow

@@ -253,7 +253,7 @@ TREE = {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}}
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"functions": {"a": {"path": "m.f"}}}, r"reward\.functions\.a\.path is 'm\.f'.*allow_function=true"),
+        ({"functions": {"a": {"path": "m.f"}}}, r"reward: functions\.a\.path is 'm\.f'.*allow_function=true"),
         ({"functions": {"iou": {"path": "m.f"}}}, r"functions\.iou: a function's name .* none of accuracy"),
         ({"functions": {"A b": {"path": "m.f"}}}, r"functions\.A b: a function's name"),
         (

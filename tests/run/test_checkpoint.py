@@ -581,6 +581,15 @@ def test_a_shard_of_a_different_size_than_was_written_stops_the_commit(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_shard_that_a_rank_wrote_and_that_is_not_there_stops_the_commit(tmp_path: Path) -> None:
+    """As where two nodes have folders of the same name that they do not share."""
+    refused = pytest.raises(CheckpointError, match=r"wrote learner/state/rank_9\.pt, .*all nodes share")
+    with refused, saving(tmp_path, step=1) as work:
+        fill(work, 1)
+        commit(work, tmp_path, step=1, info=INFO, written={"learner/state/rank_9.pt": FileEntry(300, "")})
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- weights that are not finite -------------------------------------------------------------------
 
 

@@ -299,6 +299,15 @@ def test_checkpoints_need_a_manifest(run):
     assert [step for step, _ in run.checkpoints()] == [2, 10]
 
 
+def test_leftovers_go_and_a_mirror_that_lives_on_keeps_its_own(run):
+    names = ["eval/.a.json.1.tmp", ".metrics.jsonl.2.tmp", "trackers/.mlflow.json.3.tmp", "config.yaml"]
+    for name in names:
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).touch()
+    run.remove_leftovers()
+    assert [(run.path / name).exists() for name in names] == [False, False, True, True]
+
+
 def test_contamination_adds_up(run):
     assert run.contaminated() == ()
     run.stamp_contaminated(["MathVision"])

@@ -55,6 +55,15 @@ def test_pairing_is_sharper_than_two_scores() -> None:
     assert compared.p_value == 2 / 2**10
 
 
+def test_a_few_problems_that_are_all_won_settle_nothing() -> None:
+    """Two of two: (1 - u)^2 = .025, so up to u = .842 of all problems could be lost: +1 - 2 u."""
+    compared = pair(scores("00"), scores("11"))
+    assert compared is not None and compared.difference == 1
+    assert compared.interval == pytest.approx((1 - 2 * (1 - math.sqrt(0.025)), 1))
+    same = pair(scores("1" * 500), scores("1" * 500))
+    assert same is not None and same.interval == pytest.approx((-0.00735, 0.00735), abs=1e-5)
+
+
 def test_nothing_in_common_and_categories() -> None:
     assert pair(scores("1"), {"other": ProblemScore(1.0, None, "")}) is None
     parts = by_category(scores("0000"), scores("1010"))
@@ -120,8 +129,9 @@ def test_a_third_result_says_what_is_hard_medium_and_easy(tmp_path: Path, capsys
     printed = capsys.readouterr().out
     assert printed.index("    hard: 0.0 -> 50.0") < printed.index("    medium: ") < printed.index("    easy: ")
     assert "1 problem without a pass rate" in printed and "regression" not in printed
-    assert main([*command, str(a)]) == 0
-    assert "part of the change is regression to the mean" in capsys.readouterr().out
+    for spelling in (a, a.parent / ".." / "set" / a.name):
+        assert main([*command, str(spelling)]) == 0
+        assert "part of the change is regression to the mean" in capsys.readouterr().out
 
 
 def test_a_prepared_set_says_which_facet_a_problem_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +157,28 @@ def test_a_prepared_set_says_which_facet_a_problem_has(tmp_path: Path, capsys: p
     assert main([*command, "--by", "kind"]) == 2
     assert "no facet 'kind'; they have: difficulty, level, subject" in " ".join(capsys.readouterr().err.split())
     assert main(command) == 2 and "go together" in capsys.readouterr().err
+
+
+def test_a_problem_counts_under_each_of_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Skills of MathVista; one problem names none."""
+    skills = (["algebra"], ["algebra", "geometry"], [])
+    problems = [
+        Problem(f"p{i}", "?", (), "1", "integer", source="mathvista", meta={"skills": names})
+        for i, names in enumerate(skills)
+    ]
+    data = write_problems(problems, tmp_path / "data" / "mathvista")
+    paths = [records(tmp_path / name / "set" / "r.parquet", v, 5) for name, v in (("a", "101"), ("b", "011"))]
+    out = tmp_path / "out.json"
+    command = ["eval", "compare", *map(str, paths), "--json", str(out), "--data", str(data)]
+    assert main([*command, "--by", "skills"]) == 0
+    (compared,) = json.loads(out.read_text())["compared"]
+    assert {key: (part["n"], part["score_a"], part["score_b"]) for key, part in compared["by_facet"].items()} == {
+        "algebra": (2, 0.5, 0.5),
+        "geometry": (1, 0.0, 1.0),
+    }
+    assert all(part["only_a"] == part["only_b"] == 0 for part in compared["by_facet"].values())
+    printed = capsys.readouterr().out
+    assert "    geometry: 0.0 -> 100.0" in printed and "['" not in printed
 
 
 def test_a_split_of_one_set_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +238,8 @@ def test_the_benchmarks_own_number_is_compared_too(tmp_path: Path, capsys: pytes
         (["a.parquet", "gone"], ["gone: there is no such file or folder", "check the path"]),
         (["a.parquet", "folder"], ["folder", "no results in it"]),
         (["a.parquet", "broken.json"], ["broken.json", "neither records", "vlm-rl score --json"]),
+        (["a.parquet", "bare.json"], ["bare.json: neither records", "'scores'"]),
+        (["beside.parquet", "a.parquet"], ["beside.parquet: neither records", "'scores'"]),
         (["a.parquet", "empty.json"], ["empty.json: the result on a has no rows", "score again"]),
         (["empty.parquet", "a.parquet"], ["empty.parquet: the result on", "has no rows", "evaluate"]),
         (["a.parquet", "a.parquet", "--by-pass-rate", "b.parquet"], ["b.parquet", "no problem of", "in common"]),
@@ -223,6 +257,10 @@ def test_what_cannot_be_compared_is_said(
     Path("folder").mkdir()
     Path("broken.json").write_text("{}")
     Path("empty.json").write_text('{"benchmark": "a", "rows": []}')
+    row = {"id": "p0", "verdict": "correct"}
+    Path("bare.json").write_text(json.dumps({"benchmark": "a", "headline": "score_strict", "rows": [row]}))
+    records(Path("beside.parquet").absolute(), "1", 1)
+    Path("beside.json").write_text('{"benchmark": "a", "headline": "score_strict"}')
     assert main(["eval", "compare", *arguments]) == 2
     message = capsys.readouterr().err
     assert all(word in message for word in words) and "Error(" not in message

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.samplers.base import InProcessSampler, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
+from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
 from vlm_rl.samplers.vllm import _request, _threads_kept
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
@@ -736,3 +737,15 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
         np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
     sampler.close()
+
+
+@pytest.mark.parametrize("lengths", [[4000] * 4 + [150] * 252, [150] * 252 + [4000] * 4, [40_000, 3]])
+def test_no_batch_is_padded_to_more_tokens_than_a_prefill_may_have(lengths: list[int]) -> None:
+    """Groups that are drawn on come in the order of their age, so the longest prompt may be the first."""
+    sampler = object.__new__(TransformersSampler)
+    sampler._batch_size = 256
+    prompts: list[Any] = [SimpleNamespace(ids=np.zeros(length)) for length in lengths]
+    batches = sampler._batches(range(len(prompts)), prompts, SamplingParams(1.0, 1, 1))
+    assert [index for batch in batches for index in batch] == [*range(len(prompts))]
+    for batch in batches:
+        assert len(batch) * max(lengths[index] for index in batch) <= _PREFILL_TOKENS or len(batch) == 1

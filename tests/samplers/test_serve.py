@@ -10,8 +10,10 @@ import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.torch import load_file, save_file
 
+from vlm_rl.cli import main
 from vlm_rl.config import Config, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.serve import serve, server_options
@@ -52,6 +54,19 @@ def test_the_command_is_printed_without_reading_the_weights(
     config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(config, host="127.0.0.1", port=1, only_print=True)
+    assert f" {config.model.path} --" in capsys.readouterr().out
+
+
+def test_a_model_may_be_named_as_on_the_hub(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one whose configuration is shipped, which a plan takes for what it reads."""
+    named = "Qwen/Qwen2.5-VL-7B-Instruct"
+    monkeypatch.setattr("vlm_rl.run.checkpoint_names.locate_model", lambda path, **_: Path(config.model.path))
+    tree = config.model_dump(mode="json")
+    tree["model"]["path"] = named
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["serve", str(tmp_path / "c.yaml"), "--print"]) == 0
     assert f" {config.model.path} --" in capsys.readouterr().out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -60,10 +61,27 @@ def test_jobs_share_the_cards_of_this_machine(tmp_path: Path, monkeypatch: pytes
     launch = Launch(jobs=2, ranks=3)
     assert [launch.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in (0, 1)] == ["0,1,2", "3,4,5"]
     assert launch.environment(0)["OMP_NUM_THREADS"] == str(max(1, allowed_cores() // 6))
-    with pytest.raises(UserError, match="need 9 GPUs, and 8 are visible"):
-        Launch(jobs=3, ranks=3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,5")
     assert Launch(jobs=2).environment(1)["CUDA_VISIBLE_DEVICES"] == "5"
     assert Launch(jobs=9, template="srun {command}").environment(3) == {}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden: a run on processors
-    assert "CUDA_VISIBLE_DEVICES" not in Launch(jobs=4).environment(0)
+    for hidden in ("", "-1", "-1,0"):  # a run on processors
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert "CUDA_VISIBLE_DEVICES" not in Launch(jobs=4).environment(0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,-1,0")  # CUDA stops at the first that is negative
+    assert Launch(ranks=2).environment(0)["CUDA_VISIBLE_DEVICES"] == "4,2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ranks": 9}, "1 x 9 ranks need 9 GPUs (visible: 8): give fewer --ranks;"),
+        ({"jobs": 9}, "9 x 1 ranks need 9 GPUs (visible: 8): give fewer --jobs;"),
+        ({"jobs": 3, "ranks": 3}, "3 x 3 ranks need 9 GPUs (visible: 8): give fewer --jobs or --ranks;"),
+    ],
+)
+def test_too_few_cards_name_the_options_that_can_be_less(
+    settings: dict, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    with pytest.raises(UserError, match=re.escape(said)):
+        Launch(**settings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import html
 import json
 import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +26,8 @@ from tests.helpers.browser import cut_on_a_phone, open_page
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.pages import Page
 from tests.helpers.toy_runs import Toys, assert_sound, clean_environment
-from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.cli import main
-from vlm_rl.config import AlgorithmConfig, load_config
+from vlm_rl.config import load_config, parse_config
 from vlm_rl.demo.library import find_runs
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.report.charts.frame import PALETTE
@@ -46,6 +47,7 @@ from vlm_rl.study.results import (
     difference,
     final_estimate,
     final_values,
+    is_share,
     seed_band,
     stretch_mean,
     thinned,
@@ -92,6 +94,9 @@ def test_overrides_change_keys_of_the_file(tmp_path):
     assert (grpo.config.algorithm.clip_high, luspo.config.algorithm.clip_high) == (0.28, None)
     with pytest.raises(UserError, match="seeds: 4 is there twice"):
         load_study(path, ["seeds=[4,4]"])
+    for wrong in ("base.data=[x]", "rules=[a]", "seeds.0=3"):
+        with pytest.raises(UserError, match=re.escape(f"override {wrong!r}: a list cannot replace a section")):
+            load_study(path, [wrong])
 
 
 def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
@@ -101,6 +106,23 @@ def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
     assert (hot.config.rollout.temperature, hot.config.rollout.max_tokens) == (1.2, 64)
     assert grpo.config.rollout.temperature == 1.0  # one rule's change does not leak into another
     assert grpo.config.model.freeze == ["tower"] and grpo.config.model.path == "models/warm-0"
+
+
+def test_an_empty_section_in_a_rule_changes_nothing_but_a_section_that_is_off(tmp_path):
+    rules = {"grpo": {}, "same": {"rollout": {}, "algorithm.hadw": {}}, "lora": {"model.lora": {}}}
+    grpo, same, lora = load(tmp_path, rules=rules, seeds=[0]).runs(tmp_path)
+    assert same.config.model_dump(exclude={"out"}) == grpo.config.model_dump(exclude={"out"})
+    assert grpo.config.model.lora is None and lora.config.model.lora is not None
+
+
+def test_rules_with_limits_of_their_own_are_measured_with_one(tmp_path):
+    """Held-out responses have rollout.max_tokens where the base gives no limit, which is among the mistakes below."""
+    tree = study_tree(rules={"grpo": {}, "short": {"rollout": {"max_tokens": 32}}}, seeds=[0])
+    tree["base"]["eval"]["max_tokens"] = 48
+    study = load_study(write_study(tmp_path / "s.yaml", tree))
+    assert [run.config.rollout.max_tokens for run in study.runs(tmp_path)] == [64, 32]
+    tree["base"]["eval"] = {"every": 0}  # nothing is measured
+    load_study(write_study(tmp_path / "s.yaml", tree))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +145,10 @@ def test_a_rule_keeps_the_sections_that_the_base_began(tmp_path):
         ({"rules": {"grpo": {"rollout.prompts_per_step": 9}}}, ["rules.grpo", "prompts_per_step is 9", "share"]),
         ({"rules": {"grpo": {"data.train": ["x"]}}}, ["rules.grpo", "data.train", "share"]),
         ({"rules": {"grpo": {"data": {}}}}, ["rules.grpo", "data is {}", "share"]),
+        (
+            {"rules": {"grpo": {"rollout": {"max_tokens": 32}}}},
+            ["rules.grpo", "rollout.max_tokens is 32", "base.eval.max_tokens"],
+        ),
         ({"rules": {"grpo": {"train.lr.x": 1}}}, ["rules.grpo"]),
         ({"rules": {"grpo": {"train.lr": "${oc.env:HOME}"}}}, ["interpolation"]),
         ({"base": {"seed": 1}}, ["base", "seed is 1", "seeds"]),
@@ -154,14 +180,15 @@ def test_the_documented_study_is_valid(tmp_path):
 # -- arithmetic over seeds -------------------------------------------------------------------------
 
 
-def numbers(rule: str, seed: int, finals=None, *, aggregation=None, **curves) -> RunNumbers:
-    """A run of as many steps as its curves have."""
-    algorithm = resolve_algorithm(AlgorithmConfig(name="grpo", aggregation=aggregation))
+def numbers(rule: str, seed: int, finals=None, *, sections=None, **curves) -> RunNumbers:
+    """A run of as many steps as its curves have; `sections` are those of its configuration."""
+    tree = {"out": f"{rule}/{seed}", "seed": seed, "model": {"path": f"m-{seed % 2}"}, "data": {"train": ["x"]}}
+    config = parse_config({**tree, "algorithm": {"name": "grpo"}, **(sections or {})})
     made = {}
     for name, values in curves.items():
         y = np.array(values, dtype=float)
         made[name.replace("__", "/")] = StepCurve(np.arange(1.0, len(y) + 1), y)
-    return RunNumbers(rule, seed, "a", algorithm, made, finals or {})
+    return RunNumbers(rule, seed, "a", config, made, finals or {})
 
 
 def study_of(*runs: RunNumbers, num_steps: int = 10) -> StudyResults:
@@ -218,14 +245,17 @@ def test_the_ends_of_a_run():
 # -- the words -------------------------------------------------------------------------------------
 
 
-def length_runs(gaps: dict[int, tuple[float, float]], token=(0.5,), sequence=(0.5,)) -> StudyResults:
+TOKEN = {"algorithm": {"name": "grpo", "aggregation": "token"}}
+
+
+def length_runs(gaps: dict[int, tuple[float, float]], token=(0.5,), sequence=(0.5,), sections=TOKEN) -> StudyResults:
     """Two rules; per seed the gap at the first and at the last step, and the final accuracies."""
     runs = []
     for place, (seed, ends) in enumerate(gaps.items()):
-        for rule, values, aggregation in (("grpo", sequence, None), ("grpo-token", token, "token")):
+        for rule, values, own in (("grpo", sequence, None), ("grpo-token", token, sections)):
             finals = {"heldout_accuracy/toy": values[place % len(values)]}
             curves = {"length__group_cv": [0.2, 0.2 + 0.1 * seed], "length__sign_gap": ends}
-            runs.append(numbers(rule, seed, finals, aggregation=aggregation, **curves))
+            runs.append(numbers(rule, seed, finals, sections=own, **curves))
     return study_of(*runs, num_steps=2)
 
 
@@ -251,6 +281,36 @@ def test_words_claim_nothing_that_is_not_settled():
     single = findings(length_runs({1: (2, -10)}))
     assert all("no interval" in single[k] for k in (0, 1, 3)) and "one seed does not settle" in single[2]
     assert not any("change of" in sentence for sentence in single)
+
+
+@pytest.mark.parametrize(
+    ("sections", "is_more"),
+    [
+        (TOKEN, False),
+        ({"algorithm": {"name": "grpo", "aggregation": "group_token"}}, False),
+        ({"algorithm": {"name": "rloo"}}, True),  # token aggregation with other advantages
+        ({**TOKEN, "train": {"lr": 1e-3}}, True),
+        ({**TOKEN, "rollout": {"responses_per_prompt": 16}}, True),
+        ({"algorithm": {**TOKEN["algorithm"], "kl_coef": 0.1}}, True),
+        ({"algorithm": {**TOKEN["algorithm"], "hadw": {"enabled": True}}}, True),
+    ],
+)
+def test_words_say_whether_only_the_aggregation_differs(sections, is_more):
+    outcome = findings(length_runs({1: (2, -10), 2: (2, -12)}, sections=sections))[-1]
+    aggregation = sections["algorithm"].get("aggregation", "token")
+    assert f"of grpo-token ({aggregation}) minus grpo (sequence)" in outcome
+    assert ("more than the aggregation" in outcome) is is_more
+
+
+def test_a_measure_is_what_stands_before_its_sets_name():
+    """Sets in folders called accuracy-toy and length-toy."""
+    finals = {f"heldout_{kind}/{name}-toy": 3.0 for name in ("accuracy", "length") for kind in ("length", "accuracy")}
+    comparison = study_of(numbers("grpo", 0, finals), numbers("grpo", 1, finals))
+    assert [measure.split("/")[0] for measure in comparison.measures] == ["heldout_accuracy"] * 2 + [
+        "heldout_length"
+    ] * 2
+    assert [is_share(measure) for measure in comparison.measures] == [True, True, False, False]
+    assert final_estimate(comparison, "grpo", "heldout_length/accuracy-toy").high == 3.0
 
 
 def test_words_about_what_is_not_there():
@@ -465,6 +525,7 @@ def test_an_empty_study_and_one_seed_are_said_in_words(tmp_path):
     assert command.run_study(path, out, report_only=True) == 0
     page = Page(out / "comparison.html")
     assert "One seed has no interval" in page.text and "needs 2 seeds" in page.text and "nan" not in page.text
+    assert "nothing is settled: b+a.x." in page.text and "clearly differs" not in page.text
     assert not re.search(r"\d runs? (is|are) missing", page.text)
 
 
@@ -514,6 +575,22 @@ def test_another_study_in_the_folder_is_refused(tmp_path):
         command.run_study(tmp_path / "s.yaml", tmp_path / "out", report_only=True)
 
 
+@pytest.mark.parametrize("name", ["samples", "temperature", "top_p", "max_tokens"])
+def test_runs_that_were_measured_otherwise_are_refused(tmp_path, name):
+    tree, out = study_tree(seeds=[0]), tmp_path / "out"
+    tree["base"]["eval"] |= {"temperature": 0.6, "samples": 2}
+    first, second, _ = load_study(write_study(tmp_path / "s.yaml", tree)).runs(out)
+    write_run(first, lively, evals=lively_evals(first))
+    tree["base"]["eval"] |= {"every": 5, "max_tokens": 64}  # the limit that it was: rollout.max_tokens
+    assert command.run_study(write_study(tmp_path / "s.yaml", tree), out, report_only=True) == 0
+    tree["base"]["eval"][name] = {"samples": 4, "temperature": 1.0, "top_p": 0.9, "max_tokens": 32}[name]
+    with pytest.raises(UserError, match=rf"grpo/seed-0 holds a run with a different eval\.{name} than"):
+        command.run_study(write_study(tmp_path / "s.yaml", tree), out, report_only=True)
+    shutil.rmtree(first.out)
+    write_run(second, lively, steps=3)  # not measured yet
+    assert command.run_study(tmp_path / "s.yaml", out, report_only=True) == 0
+
+
 def test_mistakes_are_found_before_anything_starts(tmp_path):
     path, out = write_study(tmp_path / "s.yaml", study_tree()), tmp_path / "out"
     with pytest.raises(UserError, match=r"starts\.a.*models/warm-0"):
@@ -538,6 +615,20 @@ def test_one_comparison_at_a_time(tmp_path):
     child.wait()
     with command._exclusive(tmp_path / "out"):
         pass
+
+
+def test_a_folder_without_locks_is_worked_in(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(command.fcntl, "flock", flock)
+    with command._exclusive(tmp_path / "out") as lock:
+        os.fstat(lock)
+
+
+def test_an_error_of_the_work_is_not_taken_for_that_of_the_lock(tmp_path):
+    with pytest.raises(BlockingIOError), command._exclusive(tmp_path / "out"):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
 def test_stopping_has_the_trainer_s_exit_code():
@@ -656,7 +747,7 @@ def toy_study(toys: Toys, path: Path, **rules: dict) -> Path:
     del base["seed"], base["out"]
     base["train"]["steps"] = 2
     base["checkpoint"]["every"] = 1
-    base["data"]["eval"], base["eval"] = [str(toys.heldout)], {"every": 2}
+    base["data"]["eval"], base["eval"] = [str(toys.heldout)], {"every": 2, "max_tokens": 14}
     tree = {"base": base, "starts": {"warm": str(toys.model)}, "seeds": [0], "rules": rules}
     return write_study(path, tree | {"baseline": next(iter(rules))})
 

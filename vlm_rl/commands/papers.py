@@ -82,9 +82,10 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
     """Return a setup whose runs keep the paper's algorithms and rewards, on toy data and a tiny model below `out`."""
     from vlm_rl.data_prep.quickstart_data import make_tiny_sets
     from vlm_rl.papers.command import Setup
+    from vlm_rl.study.launch import visible_cards
     from vlm_rl.toy.tiny_model import build_tiny_model
 
-    model, data = out / "tiny-model", out / "data"
+    model, data, ranks = out / "tiny-model", out / "data", options.ranks or 1
 
     def changes(config: Config) -> list[str]:
         tiny = {
@@ -118,8 +119,8 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
         out=out,
         configs=options.configs,
         data=data,
-        ranks=options.ranks or 1,
-        jobs=2,
+        ranks=ranks,
+        jobs=min(2, max(1, len(visible_cards()) // ranks)) if visible_cards() else 2,
         changes=changes,
         eval_words=["--sampler", "transformers", "-q"],
         prepare=prepare,

@@ -122,9 +122,9 @@ def add_serve(commands: Commands) -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     from vlm_rl.config import load_config
-    from vlm_rl.session.preflight import preflight_plan
+    from vlm_rl.session.preflight import preflight_serve
 
-    config = preflight_plan(load_config(options.config, options.overrides))
+    config = preflight_serve(load_config(options.config, options.overrides))
     from vlm_rl.samplers.serve import serve
 
     serve(config, host=options.host, port=options.port, only_print=options.only_print)

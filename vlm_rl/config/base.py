@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ConfigSection(BaseModel):

@@ -58,6 +58,14 @@ def owned(block: str, options: Mapping[str, Any], owners: Mapping[str, str]) -> 
             yield f"{block}.{key} cannot be set: it is decided by {owners[key]}; remove it"
 
 
+def vllm_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a message for each key of rollout.vllm that may not be set, or not to this."""
+    yield from owned("vllm", options, VLLM)
+    share = options.get("gpu_memory_utilization", 1)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        yield f"vllm.gpu_memory_utilization is {share!r}: it must be a share of a card, above 0 and at most 1"
+
+
 def deepspeed_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each key of train.deepspeed that may not be set, or does not hold keys."""
     yield from owned("deepspeed", options, DEEPSPEED)
@@ -69,6 +77,9 @@ def deepspeed_conflicts(options: Mapping[str, Any]) -> Iterator[str]:
     for key in zero:
         if key in _OLDER:
             yield f"deepspeed.zero_optimization.{key} is an older name: set {_OLDER[key]}"
+    for key in ("reduce_bucket_size", "stage3_max_live_parameters"):
+        if not isinstance(value := zero.get(key, "auto"), int | float) and value != "auto":
+            yield f"deepspeed.zero_optimization.{key} is {value!r}: it must be a number, or auto"
     for key in ("offload_optimizer", "offload_param"):
         if not isinstance(zero.get(key), dict | None):
             yield f"deepspeed.zero_optimization.{key} is {zero[key]!r}: it must hold keys, as in {_EXAMPLE}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -10,6 +9,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from vlm_rl.config.foreign_names import translate
+from vlm_rl.errors import near
 
 
 def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[str]) -> list[str]:
@@ -29,8 +29,7 @@ def explain(where: str, detail: Any, kind: type[BaseModel], overrides: Sequence[
         if theirs := list(translate(path, detail["input"])):
             return [f"{where}: unknown key: {line}" for line in theirs]
         known = _known_keys(kind, detail["loc"][:-1])
-        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+        hint = near(str(detail["loc"][-1]), known, otherwise=f"known keys: {', '.join(sorted(known))}")
         return [f"{where}: unknown key {path}: {hint}"]
     if detail["type"] == "missing":
         return [f"{where}: {path} is missing; add it, because it has no default"]

@@ -54,13 +54,13 @@ def parse_config(raw: Any, where: str = "config", overrides: Sequence[str] = ())
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """Return a configuration with keys changed as on the command line. Raises UserError as load_config does."""
-    tree = _plain(OmegaConf.create(config.model_dump(mode="json")), overrides)
+    tree = _overridden(config.model_dump(mode="json"), overrides)
     return parse_config(tree, "the configuration", overrides)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     """Read a YAML file as plain values and apply the overrides. Raises UserError where it cannot be read."""
-    return _plain(_open(Path(path)), overrides)
+    return _overridden(_open(Path(path)), overrides)
 
 
 def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
@@ -72,27 +72,24 @@ def _read_extended(path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
         base = _open(path.parent / name)
         if "extends" in base:
             raise UserError(f"{path}: it extends {name}, which extends a third file: extend that one, or none")
-        tree, where = OmegaConf.merge(base, tree), f"{path}, which extends {name}"
-    return _plain(tree, overrides), where
-
-
-def _plain(tree: Any, overrides: Sequence[str]) -> Any:
-    for item in overrides:
-        tree = _with_override(tree, item)
-    return OmegaConf.to_container(tree, resolve=False)
+        where = f"{path}, which extends {name}"
+        tree = _merged(base, tree, where)
+    return _overridden(tree, overrides), where
 
 
 def _open(path: Path) -> Any:
-    """Return a file's tree. Raises UserError where it cannot be read."""
+    """Return a file's tree as plain values. Raises UserError where it cannot be read."""
     try:
         tree = OmegaConf.load(path)
         if not OmegaConf.is_dict(tree):
             raise UserError(f"{path}: the top level must be a mapping of sections, as in the files of configs/")
-        return tree
+        plain = OmegaConf.to_container(tree, resolve=False)
     except FileNotFoundError:
         raise UserError(f"no configuration file at {path}; the shipped ones are in configs/") from None
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as YAML: {_one_line(error)}") from None
+    _refuse_interpolation(plain, str(path))  # a merge would carry it out
+    return plain
 
 
 def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str] = ()) -> _Model:
@@ -106,10 +103,7 @@ def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str
     """
     if not isinstance(raw, dict):
         raise UserError(f"{where}: the top level must be a mapping of sections, not {type(raw).__name__}")
-    for key, value in _strings(raw):
-        if "${" in value:
-            place = place_of(key, where, overrides)
-            raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
+    _refuse_interpolation(raw, where, overrides)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -134,14 +128,28 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
     return [] if old == new or (isinstance(old, list | tuple) and list(old) == list(new)) else [prefix]
 
 
-def _with_override(tree: Any, item: str) -> Any:
-    key, equals, _ = item.partition("=")
-    if not equals or not all(key.split(".")):
-        raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
+def _overridden(tree: Any, overrides: Sequence[str]) -> Any:
+    for item in overrides:
+        key, equals, _ = item.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UserError(f"override {item!r} is not of the form key.path=value, e.g. train.lr=1e-5")
+        try:
+            change = OmegaConf.from_dotlist([item])
+        except (YAMLError, OmegaConfBaseException) as error:
+            raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
+        tree = _merged(tree, change, f"override {item!r}")
+    return tree
+
+
+def _merged(tree: Any, change: Any, what: str) -> Any:
+    """Return plain values with those of `change` over them. Raises UserError where one has a list for a section."""
     try:
-        return OmegaConf.merge(tree, OmegaConf.from_dotlist([item]))
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"override {item!r} cannot be read: {_one_line(error)}") from None
+        return OmegaConf.to_container(OmegaConf.merge(tree, change), resolve=False)
+    except TypeError:
+        raise UserError(
+            f"{what}: a list cannot replace a section, nor a section a list: give a list whole, as data.train=[a,b], "
+            "and a section by its keys, as train.lr=1e-5"
+        ) from None
 
 
 def _unchecked(kind: type[_Model], raw: dict[str, Any]) -> _Model:
@@ -158,6 +166,13 @@ def _unchecked(kind: type[_Model], raw: dict[str, Any]) -> _Model:
         else:
             values[name] = _unchecked(section, value)
     return kind.model_construct(**values)
+
+
+def _refuse_interpolation(raw: Any, where: str, overrides: Sequence[str] = ()) -> None:
+    for key, value in _strings(raw):
+        if "${" in value:
+            place = place_of(key, where, overrides)
+            raise UserError(f"{place}: {key} is {value!r}: interpolation is not supported; write the value itself")
 
 
 def _strings(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

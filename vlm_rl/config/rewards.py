@@ -148,7 +148,7 @@ class RewardConfig(ConfigSection):
         for key, path in {"function": self.function, **paths}.items():
             if path and not self.allow_function:
                 yield (
-                    f"reward.{key} is {path!r}, and importing it runs the code of its module: "
+                    f"{key} is {path!r}, and importing it runs the code of its module: "
                     "read that code, then set reward.allow_function=true"
                 )
         for name in self.functions:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vlm_rl.config.base import ConfigSection, Fraction
-from vlm_rl.config.engines import VLLM, deepspeed_conflicts, owned
+from vlm_rl.config.base import ConfigSection, Fraction, FractionBelowOne
+from vlm_rl.config.engines import deepspeed_conflicts, vllm_conflicts
 from vlm_rl.config.names import is_server_address
 from vlm_rl.config.policy import DataConfig, ModelConfig, ModelPart
 from vlm_rl.config.rewards import RewardConfig
@@ -188,7 +188,7 @@ class RolloutConfig(ConfigSection):
                 f"sampler is {self.sampler!r} and servers is {self.servers!r}: sampler: server needs addresses, "
                 "and no other engine uses them"
             )
-        yield from owned("vllm", self.vllm, VLLM)
+        yield from vllm_conflicts(self.vllm)
         if self.offload_optimizer and self.sampler == "server":
             yield "offload_optimizer is true, and sampler is server: no engine shares the card; leave it out"
         if self.tensor_parallel > 1 and self.sampler not in ("vllm", "server"):
@@ -235,7 +235,7 @@ class TrainConfig(ConfigSection):
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate after the warm-up: constant, or falling to 0 along a cosine until the last step."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[FractionBelowOne, FractionBelowOne] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decoupled weight decay."""
@@ -335,6 +335,16 @@ class Config(ConfigSection):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def response_tokens(self) -> int:
+        """Return the most tokens of a response, in training and in its evaluations."""
+        return max(self.rollout.max_tokens, (self.eval.max_tokens or 0) if self.eval.every else 0)
+
+    @property
+    def context_tokens(self) -> int:
+        """Return the most tokens of a prompt and its response together."""
+        return self.data.max_prompt_tokens + self.response_tokens
 
     def conflicts(self) -> Iterator[str]:
         lora = self.model.lora

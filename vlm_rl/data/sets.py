@@ -182,6 +182,21 @@ def _check_images(path: Path, problems: Sequence[Problem]) -> None:
                 raise UserError(f"{error}; fix or drop the row and prepare again") from None
 
 
+def set_digests(paths: Sequence[str]) -> dict[str, str | None]:
+    """Return path -> the checksum of its rows that preparation has recorded, None where it has not."""
+    return {path: read_manifest(path).get("sha256", {}).get("data.parquet") for path in paths}
+
+
+def check_same_sets(run: Path, begun_with: Mapping[str, str | None], paths: Sequence[str]) -> None:
+    """Raise UserError where a set of a resume was prepared again: its order and its ids would be other ones."""
+    for path, now in set_digests(paths).items():
+        if begun_with.get(path) not in (None, now):
+            raise UserError(
+                f"{path} was prepared again since {run} began with it: prepare it as it was (its rows had the sha256 "
+                f"{begun_with[path]}), or start a new run with a different out"
+            )
+
+
 def _is_as_prepared(path: Path) -> bool:
     """Tell whether data.parquet has the checksum that the manifest records."""
     recorded = read_manifest(path).get("sha256", {}).get("data.parquet")

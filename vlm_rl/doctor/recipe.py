@@ -68,7 +68,7 @@ def rollout(subject: RecipeUnderTest) -> Check:
     plan, (_, total, _) = subject.plan, subject.free
     memory, options = plan.memory, plan.config.rollout.vllm
     share = options.get("gpu_memory_utilization", ENGINE_SHARE)
-    response = (plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens) * plan.kv_bytes_per_token
+    response = plan.config.context_tokens * plan.kv_bytes_per_token
     on_gpu = torch.cuda.is_available()
     if memory.is_served:
         return _fits("rollout", subject, memory.rollout, ", the servers' memory apart", "use more ranks")

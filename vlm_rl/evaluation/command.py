@@ -291,6 +291,7 @@ def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
                 f"{eval_set.path}: --mode official needs problems of one known benchmark; use --mode strict"
             )
     _refuse_existing(options.out, sets, origin)
+    _refuse_another_model(options.out, options.model, origin)
     return sets
 
 
@@ -328,6 +329,32 @@ def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None
         raise UserError(
             f"{out} has a result of {names} at step {origin.step} already: choose a different --out, or remove it"
         )
+
+
+def _refuse_another_model(out: Path, model: Path, origin: Origin) -> None:
+    """Raise UserError where `out` has results of a different model: pages show one model, step by step.
+
+    The checkpoints of a run belong together, with the model that the run began with.
+    """
+    ours = {_run_or_model(model), *([Path(origin.run.model.path).resolve()] if origin.run else [])}
+    for result in RunDirectory(out).evals():
+        theirs = _run_or_model(Path(result.summary.get("model", model)))
+        if theirs not in ours and _run_or_model(model) != _begun_with(theirs):
+            raise UserError(
+                f"{out} has results of {theirs}: those of {model} would be shown as if they were of the same model; "
+                "choose a different --out"
+            )
+
+
+def _run_or_model(model: Path) -> Path:
+    """Return the run whose checkpoint a model is, else the model itself."""
+    model = model.resolve()
+    return model.parent.parent if model.parent.name == "checkpoints" else model
+
+
+def _begun_with(run: Path) -> Path | None:
+    """Return the model that a run began with; None where the run is not there, or is none."""
+    return Path(RunDirectory(run).config().model.path).resolve() if (run / "config.yaml").is_file() else None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -57,7 +58,7 @@ class Facet:
     """What a prepared set says of its problems."""
 
     name: str
-    values: Mapping[str, str]  # by problem
+    values: Mapping[str, Sequence[str]]  # by problem
 
 
 def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +94,8 @@ def compare_evaluations(options: argparse.Namespace) -> dict[str, Any]:
             a, b = loaded[0][benchmark], sets[benchmark]
             rates = None
             if rated is not None and benchmark in rated:
-                is_compared = options.by_pass_rate in (options.results[0], Path(name))
+                compared = (options.results[0].resolve(), Path(name).resolve())
+                is_compared = options.by_pass_rate.resolve() in compared
                 rates = PassRates(str(options.by_pass_rate), rated[benchmark].problems, is_compared)
             facet = Facet(options.by, facets[benchmark]) if benchmark in facets else None
             tree["compared"].append(_compared(a, b, rates, facet, names=(benchmark, names[0], name)))
@@ -134,18 +136,20 @@ def _compared(
     }
 
 
-def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, str]]:
-    """Return name of a prepared set -> problem -> its value of a facet. Raises UserError where no problem has one."""
+def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, list[str]]]:
+    """Return name of a prepared set -> problem -> its values of a facet. Raises UserError where none has any."""
     if (facet is None) != (not sets):
         raise UserError("--by FACET and --data SET go together: the prepared sets say what their problems are")
-    values: dict[str, dict[str, str]] = {}
-    for path in sets if facet is not None else []:
+    if facet is None:
+        return {}
+    values: dict[str, dict[str, list[str]]] = {}
+    for path in sets:
         problems = load_set(path)
         benchmark = benchmark_of(problems)
-        known = {problem.id: benchmark.facets(problem) for problem in problems} if benchmark else {}
-        having = {name: str(of[facet]) for name, of in known.items() if facet in of}
+        known = {problem.id: benchmark.facet_values(problem) for problem in problems} if benchmark else {}
+        having = {name: [*filter(None, of[facet])] for name, of in known.items() if any(of.get(facet, ()))}
         if benchmark is None or not having:
-            there = sorted({key for of in known.values() for key in of})
+            there = sorted({key for of in known.values() for key in of if any(of[key])})
             raise UserError(f"{path}: its problems have no facet {facet!r}; they have: {', '.join(there) or 'none'}")
         own = {name.removeprefix(f"{benchmark.name}-"): value for name, value in having.items()}
         values[path.resolve().name] = having | own  # records without a summary keep the longer ids
@@ -153,9 +157,17 @@ def _facets(facet: str | None, sets: Sequence[Path]) -> dict[str, dict[str, str]
 
 
 def _by_facet(a: Scores, b: Scores, facet: Facet, *, benchmark: str) -> dict[str, Paired]:
-    """Print and return the change on the problems of each value. Raises UserError where none has a value."""
-    known = {name: replace(score, category=facet.values[name]) for name, score in a.items() if name in facet.values}
-    changes = by_category(known, b)
+    """Print and return the change on the problems of each value. Raises UserError where none has a value.
+
+    A problem with several values (skills) counts in each.
+    """
+    having: dict[str, Scores] = defaultdict(dict)
+    for name, score in a.items():
+        for value in facet.values.get(name, ()):
+            having[value][name] = replace(score, category=value)
+    changes: dict[str, Paired] = {}
+    for value in sorted(having):
+        changes |= by_category(having[value], b)
     if not changes:
         raise UserError(f"--data has no problem of {benchmark} in common with what is compared; give the set of it")
     print("\n".join([f"  by {facet.name}", *(f"    {key}: {_line(change)}" for key, change in changes.items())]))
@@ -211,16 +223,25 @@ def read_results(path: Path) -> dict[str, SetResult]:
     try:
         if path.suffix == ".parquet":
             beside = path.with_suffix(".json")
-            summary = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+            summary = _summary_in(beside) if beside.is_file() else {}
             return {path.parent.name: _of_records(pq.read_table(path, columns=_COLUMNS), summary)}
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = _summary_in(path)
         return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, pa.ArrowException) as error:
         raise UserError(
             f"{path}: neither records of vlm-rl eval nor a JSON of vlm-rl score "
             f"({type(error).__name__}: {' '.join(str(error).split()):.120}): "
             "give the folder or the Parquet file of vlm-rl eval, or the file of vlm-rl score --json"
         ) from None
+
+
+def _summary_in(path: Path) -> dict[str, Any]:
+    """Return a result's JSON. Raises KeyError where its headline has no score, and what its reader raises."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    headline = tree.get("headline", "accuracy")
+    if headline != "accuracy" and not tree["scores"][headline].keys() >= {"score", "interval", "n"}:
+        raise KeyError(headline)
+    return tree
 
 
 def _of_records(records: pa.Table, summary: Mapping[str, Any]) -> SetResult:

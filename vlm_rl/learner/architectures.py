@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_rl.config import ModelPart, RowFormat
+from vlm_rl.config import ModelConfig, ModelPart, RowFormat
 from vlm_rl.errors import UserError
 
 
@@ -114,17 +114,27 @@ def check_architecture(config: Any, *, path: object, rows: RowFormat = "auto") -
             )
 
 
-def check_parts(config: Any, *, freeze: Collection[ModelPart], lr_by_part: Collection[ModelPart]) -> None:
-    """Raise UserError where nothing would be trained, or where a part has a learning rate and is not trained."""
-    parts, model_type = family_of(config).parts, config.model_type
+def check_parts(config: Any, model: ModelConfig, *, lr_by_part: Collection[ModelPart]) -> None:
+    """Raise UserError where nothing would be trained, or where a part has a learning rate and is not trained.
+
+    Args:
+        config: of the model.
+        model: says what is frozen, and what gets an adapter.
+        lr_by_part: the parts with a learning rate of their own.
+    """
+    parts, model_type, freeze = family_of(config).parts, config.model_type, model.freeze
     if {*parts} <= {*freeze}:
         raise UserError(
             f"model.freeze names {', '.join(parts)}, and a {model_type} model has no other part: "
             "leave one of them out, so that something is trained"
         )
+    trained = {*parts} - {*freeze}
+    if model.lora is not None:  # targets are parts, or layers of the language model
+        trained &= {target if target in parts else "language_model" for target in model.lora.targets}
     for part in lr_by_part:
-        if part in freeze or part not in parts:
-            reason = "model.freeze freezes" if part in freeze else f"a {model_type} model does not have"
+        if part not in trained:
+            reason = "model.freeze freezes" if part in freeze else "model.lora gives no adapter"
+            reason = reason if part in parts else f"a {model_type} model does not have"
             raise UserError(f"train.lr_by_part names {part}, which {reason}: remove it from there")
 
 

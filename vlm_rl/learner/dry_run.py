@@ -144,12 +144,12 @@ def _check_model(model_config: Any, config: Config, source: str) -> None:
     check_context(
         model_config,
         prompt_tokens=config.data.max_prompt_tokens,
-        response_tokens=config.rollout.max_tokens,
-        settings="data.max_prompt_tokens + rollout.max_tokens",
+        response_tokens=config.response_tokens,
+        settings="data.max_prompt_tokens + rollout.max_tokens (or eval.max_tokens)",
     )
     check_architecture(model_config, path=source, rows=config.model.rows)
     check_divides(model_config, config.rollout)
-    check_parts(model_config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
+    check_parts(model_config, config.model, lr_by_part=config.train.lr_by_part)
     check_routing(model_config, replay=config.rollout.replay_routing)
 
 

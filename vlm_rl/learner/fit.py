@@ -134,8 +134,8 @@ def engine_share(config: Config) -> float:
 
 def _shares(plan: DryRun, card: float) -> tuple[float, float, float]:
     """Return the least and the largest share of a card that the engine may have, and the share that it gets."""
-    memory, rollout = plan.memory, plan.config.rollout
-    response = (plan.config.data.max_prompt_tokens + rollout.max_tokens) * plan.kv_bytes_per_token
+    memory = plan.memory
+    response = plan.config.context_tokens * plan.kv_bytes_per_token
     least = (memory.engine_weights + response) / card
     return least, ROLLOUT_SHARE - memory.kept / card, engine_share(plan.config)
 

@@ -60,7 +60,8 @@ class GradientGuard:
         if self.skipped_in_a_row >= self.max_skipped_in_a_row:
             raise GuardAbortError(
                 f"{self.skipped_in_a_row} optimizer steps in a row had a gradient norm that must not be applied "
-                f"(the last: {norm}); lower train.lr or resume from an earlier checkpoint"
+                f"(the last: {norm}): start a new run with a lower train.lr, or move the newest checkpoints away and "
+                "resume from an earlier one"
             )
 
     def state(self) -> dict[str, Any]:

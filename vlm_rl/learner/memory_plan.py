@@ -178,8 +178,7 @@ def _checkpoint_copies(config: Config, dtype: torch.dtype, optimizer: int, ranks
 
 def _buckets(config: TrainConfig, dtype: torch.dtype, trainable: int) -> int:
     """Return the bytes of DeepSpeed's bucket of gradients, whole in ZeRO 1 to 3; ZeRO 1 sums in float32."""
-    zero = config.deepspeed.get("zero_optimization", {})
-    size = int(zero.get("reduce_bucket_size", _BUCKET))
+    size = int(_zero_number(config, "reduce_bucket_size", _BUCKET))
     if config.zero_stage == 0:
         return dtype.itemsize * min(size, trainable)
     return (torch.float32 if config.zero_stage == 1 else dtype).itemsize * size
@@ -219,7 +218,13 @@ def most_resident(config: TrainConfig) -> float:
     """Return how many parameters are on the device at most; those that ZeRO 3 offloads come layer by layer."""
     if config.zero_stage < 3 or config.offload_device("offload_param") == "none":
         return math.inf
-    return config.deepspeed["zero_optimization"].get("stage3_max_live_parameters", _LIVE_PARAMETERS)
+    return _zero_number(config, "stage3_max_live_parameters", _LIVE_PARAMETERS)
+
+
+def _zero_number(config: TrainConfig, key: str, default: float) -> float:
+    """Return a number of DeepSpeed's zero_optimization; auto is DeepSpeed's default."""
+    value = config.deepspeed.get("zero_optimization", {}).get(key, "auto")
+    return default if value == "auto" else value
 
 
 def optimizer_is_offloaded(config: TrainConfig) -> bool:

@@ -54,14 +54,14 @@ def memory_advice(config: Config | SftConfig, error: BaseException, *, num_ranks
     plan = dry_run(config, num_ranks=num_ranks)
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())
     smaller = single_settings(config, samples=samples)
-    if samples and config.rollout.sampler != "transformers":
+    if samples and config.rollout.sampler in ("auto", "vllm"):
         smaller.insert(-1, ("rollout.vllm={gpu_memory_utilization: 0.3}", "a smaller share for the engine, on a GPU"))
     settings = "".join(f"\n  {setting}  # {effect}" for setting, effect in smaller)
     return (
         f"out of memory: {_first_sentence(error)}\n"
         f"planned for the update on each of {plan.num_ranks} ranks, GiB: {planned}; in all "
         f"{plan.memory.update / 2**30:.1f} "
-        f"(`--dry-run` shows the rest). To take less:{settings}"
+        f"(`--dry-run` shows the rest). To take less, in a new run:{settings}"
     )
 
 

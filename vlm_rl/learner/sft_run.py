@@ -20,7 +20,7 @@ from vlm_rl.config import SftConfig, load_sft_config
 from vlm_rl.data.model_folder import check_base_weights, check_context
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
-from vlm_rl.data.sets import contaminated_sources, load_training_sets
+from vlm_rl.data.sets import check_same_sets, contaminated_sources, load_training_sets, set_digests
 from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts
@@ -91,8 +91,8 @@ class _SftRun:
         if checkpoint and config.model.lora is not None:
             from_main(lambda: check_base_weights(checkpoint[0], model_path))
         self._check_model(model_path)
+        self._check_responses()
         self._check_that_one_fits()
-        self._count_ill_formed()
         prompts = prompts_to_check(self.builder, problems, config.data)
         policy, _ = load_policy(model_path, config, self.device, prompts, banned_ids=(), temperature=1.0)
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)
@@ -109,12 +109,14 @@ class _SftRun:
 
     def _checkpoint(self) -> ResumePoint | None:
         check_unchanged(self.run.path, load_sft_config(self.run.open().path / SFT_CONFIG), self.config)
-        return checkpoint_to_resume(self.run, self.lock)
+        if checkpoint := checkpoint_to_resume(self.run, self.lock):
+            check_same_sets(self.run.path, checkpoint[1].get("data", {}), self.config.data.train)
+        return checkpoint
 
     def _check_model(self, path: Path) -> None:
         config = self.config
         check_architecture(self.builder.config, path=path, rows=config.model.rows)
-        check_parts(self.builder.config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
+        check_parts(self.builder.config, config.model, lr_by_part=config.train.lr_by_part)
         check_context(
             self.builder.config,
             prompt_tokens=config.data.max_prompt_tokens,
@@ -135,9 +137,19 @@ class _SftRun:
             "again"
         )
 
-    def _count_ill_formed(self) -> None:
-        """Say how many responses lack the form that reinforcement rewards."""
-        template = self.builder.template
+    def _check_responses(self) -> None:
+        """Say how many responses lack the form that reinforcement rewards.
+
+        Raises UserError for one that does not start as the prompt makes every response start.
+        """
+        template, prefill = self.builder.template, self.builder.prefill
+        for example in self.examples:
+            if not example.response.startswith(prefill.rstrip()):
+                raise UserError(
+                    f"problem {example.problem.id!r}: {self.builder.model_path} starts every response with "
+                    f"{prefill!r}, but this one is {example.response[:80]!r}; drop the row or correct its response, "
+                    "and prepare again"
+                )
         wrong = [e.problem.id for e in self.examples if not template.is_well_formed(e.response)]
         if wrong and template.has_reasoning:
             make_console().print(
@@ -235,6 +247,7 @@ class _SftRun:
             "seed": self.config.seed,
             "config_sha256": sha256(self.config.model_dump_json().encode()).hexdigest(),
             "contaminated": self.contaminated,
+            "data": set_digests(self.config.data.train),
         }
 
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:

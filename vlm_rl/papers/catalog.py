@@ -328,8 +328,7 @@ HADW_ABLATIONS = Paper(
     ],
     columns=_HADW_COLUMNS,
     training_sets=["math"],
-    source="tables 2, 3 and 7 of arXiv 2601.08521 as a public summary gives them; its rows without changes are in "
-    "table 1 too. The row of the published code is ours",
+    source="tables 2, 3 and 7 of arXiv 2601.08521 as a public summary gives them; none is of the published code",
     differs=_HADW_DIFFERS,
     published={("Qwen3-4B-Base", rule): _numbers(_HADW_COLUMNS, *row[:5]) for rule, row in _ABLATED.items()},
     averages={("Qwen3-4B-Base", rule): row[5] for rule, row in _ABLATED.items() if len(row) > 5},

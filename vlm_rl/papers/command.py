@@ -8,8 +8,8 @@ evaluations by their results and their journal.
 
 from __future__ import annotations
 
-import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Literal
 from rich.text import Text
 
 from vlm_rl.config import Config
-from vlm_rl.errors import UserError
+from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.papers.catalog import PAPERS, Paper
 from vlm_rl.papers.downloads import Download
 from vlm_rl.papers.steps import (
@@ -189,11 +189,36 @@ def _run_steps(steps: Sequence[Step], *, ranks: int) -> int:
         if step.done:
             continue
         _note(step.shown(ranks))
-        code = subprocess.run(step.argv(ranks), env=os.environ, check=False).returncode
-        if code:
+        if code := _run(step.argv(ranks)):
             _note(f"failed with exit code {code}: {step.shown(ranks)}")
             return code if code > 0 else 1
     return 0
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Run a command and return its exit code; a signal ends it first, so that it can keep what it has.
+
+    Raises StoppedError after SIGTERM, KeyboardInterrupt after Ctrl-C, which the terminal sends to both.
+    """
+    process = subprocess.Popen(argv)
+    is_stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if is_stopped:
+        raise StoppedError
+    return code
 
 
 def _table(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:

@@ -41,6 +41,7 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
     """Return a row's cells with their means: the published one as printed, else that of the published cells."""
     cells = [_cell(paper, row, column) for column in paper.columns]
     ours = [cell["ours"] or {} for cell in cells]
+    of_whole_sets = [result for result, column in zip(ours, paper.columns, strict=True) if column.facet is None]
     key = (row.model, row.rule)
     mean = _mean([cell["published"] for cell in cells])
     return {
@@ -53,7 +54,7 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
         },
         "mean_length": {
             "published": paper.lengths.get(key),
-            "ours": _mean([result.get("mean_length") for result in ours]),
+            "ours": _mean([result.get("mean_length") for result in of_whole_sets]),
         },
     }
 
@@ -122,8 +123,8 @@ def as_markdown(table: Mapping[str, Any]) -> str:
     lines += [f"Published: {table['published']}.", ""]
     lines += [
         "A cell is published / ours, in percent, with our 95 % interval over the problems, their number, and the "
-        "mean length of our responses in tokens where all of a set's problems count. Our average and mean length are "
-        "of the row's cells.",
+        "mean length of our responses in tokens where all of a set's problems count. Our average is of the row's "
+        "cells, our mean length of those with a length.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

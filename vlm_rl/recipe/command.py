@@ -220,7 +220,7 @@ def _engine_share(plan: DryRun, card: float) -> float | None:
     """Return the share of a card (bytes) that the rollout engine may take; None where the run does not fit."""
     memory = plan.memory
     share = math.floor(100 * min(0.85, ROLLOUT_SHARE - memory.kept / card)) / 100
-    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    longest = plan.config.context_tokens
     engine = memory.engine_weights + 2**30 + RESPONSES * longest * plan.kv_bytes_per_token
     return share if memory.update < UPDATE_SHARE * card and engine < share * card else None
 

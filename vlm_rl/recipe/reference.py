@@ -8,7 +8,6 @@ The only source is the room vlm_rl.config: its types, its defaults, and the docs
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import json
 import sys
@@ -24,7 +23,7 @@ from pydantic_core import PydanticUndefined
 
 from vlm_rl.config import Config, ConfigSection, SftConfig
 from vlm_rl.config.foreign_names import table, translate
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, near
 
 _SFT_MARK = "(vlm-rl sft) "
 
@@ -56,9 +55,8 @@ def find_keys(name: str = "") -> list[Key]:
     if theirs := list(translate(name)):
         raise UserError("\n".join(theirs))
     paths = [key.path for key in keys]
-    close = difflib.get_close_matches(name, [*paths, *(path.rpartition(".")[2] for path in paths)], n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "vlm-rl config lists all keys"
-    raise UserError(f"no key {name!r}: {hint}")
+    known_names = [*paths, *(path.rpartition(".")[2] for path in paths)]
+    raise UserError(f"no key {name!r}: {near(name, known_names, otherwise='vlm-rl config lists all keys')}")
 
 
 def _keys(section: type[ConfigSection], prefix: str = "") -> Iterator[Key]:
@@ -121,7 +119,7 @@ def _in_words(kind: Any, limits: list[Any] | None = None) -> str:
     if origin is dict:
         return "any keys and values" if inner[1] is Any else f"by name ({_in_words(inner[0])}): {_in_words(inner[1])}"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}[kind]
-    signs = {"gt": "above", "ge": "at least", "le": "at most"}
+    signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     bounds = [
         f"{word} {getattr(limit, sign)}"
         for limit in (limits or [] if kind in (int, float) else [])

@@ -123,6 +123,11 @@ def commit(
     final = root / _name(step)
     try:
         files = file_entries(work, files_of(work), sync=True, written=written)
+        if missing := sorted((written or {}).keys() - files.keys()):
+            raise CheckpointError(
+                f"{final}: a rank wrote {missing[0]}, and the rank that commits does not see it: `out` must be on a "
+                "file system that all nodes share"
+            )
         _write_synced(work / MANIFEST, manifest_text(step, files, info))
         for folder in (work, *(path for path in work.rglob("*") if path.is_dir())):
             _sync_folder(folder)

@@ -135,9 +135,13 @@ class RunDirectory:
         return self
 
     def remove_leftovers(self) -> None:
-        """Delete files that a killed writer left half-written. Must not run while another process writes here."""
+        """Delete files that a killed writer left half-written. Must not run while another run writes here.
+
+        Those of its trackers are left: a killed run's mirror lives on for a while.
+        """
         for path in self.path.rglob(".*.tmp"):
-            path.unlink()
+            if path.parent != self.path / "trackers":
+                path.unlink(missing_ok=True)
 
     def config(self) -> Config:
         """Return the resolved configuration. Raises UserError where it does not parse."""

@@ -33,7 +33,7 @@ class Paired:
     score_a: float
     score_b: float
     difference: float
-    interval: tuple[float, float]  # 95 %, Student's t over problems
+    interval: tuple[float, float]  # 95 %, over problems (stats.estimate)
     won: int  # problems on which B is better
     lost: int
     p_value: float  # exact two-sided sign test on won against lost

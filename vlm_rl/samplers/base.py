@@ -168,7 +168,8 @@ def check_lengths(prompts: Sequence[Prompt], params: SamplingParams, *, max_mode
             raise UserError(
                 f"problem {prompt.problem_id!r}: {len(prompt.ids)} prompt tokens and up to {params.max_tokens} "
                 f"response tokens are {total}, above the sampler's context of {max_model_len}: "
-                "raise the context, or lower max_tokens, data.max_pixels or data.max_prompt_tokens"
+                "allow longer prompts (data.max_prompt_tokens, or --max-prompt-tokens of vlm-rl eval), or make the "
+                "images smaller (vlm-rl prepare --max-pixels)"
             )
 
 

@@ -10,6 +10,7 @@ import torch
 from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import base_of, load_merged
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import rank
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import InProcessSampler, Sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
@@ -68,7 +69,7 @@ def make_sampler(
             f"model.lora.sync is adapter, which needs the vllm sampler, but {problem}: install it, or set "
             "model.lora.sync=merged"
         )
-    if name == "auto":
+    if name == "auto" and rank() == 0:
         print("sampler: vllm" if problem is None else f"sampler: transformers ({problem})", flush=True)
     if name == "transformers" or problem is not None:
         from vlm_rl.samplers.transformers import TransformersSampler

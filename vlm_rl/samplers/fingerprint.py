@@ -173,7 +173,7 @@ def check_fresh(sampler: Sampler, expected: Fingerprint) -> None:
         f"sampler {sampler.name!r} (policy version {sampler.policy_version}) does not hold the learner's weights: "
         f"checksum {actual.checksum:016x} against {expected.checksum:016x}. "
         "A weight sync was skipped or incomplete, or put a tensor in the wrong place; "
-        "resume from the last checkpoint, and use rollout.sampler=transformers if it happens again"
+        "resume from the last checkpoint; if it happens again, start a new run with rollout.sampler=transformers"
     )
 
 
@@ -185,5 +185,5 @@ def check_buffers(sampler_name: str, now: Mapping[str, str], at_start: Mapping[s
         raise StaleWeightsError(
             f"sampler {sampler_name!r}: its buffer {changed[0]}{more} is not what it was at the engine's start, "
             "and no sync brings a buffer: its responses would come from a different policy; resume from the last "
-            "checkpoint, and use rollout.sampler=transformers if it happens again"
+            "checkpoint; if it happens again, start a new run with rollout.sampler=transformers"
         )

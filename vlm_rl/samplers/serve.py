@@ -75,7 +75,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
     options = engine_options(
         model_path=str(model.resolve()),
         builder=builder,
-        max_model_len=data.max_prompt_tokens + config.rollout.max_tokens,
+        max_model_len=config.context_tokens,
         batch_size=config.rollout.batch_size + (PROBE_PLACES if config.rollout.ahead else 0),
         dtype=model_dtype(device, config.model.dtype),
         seed=config.seed,

@@ -213,10 +213,13 @@ class TransformersSampler:
         """Cut the ordered prompts into batches, bounded by responses and by padded prompt tokens."""
         most = max(1, self._batch_size // params.responses)
         batches: list[list[int]] = []
+        longest = 0  # prompt of the batch: the order need not be one of lengths
         for index in order:
-            padded = len(prompts[index].ids) * (len(batches[-1]) + 1) if batches else 0
-            if not batches or len(batches[-1]) == most or padded > _PREFILL_TOKENS:
+            length = len(prompts[index].ids)
+            longest = max(longest, length)
+            if not batches or len(batches[-1]) == most or longest * (len(batches[-1]) + 1) > _PREFILL_TOKENS:
                 batches.append([])
+                longest = length
             batches[-1].append(index)
         return batches
 

@@ -222,7 +222,7 @@ def _server_share(plan: DryRun) -> float:
 
 def _server_misfits(plan: DryRun, card: float) -> Iterator[str]:
     """Yield what does not fit on a server's card: its weights and the longest response."""
-    longest = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    longest = plan.config.context_tokens
     need = plan.memory.engine_weights + longest * plan.kv_bytes_per_token
     if need > _server_share(plan) * card:
         yield f"a server needs {need / _GIB:.1f} GiB a card for its weights and one response"

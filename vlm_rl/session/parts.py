@@ -72,8 +72,8 @@ def load_sampler(
         note: prints a line.
     """
     rollout, dtype = config.rollout, model_dtype(learner.device, config.model.dtype)
-    max_model_len = config.data.max_prompt_tokens + rollout.max_tokens
     if rollout.sampler == "server":
+        check_model_folder(config.model.path)  # a resume may have been moved without it
         settings = ServerSettings(
             rollout.servers,
             token_file=token_path(rollout.server_token),
@@ -85,7 +85,7 @@ def load_sampler(
             settings,
             model_path=str(model_path),
             builder=builder,
-            max_model_len=max_model_len,
+            max_model_len=config.context_tokens,
             dtype=dtype,
             weights=learner.stream_weights,
             is_stopped=is_stopped,
@@ -95,7 +95,7 @@ def load_sampler(
         rollout.sampler,
         model_path=str(model_path),
         builder=builder,
-        max_model_len=max_model_len,
+        max_model_len=config.context_tokens,
         batch_size=rollout.batch_size,
         dtype=dtype,
         vllm_options=rollout.vllm,

@@ -63,6 +63,13 @@ def preflight_plan(config: Config) -> Config:
     return config
 
 
+def preflight_serve(config: Config) -> Config:
+    """Do what `preflight` does, for a server: the weights are needed, the data are not."""
+    config = _with_model_folder(config, None)
+    _raise_all([partial(resolve_algorithm, config.algorithm), partial(check_model_folder, config.model.path)])
+    return config
+
+
 def preflight_sets(sets: Iterable[Path]) -> None:
     """Raise UserError with a line for each folder that is not a prepared set."""
     _raise_all(partial(check_is_set, name) for name in sets)

@@ -23,7 +23,7 @@ from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_grou
 from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
-from vlm_rl.data.sets import contaminated_sources
+from vlm_rl.data.sets import check_same_sets, contaminated_sources, set_digests
 from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
@@ -88,7 +88,7 @@ class Session:
             rows=config.model.rows,
         )
         check_divides(self.builder.config, config.rollout)
-        check_parts(self.builder.config, freeze=config.model.freeze, lr_by_part=config.train.lr_by_part)
+        check_parts(self.builder.config, config.model, lr_by_part=config.train.lr_by_part)
         check_routing(self.builder.config, replay=config.rollout.replay_routing)
         check_a_prompt_fits(self.builder, self.problems, config.data)
         self.grader = Grader(workers=config.reward.grader_workers, timeout=config.reward.grader_timeout)
@@ -145,6 +145,7 @@ class Session:
             limit=max(self.rounding, self.max_gap),
         )
         self.step = 0  # rollout steps finished
+        self.saved_step: int | None = None  # the last one that this process has saved, or begun with
         self.order = PromptOrder(len(self.problems), config.seed)
         self.ledger = Ledger()
         hadw = config.algorithm.hadw
@@ -166,7 +167,9 @@ class Session:
 
     def _checkpoint(self) -> ResumePoint | None:
         check_resumable(self.run, self.config)
-        return checkpoint_to_resume(self.run, self.lock)
+        if checkpoint := checkpoint_to_resume(self.run, self.lock):
+            check_same_sets(self.run.path, checkpoint[1].get("data", {}), self.config.data.train)
+        return checkpoint
 
     def __enter__(self) -> Session:
         return self
@@ -185,8 +188,8 @@ class Session:
         check_context(
             self.builder.config,
             prompt_tokens=self.config.data.max_prompt_tokens,
-            response_tokens=self.config.rollout.max_tokens,
-            settings="data.max_prompt_tokens + rollout.max_tokens",
+            response_tokens=self.config.response_tokens,
+            settings="data.max_prompt_tokens + rollout.max_tokens (or eval.max_tokens)",
         )
         prompts = prompts_to_check(self.builder, self.problems, self.config.data)
         distribution = {"banned_ids": self.builder.banned_ids, "temperature": self.config.rollout.temperature}
@@ -240,6 +243,7 @@ class Session:
             "seed": self.config.seed,
             "config_sha256": sha256(self.config.model_dump_json().encode()).hexdigest(),
             "algorithm": self.config.algorithm.name,
+            "data": set_digests(self.config.data.train),
             "grader_version": GRADER_VERSION,
             "contaminated": contaminated_sources(self.problems),
             "versions": self.versions,
@@ -250,7 +254,7 @@ class Session:
     def _restore(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.give_card_to_learner()
         restore_learner(self.learner, folder, state)
-        self.step = state["step"]
+        self.step = self.saved_step = state["step"]
         self.order.cursor = state["cursor"]
         self.ledger = Ledger.restored(state["ledger"])
         self.belief = Belief.restored(state["belief"])
@@ -275,6 +279,7 @@ class Session:
             save_batches(batches, folder / "learner")
 
         self.checkpoints.save(info, add_files=add_groups)
+        self.saved_step = state["step"]
 
     def _as_drawn(self, batch: BatchAhead) -> BatchAhead:
         """Return a batch with the groups that are done by now, of all ranks."""
@@ -403,7 +408,7 @@ class Session:
         self.checkpoints.finish(wait=stops)
         if not stops:
             return
-        if from_main(lambda: state["step"] not in [step for step, _ in self.run.checkpoints()]):
+        if state["step"] != self.saved_step:  # a folder of this step may be a damaged one that was passed over
             self.save(state)
             self.checkpoints.finish()
         if rank() == 0:

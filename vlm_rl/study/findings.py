@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from vlm_rl.algorithms import Algorithm
 from vlm_rl.stats import Estimate, estimate
-from vlm_rl.study.results import StudyResults, difference, measure_title, stretch_means
+from vlm_rl.study.results import RunNumbers, StudyResults, difference, is_share, measure_title, stretch_means
 
 _MAX_PAIRS = 2
 
@@ -110,24 +112,31 @@ def _account_sentence(gap: Movement) -> str:
 
 def _outcome_sentences(results: StudyResults) -> list[str]:
     """Return one sentence per pair of a token and a sequence rule; pairs that differ in nothing else come first."""
-    algorithms = {run.rule: run.algorithm for run in results.runs}
-    rules = [rule for rule in results.rules if rule in algorithms]
-    token, sequence = (
-        [rule for rule in rules if algorithms[rule].aggregation == name] for name in ("token", "sequence")
-    )
+    run_of = {run.rule: run for run in results.runs}
+    kind = {rule: run_of[rule].algorithm.aggregation for rule in results.rules if rule in run_of}
+    token = [rule for rule in kind if kind[rule] in ("token", "group_token")]
+    sequence = [rule for rule in kind if kind[rule] == "sequence"]
     if not (token and sequence):
         return ["The study has no rule of both kinds, so it does not test which of the two does better."]
-    measures = [measure for measure in results.measures if "accuracy" in measure]
+    measures = [measure for measure in results.measures if is_share(measure)]
     if not measures:
         return ["No accuracy was recorded, so the study does not test which of the two does better."]
     pairs = [(ours, other) for ours in token for other in sequence]
-    alike = [p for p in pairs if replace(algorithms[p[0]], aggregation="sequence") == algorithms[p[1]]]
+    rest = {rule: _without_aggregation(run_of[rule]) for rule in kind}
+    alike = [(ours, other) for ours, other in pairs if rest[ours] == rest[other]]
     more = "" if alike else " (which differ in more than the aggregation)"
     return [
-        f"Final {measure_title(measures[0])} of {ours} (token) minus {other} (sequence){more}: "
+        f"Final {measure_title(measures[0])} of {ours} ({kind[ours]}) minus {other} (sequence){more}: "
         f"{_verdict(difference(results, ours, other, measures[0]))}"
         for ours, other in (alike or pairs)[:_MAX_PAIRS]
     ]
+
+
+def _without_aggregation(run: RunNumbers) -> tuple[Algorithm, dict[str, Any]]:
+    """Return what makes a rule's runs, without the aggregation and without what the study sets itself."""
+    factors = dict.fromkeys(["name", *(factor.name for factor in fields(Algorithm))], True)
+    of_study = {"seed": True, "out": True, "model": {"path": True}}
+    return replace(run.algorithm, aggregation=""), run.config.model_dump(exclude=of_study | {"algorithm": factors})
 
 
 def _verdict(change: Estimate) -> str:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from vlm_rl.errors import UserError
@@ -49,11 +50,12 @@ class Launch:
             raise UserError("--machines and {machine} in --launch go together: give both or neither")
         if self.machines and self.jobs > len(self.machines):
             raise UserError(f"--jobs is {self.jobs}, but --machines names {len(self.machines)}: one run for each")
-        cards = _cards()
+        cards = visible_cards()
         if not self.template and self.jobs * self.ranks > len(cards) > 0:
+            fewer = [name for name, number in (("--jobs", self.jobs), ("--ranks", self.ranks)) if number > 1]
             raise UserError(
-                f"{self.jobs} jobs of {self.ranks} ranks need {self.jobs * self.ranks} GPUs, and {len(cards)} are "
-                "visible: give fewer --jobs, or machines with --launch and --machines"
+                f"{self.jobs} x {self.ranks} ranks need {self.jobs * self.ranks} GPUs (visible: {len(cards)}): give "
+                f"fewer {' or '.join(fewer)}; vlm-rl study also takes other machines, with --launch and --machines"
             )
 
     def words(self, arguments: Sequence[str], slot: int) -> list[str]:
@@ -77,7 +79,7 @@ class Launch:
         if self.template:
             return {}
         threads = max(1, allowed_cores() // (self.jobs * self.ranks))
-        cards = _cards()[slot * self.ranks : (slot + 1) * self.ranks]
+        cards = visible_cards()[slot * self.ranks : (slot + 1) * self.ranks]
         return {"OMP_NUM_THREADS": str(threads)} | ({"CUDA_VISIBLE_DEVICES": ",".join(cards)} if cards else {})
 
     def _python(self) -> list[str]:
@@ -95,8 +97,9 @@ class Launch:
         return [*torchrun, "--shutdown-timeout", "1800"]
 
 
-def _cards() -> list[str]:
+def visible_cards() -> list[str]:
     """Return the GPUs that a process started here may use, as CUDA_VISIBLE_DEVICES names them."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [card for card in visible.split(",") if card]
+        # CUDA stops at the first negative one: -1 hides all.
+        return list(takewhile(lambda card: not card.startswith("-"), filter(None, visible.split(","))))
     return [str(number) for number in range(len(list(_CARDS.glob("*"))))]

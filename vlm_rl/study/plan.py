@@ -72,6 +72,12 @@ class Planned:
         return self.out.with_name(f"{self.out.name}.yaml")
 
     @property
+    def measurement(self) -> dict[str, Any]:
+        """Return how held-out sets are measured, by key of the section eval; when is left out."""
+        limit = self.config.eval.max_tokens or self.config.rollout.max_tokens
+        return self.config.eval.model_dump(exclude={"every"}) | {"max_tokens": limit}
+
+    @property
     def title(self) -> str:
         """Return what messages call the run."""
         return f"{self.rule} seed {self.seed}"
@@ -147,7 +153,8 @@ class Study(ConfigSection):
     def _planned(self, rule: str, seed: int, start: str, out: Path) -> Planned:
         where = f"{self._where}: rules.{rule}"
         tree = deepcopy(self.base)
-        for key, value in _leaves(self.rules[rule]):
+        changes = dict(_leaves(self.rules[rule]))
+        for key, value in changes.items():
             if f"{key}.".startswith(tuple(f"{shared.rstrip('.')}." for shared in _SHARED_KEYS)):
                 raise UserError(
                     f"{where}: {key} is {value!r}: all rules of a study share it, or their runs could not be "
@@ -158,6 +165,11 @@ class Study(ConfigSection):
             _put(tree, key, value, where)
         _put(tree, "model.path", self.starts[start], where)
         config = parse_config(tree, where)
+        if "rollout.max_tokens" in changes and config.eval.every and config.eval.max_tokens is None:
+            raise UserError(
+                f"{where}: rollout.max_tokens is {config.rollout.max_tokens}, which would limit this rule's held-out "
+                "responses alone: set base.eval.max_tokens, the limit of all"
+            )
         try:
             resolve_algorithm(config.algorithm)
         except UserError as error:
@@ -195,4 +207,5 @@ def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
                 f"{where}: cannot set {key}: {'.'.join(sections[:depth])} is {tree!r}, not a section; "
                 "remove one of them"
             )
-    tree[last] = deepcopy(value)
+    if value != {} or not isinstance(tree.get(last), dict):  # an empty section begins one and clears none
+        tree[last] = deepcopy(value)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from vlm_rl.algorithms import Algorithm, resolve_algorithm
+from vlm_rl.config import Config
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.stats import Estimate, estimate, smooth
@@ -56,11 +57,16 @@ class RunNumbers:
     rule: str
     seed: int
     start: str
-    algorithm: Algorithm
+    config: Config
     curves: Mapping[str, StepCurve]  # only those with a finite value
     finals: Mapping[str, float]  # measure -> value
     contaminated: tuple[str, ...] = ()
     logged: Mapping[str, StepCurve] = field(default_factory=dict)  # all of metrics.jsonl, as it is
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Return the algorithm with the rule's own factors."""
+        return resolve_algorithm(self.config.algorithm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ class StudyResults:
     def measures(self) -> list[str]:
         """Return the names of the final values that at least one run has, held-out ones first."""
         known = list(dict.fromkeys(measure for run in self.runs for measure in run.finals))
-        return sorted(known, key=lambda measure: (measure.startswith("train"), "length" in measure))
+        return sorted(known, key=lambda measure: (measure.startswith("train"), not is_share(measure)))
 
     @property
     def benchmarks(self) -> list[str]:
@@ -159,10 +165,9 @@ def read_run(planned: Planned) -> RunNumbers:
         early, late = stretch_means(curves["completions/mean_length"], planned.config.train.steps)
         finals["train_length_change"] = late - early
     finals |= {name: float(curve.values[-1]) for name, curve in curves.items() if name.startswith("heldout_")}
-    algorithm = resolve_algorithm(planned.config.algorithm)
     logged = {name: StepCurve(*run.metric(name)) for name in run.every_metric}
     contaminated = tuple(run.run.contaminated())
-    return RunNumbers(planned.rule, planned.seed, planned.start, algorithm, curves, finals, contaminated, logged)
+    return RunNumbers(planned.rule, planned.seed, planned.start, planned.config, curves, finals, contaminated, logged)
 
 
 def _curves(run: RunCurves, planned: Planned) -> dict[str, StepCurve]:
@@ -260,13 +265,13 @@ def measure_title(measure: str) -> str:
     kind, _, benchmark = measure.partition("/")
     if kind == "train_length_change":
         return "change of training length"
-    what = "accuracy" if "accuracy" in kind else "length"
+    what = "accuracy" if is_share(measure) else "length"
     return f"{what} on {benchmark}" if benchmark else f"training {what}"
 
 
 def is_share(measure: str) -> bool:
     """Return whether a measure is in [0, 1] and shown in percent; the others are tokens."""
-    return "accuracy" in measure
+    return "accuracy" in measure.partition("/")[0]  # what follows is the name of a set
 
 
 def final_values(results: StudyResults, rule: str, measure: str) -> dict[int, float]:

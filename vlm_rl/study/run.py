@@ -16,12 +16,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.text import Text
 
-from vlm_rl.config import save_config
+from vlm_rl.config import changed_keys, save_config
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.run.checkpoint import verify
@@ -156,6 +156,8 @@ def _refuse_a_different_run(planned: Planned) -> None:
     run = RunDirectory(planned.out)
     there, wanted = run.config(), planned.config
     changed = [key for key, _, _ in fixed_changes(there, wanted) if key != "out"]
+    if run.evals():  # a resume may measure otherwise, and a comparison may not
+        changed += changed_keys(replace(planned, config=there).measurement, planned.measurement, "eval")
     if changed:
         raise UserError(
             f"{planned.out} holds a run with a different {changed[0]} than the study file has now: give a new --out, "
@@ -194,12 +196,15 @@ def _exclusive(out: Path) -> Iterator[int]:
     except OSError as error:
         raise UserError(f"cannot write into {out}: {error.strerror or error}; choose a different --out") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another study command, or a run that it left behind, is at work in {out}: wait for it, or stop it"
+            ) from None
+        except OSError:  # this file system has no such locks; the lease of each run keeps a second writer out
+            pass
         yield lock
-    except BlockingIOError:
-        raise UserError(
-            f"another study command, or a run that it left behind, is at work in {out}: wait for it, or stop it"
-        ) from None
     finally:
         os.close(lock)
 

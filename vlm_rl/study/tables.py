@@ -110,7 +110,7 @@ def difference_section(results: StudyResults) -> PageSection:
 
 
 def _difference_sentence(estimates: Mapping[str, Estimate], baseline: str, measure: str, heading: str) -> str:
-    """Return which rules differ from the baseline, by how much, and which do not clearly differ."""
+    """Return which rules differ from the baseline, by how much, which do not clearly differ, and which are open."""
     unit = heading.rpartition(", ")[2]
     clear = [
         f"{name} {_signed(e.mean, measure)} {unit} ({_signed(e.low, measure)} to {_signed(e.high, measure)})"
@@ -118,9 +118,13 @@ def _difference_sentence(estimates: Mapping[str, Estimate], baseline: str, measu
         if e.excludes_zero
     ]
     rest = [name for name, e in estimates.items() if e.has_interval and not e.excludes_zero]
-    parts = [f"Against {baseline}: {'; '.join(clear)}." if clear else f"No rule clearly differs from {baseline}."]
-    if clear and rest:
-        parts.append(f"No clear difference: {', '.join(rest)}.")
+    short = [name for name, e in estimates.items() if not e.has_interval]
+    parts = [f"Against {baseline}: {'; '.join(clear)}."] if clear else []
+    if rest:
+        names = f"No clear difference: {', '.join(rest)}."
+        parts.append(names if clear else f"No rule clearly differs from {baseline}.")
+    if short:
+        parts.append(f"With fewer than two seeds nothing is settled: {', '.join(short)}.")
     return " ".join(parts)
 
 

@@ -119,7 +119,7 @@ class PublishedJudge:
     dialogue: Callable[[Problem, Response], Generator[str, str, Judgement]]
     temperature: float = 0.0
     max_tokens: int = 256  # of a reply
-    compares: bool = False  # it is also asked whether an extraction is right
+    takes_extractions: bool = False  # the rule reads an extraction that a file ships as this model's reply
 
 
 def one_image(*columns: str) -> Callable[[RawRow], Sequence[Any]]:

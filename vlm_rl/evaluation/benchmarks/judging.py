@@ -172,7 +172,7 @@ def summary_of(
     is_official = mode == "official"
     shipped = sum(item.response.extraction is not None for item in judged) if is_official else 0
     rule = rule_name(benchmark, mode, judge_model)
-    if rule == "emulated" and shipped == len(judged) and not (benchmark.judge and benchmark.judge.compares):
+    if rule == "emulated" and shipped == len(judged) and benchmark.judge and benchmark.judge.takes_extractions:
         rule = "official"
     return {
         "mode": mode,

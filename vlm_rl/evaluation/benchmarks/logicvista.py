@@ -89,8 +89,12 @@ def judge_dialogue(problem: Problem, response: Response) -> Generator[str, str, 
 
 
 def _entry(response: Response) -> str:
-    """Return what the authors' script judges: what follows the mark of the assistant's turn, where there is one."""
-    return (response.text.split("ASSISTANT:")[1] if "ASSISTANT:" in response.text else response.text).strip()
+    """Return what the authors' script judges: what follows the mark of the assistant's turn, where there is one.
+
+    An extraction that the file ships takes the place of the response.
+    """
+    text = response.text if response.extraction is None else response.extraction
+    return (text.split("ASSISTANT:")[1] if "ASSISTANT:" in text else text).strip()
 
 
 def _compared(problem: Problem, named: list[str]) -> Judgement:

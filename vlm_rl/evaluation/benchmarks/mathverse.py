@@ -207,9 +207,7 @@ BENCHMARK = Benchmark(
     facets=facets,
     official_rule=official_rule,
     needs_judge_model=True,
-    judge=PublishedJudge(
-        "gpt-3.5-turbo", "ZrrSkywalker/MathVerse, evaluation/prompts.py, MIT", judge_dialogue, compares=True
-    ),
+    judge=PublishedJudge("gpt-3.5-turbo", "ZrrSkywalker/MathVerse, evaluation/prompts.py, MIT", judge_dialogue),
     emulation="never compared: the authors publish no file of responses with verdicts",
     response_ids=("sample_index", "problem_id", "_key", "id"),
     carries_annotations=True,

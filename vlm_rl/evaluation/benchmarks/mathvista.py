@@ -296,6 +296,7 @@ BENCHMARK = Benchmark(
         "gpt-4-0613",
         "lupantech/MathVista, prompts/ext_ans.py, CC BY-SA 4.0, as lmms-eval's mathvista_evals.py keeps it",
         judge_dialogue,
+        takes_extractions=True,
     ),
     emulation="a plainer extractor by rules differed from the authors' judge model on 1.6 to 20.7 % of the rows of "
     "their files of responses, and this one has not been compared",

@@ -90,9 +90,17 @@ def _response(benchmark: Benchmark, row: RawRow, name: str, column: str, text: A
         extraction=str(extraction) if extraction is not None else None,
         published=_published(row),
         gold=next((str(row[key]) for key in _GOLDS if row.get(key) is not None), None),
-        length=row.get("length"),
+        length=_length(row.get("length")),
         stop_reason=row.get("stop_reason"),
     )
+
+
+def _length(value: Any) -> int | None:
+    """Return a number of tokens, which a table holds as text; None where it is none."""
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _published(row: RawRow) -> bool | None:

@@ -85,7 +85,7 @@ def _judge_model(options: argparse.Namespace, benchmark: Benchmark) -> JudgeMode
         options.judge,
         name=options.judge_model,
         key_env=options.judge_key_env,
-        cache=options.judge_cache or beside.with_name("judge_cache"),
+        cache=options.judge_cache or beside.parent / "judge_cache",
         mode=options.mode,
         benchmarks=[benchmark],
     )
@@ -206,11 +206,9 @@ def _template(options: argparse.Namespace) -> Template:
     Our records' template is in the summary beside them. So `eval` and `score` agree on the same records, and
     responses from elsewhere are not expected to hold tags that nobody asked for.
     """
-    name = options.template
-    if name is None:
-        beside = options.responses[0].with_suffix(".json")
-        is_ours = options.responses[0].suffix == ".parquet" and beside.is_file()
-        name = _template_in(beside) if is_ours else None
+    name, responses = options.template, options.responses[0]
+    if name is None and responses.suffix == ".parquet" and (beside := responses.with_suffix(".json")).is_file():
+        name = _template_in(beside)
     named = eval_template(name or "plain")
     if named is None:
         raise UserError(f"--template is {name!r}; known: {template_names()}")

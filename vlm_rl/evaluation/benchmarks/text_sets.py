@@ -150,4 +150,4 @@ def images(row: RawRow) -> Sequence[Any]:
 
 def official_rule(_: Problem, response: Response) -> str:
     """Return the final answer, wherever it is, for the grader to compare."""
-    return final_answer(response.text)
+    return final_answer(response.text if response.extraction is None else response.extraction)
