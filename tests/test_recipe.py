@@ -11,7 +11,10 @@ from tests.helpers.images import plain_png
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import Config, load_config
+from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.learner.dry_run import dry_run
+from vlm_rl.recipe.command import _longest_prompt
+from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
 SEVEN_B = "models/Qwen2.5-VL-7B-Instruct"
@@ -62,6 +65,19 @@ def test_its_sizes_are_the_sets(written, tmp_path: Path, tiny_model: Path, capsy
     # 3 x 3 visual tokens of 28 pixels and the text: counted, not guessed from the largest image, of 512 tokens
     assert 64 < config.data.max_prompt_tokens <= 256
     assert cli.main(["train", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "internvl", "idefics3"])
+def test_the_longest_prompt_is_as_long_as_a_run_builds_it(
+    family_model: Callable[[str], Path], model_type: str
+) -> None:
+    """Also where a model cuts its images into tiles."""
+    builder = PromptBuilder(family_model(model_type), template=TEMPLATES["think_answer"], **PIXELS)
+    sizes = [(84, 84), (252, 84), (336, 168)]
+    some = [Problem(f"p{n}", "<image>\nWhat?", (plain_png(*size),), "1", "integer") for n, size in enumerate(sizes)]
+    longest = max(len(builder.build(problem).ids) for problem in some)
+    factor = 2 * (builder.patch_size or 14)
+    assert _longest_prompt(some, builder, PIXELS["min_pixels"], PIXELS["max_pixels"], factor) == longest
 
 
 def test_a_dry_run_of_the_recipe_for_7b_passes(written, tmp_path: Path, capsys) -> None:

@@ -174,7 +174,7 @@ def _longest_prompt(
 
     def count(problem: Problem) -> int:
         assert builder is not None
-        if problem.videos:
+        if problem.videos or builder.patch_size is None:  # images in tiles, whose tokens no size tells
             return len(builder.build(problem).ids)
         images = sum(_image_tokens(data, low, high, factor) - 1 for data in problem.images)
         return builder.count_unexpanded(problem) + images
