@@ -287,12 +287,14 @@ def server() -> Iterator[Server]:
         yield running
 
 
-QUICK = Timeouts(connect=2, pause=0.4, whole=3)
+PATIENT = Timeouts(connect=30, pause=30, whole=60)
+QUICK = Timeouts(connect=30, pause=0.4, whole=60)  # for a server that hangs: others may be slow where much runs
 
 
 def endpoint(server: Server, behaviour: str, *, model: str = "m", key: str = "") -> EndpointBackend:
+    timeouts = QUICK if behaviour == "hang" else PATIENT
     system = TEMPLATES["think_answer"].system
-    return EndpointBackend(Endpoint("far", server.url(behaviour), model, key), system=system, timeouts=QUICK)
+    return EndpointBackend(Endpoint("far", server.url(behaviour), model, key), system=system, timeouts=timeouts)
 
 
 def test_an_endpoint_is_asked_the_same_and_streams(server):
