@@ -1,18 +1,40 @@
-"""`vlm-rl eval` killed in the middle: the same command continues it, and the result is that of one never killed."""
+"""`vlm-rl eval` killed in the middle: the same command continues it, and the result is that of one never killed.
+
+Ranks that are asked for different things are refused.
+"""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.toy_runs import Runner
+from tests.helpers.toy_runs import Runner, clean_environment
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.run.directory import RunDirectory
 
 NUM_KNOWN = 3  # problems that are answered before the kill
+
+
+@pytest.mark.slow
+def test_ranks_that_are_asked_for_different_things_do_not_start(tmp_path: Path, tiny_model: Path) -> None:
+    """As two nodes whose commands differ: half of the responses would be longer than the others may be."""
+    raw = SQUARES.write(tmp_path / "raw", seed=0, train=1, heldout=2, warm=1, mixture=1)
+    prepare("virl39k", raw / "heldout", tmp_path / "heldout")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
+    command = f"eval --model {tiny_model} --data {tmp_path / 'heldout'} --out {tmp_path / 'out'}"
+    of_rank = f"exec {sys.executable} -m vlm_rl {command} --sampler transformers --max-tokens $((RANK + 5))"
+    done = subprocess.run(
+        [*torchrun, "bash", "-c", of_rank], env=clean_environment(), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode != 0
+    assert "vlm-rl: --max-tokens is 6 on rank 1 and 5 on rank 0: start every node with the same" in done.stderr
+    assert done.stderr.count("Traceback") == 1, "torchrun's own"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.config import Config, RolloutConfig, check_benchmark_name, parse_config
+from vlm_rl.data.hub_models import hub_name
 from vlm_rl.data.model_folder import (
     check_context,
     check_divides,
@@ -32,7 +33,7 @@ from vlm_rl.data.model_folder import (
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
-from vlm_rl.distributed import barrier, from_main, init_ranks, model_dtype, rank, share
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, model_dtype, rank, share
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
@@ -91,6 +92,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     check_model_folder(options.model)
     origin = read_origin(options.model)
     device = init_ranks()
+    _check_alike(options)
     sets = _open_sets(options, origin)
     judge_model = _judge_model(options, sets)
     builder = PromptBuilder(
@@ -149,6 +151,24 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     barrier()
     make_console().print(f"records: {results.path / 'eval'}   page: vlm-rl report {results.path}")
     return results
+
+
+def _check_alike(options: argparse.Namespace) -> None:
+    """Raise UserError where a rank, such as one on a second node, is asked for something else than rank 0.
+
+    The newest revision of a model of the hub may be a different one there.
+    """
+    words = {name: str(value) for name, value in vars(options).items() if name != "command"}
+    words["model"] = hub_name(options.model) or words["model"]
+    first, *others = all_gather(words)
+    for number, other in enumerate(others, start=1):
+        for name, ours in first.items():
+            if other[name] != ours:
+                pinned = ", and pin the revision of a model of the hub" if name == "model" else ""
+                raise UserError(
+                    f"--{name.replace('_', '-')} is {other[name]} on rank {number} and {ours} on rank 0: start every "
+                    f"node with the same command{pinned}"
+                )
 
 
 def _answer(
