@@ -1,5 +1,5 @@
 # docker build -f launch/cpu.Dockerfile -t vlm-rl:cpu .
-# docker run -p 7860:7860 -v "$PWD/runs:/src/runs" vlm-rl:cpu make quickstart
+# docker run -v "$PWD/runs:/src/runs" vlm-rl:cpu make quickstart
 FROM python:3.11-slim-bookworm
 ENV DEBIAN_FRONTEND=noninteractive VENV=/opt/vlm-rl PATH=/opt/vlm-rl/bin:$PATH
 RUN apt-get update \

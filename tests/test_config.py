@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -537,6 +538,15 @@ def test_yaml_tags_create_nothing(minimal: Path, tmp_path: Path) -> None:
 def test_a_config_cannot_be_changed_after_it_was_read(minimal: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_config(minimal).seed = 5  # type: ignore[misc]
+
+
+def test_the_pods_of_the_cluster_get_every_file_of_their_configuration(tmp_path: Path) -> None:
+    """As its ConfigMap lays them out: under the name before the sign, or their own."""
+    for name, file in re.findall(
+        r"--from-file=(?:([\w.]+)=)?(\S+)", (CONFIGS.parent / "launch" / "kubernetes.yaml").read_text()
+    ):
+        shutil.copy(CONFIGS.parent / file, tmp_path / (name or Path(file).name))
+    assert load_config(tmp_path / "run.yaml") == load_config(CONFIGS / "virl39k_luspo_7b_servers.yaml")
 
 
 def test_the_toy_configuration_is_the_quickstarts() -> None:

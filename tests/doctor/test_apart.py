@@ -44,6 +44,15 @@ def test_a_group_that_dies_answers_for_what_it_did_before(answers) -> None:
     assert waited[0] == "fine" and waited[-1] in group.checks
 
 
+def test_ranks_that_do_not_know_the_same_thing_answer_once(answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ranks fail in one check, and each writes it down; the check after it has no answer."""
+    written = [Check("fine", "ok", ""), *[Check("raises", "unknown", "out of memory")] * 2]
+    monkeypatch.setattr(apart, "_answers", lambda _: written)
+    known, _ = answers("dies", CheckGroup(MODULE, ("fine", "raises", "dies"), 60))
+    assert [answer.name for answer in known] == ["fine", "raises", "dies"]
+    assert known[:2] == written[:2] and known[2].outcome == "unknown"
+
+
 def test_a_group_that_hangs_is_ended(answers) -> None:
     known, _ = answers("hangs", CheckGroup(MODULE, ("fine", "hangs"), 5))
     assert [(answer.name, answer.outcome) for answer in known][-1] == ("hangs", "unknown")

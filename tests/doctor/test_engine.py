@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from vlm_rl.doctor import engine, ranks
@@ -34,6 +36,17 @@ def test_rare_tokens_are_taken_together() -> None:
     expected = chisquare([37, 33, 21, 9], [40, 30, 20, 10]).pvalue
     assert engine.p_value(counts, probabilities) == pytest.approx(expected, rel=1e-12)
     assert engine.p_value(np.array([9_700, 300]), np.array([0.96, 0.04])) < engine.LEAST_P
+
+
+def test_a_gap_that_is_not_a_number_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second of three cycles, and of the second of two prompts in a cycle."""
+    gaps = iter([1e-5, math.nan, 2e-5])
+    monkeypatch.setattr(engine, "move", lambda *_, **__: None)
+    monkeypatch.setattr(engine, "sync_and_compare", lambda *_, **__: next(gaps))
+    sampler = SimpleNamespace(dtype=torch.float32, name="toy", sleep=lambda: None)
+    subject: Any = SimpleNamespace(engine=sampler, policy=(None, None, 1e-3), prompts=[])
+    answer = engine.sync(subject)
+    assert answer.outcome == "off" and "within nan" in answer.detail
 
 
 # --- ranks, in a new process: DeepSpeed would change this one, and a fork would lack the threads of its groups -----

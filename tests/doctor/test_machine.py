@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from vlm_rl.data import model_folder
+from vlm_rl.doctor import attention as attention_checks
 from vlm_rl.doctor import machine
 from vlm_rl.doctor.attention import attention_bf16, attention_fp32
 from vlm_rl.grading import grader as grading
@@ -87,13 +89,11 @@ def test_too_little_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        answer = machine.ports(tmp_path)
-    assert answer.outcome == "off" and f"port {port}" in answer.detail
-    assert machine.ports(tmp_path).outcome == "ok"
+def test_a_name_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.host_name(tmp_path).outcome == "ok"
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-machine.invalid")
+    answer = machine.host_name(tmp_path)
+    assert answer.outcome == "off" and "/etc/hosts" in answer.next_step
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -120,6 +120,20 @@ def test_the_sandbox_is_proved_and_its_absence_is_no_fault(tmp_path: Path, monke
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     answer = machine.sandbox(tmp_path)
     assert answer.outcome == "ok" and answer.detail.startswith("none, which only code needs: programs are not run")
+
+
+def test_a_gradient_that_is_not_a_number_does_not_pass() -> None:
+    """Whichever of the output and the three gradients it is in."""
+    attend = attention_checks._padded(attention_checks.ON_CPU)
+
+    def without_key_gradient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        key = key.clone()
+        key.register_hook(lambda gradient: gradient * float("nan"))
+        return attend(query, key, value)
+
+    assert attention_checks._error(attend, torch.float32, attention_checks.ON_CPU) < 1e-4
+    error = attention_checks._error(without_key_gradient, torch.float32, attention_checks.ON_CPU)
+    assert math.isnan(error)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.05])

@@ -57,7 +57,7 @@ def run_apart(group: CheckGroup, folder: Path, *, num_gpus: int, waiting: Callab
     if group.on_every_card:
         ranks = ["--standalone", f"--nproc-per-node={num_gpus or 2}"]
         command[1:2] = ["-m", "torch.distributed.run", *ranks, "-m"]
-    left = list(group.checks)
+    left, num_read = list(group.checks), 0
     log = folder / f"{group.module}.log"
     ended = ""
     with log.open("w") as output:
@@ -72,9 +72,11 @@ def run_apart(group: CheckGroup, folder: Path, *, num_gpus: int, waiting: Callab
                 ended = f"no answer within {group.seconds:g} s"
             else:
                 time.sleep(_POLL_SECONDS)
-            for answer in _answers(folder / f"{group.module}.jsonl")[len(group.checks) - len(left) :]:
-                left.remove(answer.name)
-                yield answer
+            for answer in _answers(folder / f"{group.module}.jsonl")[num_read:]:
+                num_read += 1
+                if answer.name in left:  # several ranks may say that they do not know
+                    left.remove(answer.name)
+                    yield answer
     finally:
         _end(process)
     for name in left:

@@ -110,22 +110,15 @@ def shared_memory(_: Path) -> Check:
     return Check("shared memory", "ok", detail)
 
 
-def ports(_: Path) -> Check:
-    """Ask whether torchrun's port is free, and whether this machine's name leads to an address."""
-    port, name = int(os.environ.get("MASTER_PORT", "29500")), socket.gethostname()
+def host_name(_: Path) -> Check:
+    """Ask whether this machine's name leads to an address, at which ranks meet."""
+    name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
     except OSError:
         advice = f"add a line with {name} to /etc/hosts"
-        return Check("ports", "off", f"the name of this machine, {name}, has no address", advice)
-    try:
-        with socket.create_server(("", port)):
-            pass
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        advice = "another run may hold it: start this one with torchrun --standalone, or a different MASTER_PORT"
-        return Check("ports", "off", f"torchrun's port {port}: {reason}", advice)
-    return Check("ports", "ok", f"torchrun's port {port} is free, and {name} has an address")
+        return Check("host name", "off", f"the name of this machine, {name}, has no address", advice)
+    return Check("host name", "ok", f"{name} has an address")
 
 
 def disk(runs: Path) -> Check:
@@ -206,4 +199,4 @@ def sandbox(_: Path) -> Check:
     return Check("sandbox", "ok", f"its walls hold, proved in {time.perf_counter() - begun:.1f} s")
 
 
-MACHINE_CHECKS = (versions, GPUs, memory, shared_memory, disk, ports, grader, sandbox, run_folder)
+MACHINE_CHECKS = (versions, GPUs, memory, shared_memory, disk, host_name, grader, sandbox, run_folder)

@@ -197,10 +197,11 @@ def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt],
     check_fresh(engine, builder.result())
     params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)
     groups = engine.generate(prompts, params, seed=0, step=version)
-    return max(
+    gaps = [
         probe_gap(partial(log_probs, policy), policy.model, prompt, rollouts)
         for prompt, rollouts in zip(prompts, groups, strict=True)
-    )
+    ]
+    return float(np.max(gaps))  # NaN where one is
 
 
 def log_probs(policy: Policy, row: PackedRow) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -92,7 +93,7 @@ class TensorBoardTracker:
 
     def __init__(self, run: TrackedRun) -> None:
         folder = run.path / "tensorboard"
-        self.id, self.where = run.id, f"tensorboard --logdir {run.path.parent}"
+        self.id, self.where = run.id, f"tensorboard --logdir {shlex.quote(str(run.path.parent))}"
         self._protos = import_module("tensorboard.compat.proto.event_pb2")
         self._summary = import_module("tensorboard.compat.proto.summary_pb2")
         self._tensor = import_module("tensorboard.compat.proto.tensor_pb2")
@@ -165,7 +166,7 @@ class WandbTracker:
         except self._client.Error:
             self._run = self._client.init(**options, mode="offline")
         self.id = run.id
-        folder = Path(self._run.dir).parent
+        folder = shlex.quote(str(Path(self._run.dir).parent))
         self.where = f"offline; `wandb sync {folder}` sends it" if self._run.offline else str(self._run.url)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -194,7 +195,7 @@ class TrackioTracker:
         self._run = self._client.init(
             project=run.project, name=name, group=run.group, config=config, resume="allow", embed=False
         )
-        self.id, self.where = run.id, f"trackio show --project {run.project}"
+        self.id, self.where = run.id, f"trackio show --project {shlex.quote(run.project)}"
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -258,16 +259,16 @@ class SwanLabTracker:
             "log_dir": str(run.path / "swanlog"),
             "config": dict(run.config),
         }
-        self.id = run.id
+        self.id, folder = run.id, shlex.quote(str(run.path / "swanlog"))
         try:
             self._run = self._client.init(**options)
         except Exception:  # what no login and no network raise differs by version
             with suppress(Exception):
                 self._client.finish()
             self._run = self._client.init(**options, mode="offline")
-            self.where = f"offline; `swanlab sync {options['log_dir']}/run-*-{run.id}` sends it"
+            self.where = f"offline; `swanlab sync {folder}/run-*-{run.id}` sends it"
         else:
-            self.where = f"swanlab watch {options['log_dir']}"
+            self.where = f"swanlab watch {folder}"
             with suppress(ValueError):  # in its local mode a run has no address
                 self.where = str(self._run.url or self.where)
 
