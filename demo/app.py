@@ -2,7 +2,7 @@
 
 The hidden component `bridge` holds the query. Every event starts from it and ends by writing it: a control changes
 its own key, a click on a mark hands over a patch (demo/assets/demo.js), and the script copies the query into the
-address. The server keeps nothing about a visitor.
+address. About a visitor the server keeps only which curves the page was last sent.
 
 The panels' HTML comes from templates that escape every value (demo/rendering.py); demo/server.py is the web side.
 """
@@ -29,10 +29,22 @@ from vlm_rl.demo.summary_cards import count_html, summary_html
 from vlm_rl.demo.table_panel import table_panel
 from vlm_rl.demo.theme import asset, katex_files
 from vlm_rl.demo.training_panel import shown_runs, training_panel
-from vlm_rl.demo.url_state import CHANGES, FLAGS, MAX_OTHERS, MAX_TEXT, PINNED, TABS, UNFILTERED, VERDICTS, UrlState
+from vlm_rl.demo.url_state import (
+    CHANGES,
+    FLAGS,
+    MAX_OTHERS,
+    MAX_TEXT,
+    NO_CATEGORY,
+    PINNED,
+    TABS,
+    UNFILTERED,
+    VERDICTS,
+    UrlState,
+)
 from vlm_rl.errors import UserError
 
 _REFRESH_SECONDS = 5.0
+_MAX_PAGES = 400  # remembered; then all are forgotten, and the open ones are sent their curves once more
 # gradio would raise, with a traceback in the log, for a choice that is not offered now: the address may name any
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "preprocess": False}
 # the key that each control sets, in their order on the page
@@ -172,7 +184,7 @@ def _choices(state: PageState) -> dict[str, list[tuple[str, str]]]:
         "verdict": _named(VERDICTS),
         "flags": _named(FLAGS),
         "pinned": _named(PINNED),
-        "category": [(name or "none", name) for name in sorted(set(map(str, state.table.category_P)))],
+        "category": [(name, name) for name in sorted({str(name) or NO_CATEGORY for name in state.table.category_P})],
         "difficulty": known,
         "focus": [("any checkpoint", ""), *[(shown.label, shown.key) for shown in state.table.checkpoints]],
         "runs": [(run.title, run.name) for run in library.runs.values()],
@@ -280,11 +292,11 @@ def _opener(states: PageStates, tab: str, components: Components) -> Callable[[s
     return opened
 
 
-def _refresher(states: PageStates) -> Callable[[str], Any]:
+def _refresher(states: PageStates) -> Callable[[str, gr.Request], Any]:
     """Return an event that draws the curves again when one of the shown runs has logged more."""
-    drawn: dict[str, tuple[int, ...]] = {}  # query -> the runs' stamps when they were drawn
+    drawn: dict[str | None, tuple[str, tuple[int, ...]]] = {}  # page -> what it was last sent: query, runs' stamps
 
-    def refresh(query: str) -> Any:
+    def refresh(query: str, request: gr.Request) -> Any:
         if UrlState.parse(query).tab != "training":
             return gr.skip()
         try:
@@ -292,11 +304,11 @@ def _refresher(states: PageStates) -> Callable[[str], Any]:
             stamps = tuple(run.stamp() for run in shown_runs(states.library, state.url))
         except UNREADABLE:  # the panel itself says so
             return gr.skip()
-        if drawn.get(query) == stamps:
+        if drawn.get(request.session_hash) == (query, stamps):
             return gr.skip()
-        if len(drawn) > 100:
+        if len(drawn) >= _MAX_PAGES:
             drawn.clear()
-        drawn[query] = stamps
+        drawn[request.session_hash] = query, stamps
         return training_panel(states.library, state.url, state.run_slots())
 
     return refresh

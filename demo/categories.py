@@ -10,7 +10,7 @@ from markupsafe import Markup
 from vlm_rl.demo.page_state import PageState
 from vlm_rl.demo.problem_table import ProblemTable
 from vlm_rl.demo.rendering import render
-from vlm_rl.demo.url_state import MAX_TEXT
+from vlm_rl.demo.url_state import MAX_TEXT, NO_CATEGORY
 from vlm_rl.stats import Estimate, estimate
 
 MAX_CATEGORIES = 40  # rows, those with the most problems
@@ -43,8 +43,8 @@ class CategoryRow:
     @property
     def patch(self) -> dict[str, str] | None:
         """Return what leads to its problems; None where the address cannot name it."""
-        can_be_named = self.name and len(self.name) <= MAX_TEXT
-        return {"tab": "table", "category": self.name, "at": ""} if can_be_named else None
+        can_be_named = len(self.name) <= MAX_TEXT
+        return {"tab": "table", "category": self.name or NO_CATEGORY, "at": ""} if can_be_named else None
 
 
 def category_rows(table: ProblemTable, keep_P: np.ndarray) -> list[CategoryRow]:

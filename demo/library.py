@@ -22,7 +22,7 @@ import yaml
 from vlm_rl.demo.responses import Responses, read_responses
 from vlm_rl.demo.token_counts import TokenCounter, find_counter
 from vlm_rl.errors import UserError
-from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.report.run_curves import RunCurves, holds_training
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.run.lock import OLD_SECONDS, lease_of
 from vlm_rl.templates import TEMPLATES
@@ -159,8 +159,7 @@ class Library:
             for result in results:
                 if not isinstance(result.summary, dict):
                     raise UserError(f"{result.path.with_suffix('.json')} holds no JSON object: evaluate again")
-            trained = (run.path / "metrics.jsonl").exists()
-            algorithm = config.algorithm.name.upper() if trained else ""
+            algorithm = config.algorithm.name.upper() if holds_training(run) else ""
             opened = OpenRun(name, run, algorithm, config.train.steps, run.contaminated())
         except (UserError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             self.faults.append(f"{name} was left out: {str(error)[:200]}")

@@ -102,7 +102,7 @@ def _first_examples(result: EvalResult, sets: Sequence[str]) -> list[LiveExample
             with suppress(UserError):
                 decode_image(row["image"][0], where=row["problem_id"])
                 title = f"{result.benchmark} · {row['problem_id']}"
-                question = row["question"].replace(IMAGE_MARKER, "").strip()
+                question = str(row["question"] or "").replace(IMAGE_MARKER, "").strip()
                 problem = problem_to_grade(row, result.benchmark, sets)
                 examples.setdefault(title, LiveExample(title, question, row["image"][0], problem))
         if len(examples) == _NUM_EXAMPLES:

@@ -13,7 +13,7 @@ import numpy as np
 
 from vlm_rl.demo.library import EvaluatedCheckpoint, Library
 from vlm_rl.demo.responses import Responses, positions
-from vlm_rl.demo.url_state import MAX_OTHERS, SortColumn, UrlState
+from vlm_rl.demo.url_state import MAX_OTHERS, NO_CATEGORY, SortColumn, UrlState
 
 # difficulty classes by the pass rate before training: the upper end of each, and what the page calls it
 DIFFICULTIES = {
@@ -118,7 +118,7 @@ def keep(table: ProblemTable, url: UrlState, *, pinned: Container[str] = ()) -> 
     if url.pinned:
         kept &= np.fromiter((name in pinned for name in table.ids), dtype=bool, count=table.num_problems)
     if url.category:
-        kept &= np.isin(table.category_P.astype(str), url.category)
+        kept &= np.isin([str(name) or NO_CATEGORY for name in table.category_P], url.category)
     if url.difficulty:
         kept &= np.isin(table.difficulty_P.astype(str), url.difficulty)
     if url.verdict or url.flags or url.low is not None or url.high is not None:

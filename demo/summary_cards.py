@@ -11,7 +11,7 @@ from vlm_rl.demo.lengths import DirectComparison, Summary, direct_comparisons
 from vlm_rl.demo.page_state import PageState
 from vlm_rl.demo.problem_table import DIFFICULTIES
 from vlm_rl.demo.rendering import render
-from vlm_rl.demo.url_state import CHANGES, FLAGS, PINNED, VERDICTS
+from vlm_rl.demo.url_state import CHANGES, FLAGS, NO_CATEGORY, PINNED, VERDICTS
 from vlm_rl.stats import Estimate
 
 _MAX_COMPARISONS = 3
@@ -114,7 +114,7 @@ def filter_texts(state: PageState) -> list[str]:
         *([VERDICTS[url.verdict]] if url.verdict else []),
         *(FLAGS[name] for name in url.flags),
         *([PINNED[url.pinned]] if url.pinned else []),
-        *(name or "no category" for name in url.category),
+        *("no category" if name == NO_CATEGORY else name for name in url.category),
         *(DIFFICULTIES[name][1] for name in url.difficulty if name in DIFFICULTIES),
         *([] if url.low is None else [f"at least {url.low:,} tokens"]),
         *([] if url.high is None else [f"at most {url.high:,} tokens"]),

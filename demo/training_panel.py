@@ -112,12 +112,12 @@ def _key(runs: Sequence[OpenRun], slots: Mapping[str, int]) -> list[dict[str, An
     key = []
     for (slot, name), members in groups.items():
         seeds = f"{len(members)} seeds, " if len(members) > 1 else ""
-        done = min(_last_step(run) for run in members)
+        progress = f"step {min(_last_step(run) for run in members)} of {members[0].num_steps}"
         key.append(
             {
                 "slot": slot,
                 "title": name if len(members) > 1 else members[0].name,
-                "text": f"{members[0].algorithm}, {seeds}step {done} of {members[0].num_steps}",
+                "text": f"{members[0].algorithm}, {seeds}{progress}" if members[0].algorithm else "evaluated only",
                 "is_alive": any(run.is_alive() for run in members),
             }
         )

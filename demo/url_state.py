@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlencode
 MAX_OTHERS = 5  # beside the baseline
 MAX_QUERY = 8_000  # characters of an address
 MAX_TEXT = 200  # characters of one value
+NO_CATEGORY = "none"  # names an empty category: a key without a value means the default
 
 TABS = {
     "problems": "Problems",

@@ -242,6 +242,14 @@ def test_the_models_of_a_run_are_its_base_and_its_checkpoints(tmp_path, tiny_mod
     )
 
 
+def test_an_example_may_have_no_question(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, num_problems=2, eval_steps=(0,))
+    [result] = run.evals()
+    rows = [row | {"question": None} for row in result.rows().to_pylist()]
+    run.write_eval(result.benchmark, 0, rows, result.summary)
+    assert [example.question for example in read_examples([run])] == ["", ""]
+
+
 # -- reasoning and answer ---------------------------------------------------------------------------------
 
 

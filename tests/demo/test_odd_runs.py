@@ -83,6 +83,20 @@ def test_fifty_columns_of_odd_types_change_nothing(tmp_path, capfd):
         assert capfd.readouterr().err == ""
 
 
+def test_problems_without_a_category_can_be_chosen(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, num_problems=2)
+    for path in run.path.glob("eval/*/*.parquet"):
+        table = pq.read_table(path)
+        names = pa.array(["count", ""], table.schema.field("category").type)
+        pq.write_table(table.set_column(table.column_names.index("category"), "category", names), path)
+    with demo_of(run) as client:
+        components = client.get("/config").json()["components"]
+    props = next(c["props"] for c in components if c["props"].get("elem_id") == "control-category")
+    states = PageStates(Library([run.path]))
+    chosen = [UrlState(category=(key,)).query() for _, key in props["choices"]]  # as a link names it
+    assert [states.of(UrlState.parse(query)).keep_P.tolist() for query in chosen] == [[True, False], [False, True]]
+
+
 DRAWN: dict[str, Callable[[PageState], Any]] = {
     "problems": problem_panel,
     "summary": summary_html,

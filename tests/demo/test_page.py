@@ -12,9 +12,11 @@ import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
+import httpx
 from PIL import Image
 
 from tests.helpers.browser import Visit, open_browser, open_page
+from tests.helpers.demo_events import event_of, run_event
 from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
@@ -372,6 +374,16 @@ def test_the_numbers_are_there_for_programs(served):
     assert 0 < len(answer["problems"]) < len(everything["problems"]) == 24
     assert [numbers["key"] for numbers in everything["checkpoints"]] == ["luspo@0", "luspo@40"]
     assert everything["checkpoints"][1]["token_change"] > 5
+
+
+def test_each_page_is_sent_the_curves_once(served):
+    with httpx.Client(base_url=served.url, trust_env=False) as client:
+        tick = {"fn_index": event_of(client, "tick"), "data": ["tab=training"]}
+        first, other, again = (
+            run_event(client, tick, session=page)["output"]["data"][0] for page in ("one", "other", "one")
+        )
+    assert "Reward of a response" in first and other == first
+    assert again == {"__type__": "update", "props": {"__type__": "update"}}  # nothing: no run has logged more
 
 
 @pytest.mark.parametrize(

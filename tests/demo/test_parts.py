@@ -425,6 +425,16 @@ def test_results_of_an_evaluation_name_no_algorithm(tmp_path):
     assert [run.title for run in Library([tmp_path]).runs.values()] == ["evaluated", "trained (BA)"]
 
 
+def test_the_key_of_the_curves_says_which_runs_were_evaluated_only(tmp_path):
+    for name in ("trained", "started", "evaluated"):
+        build_run(tmp_path / name, steps=2, num_problems=2, metrics=name == "trained")
+    (tmp_path / "started" / "log.txt").touch()  # in its first step
+    library = Library([tmp_path])
+    page = " ".join(Elements(training_panel(library, PageStates(library).of(UrlState()).url, {})).text.split())
+    for said in ("trained LUSPO, step 2 of 2", "started LUSPO, step 0 of 2", "evaluated evaluated only"):
+        assert said in page
+
+
 def test_the_rollouts_of_each_run_can_be_read(tmp_path):
     library = Library([build_run(tmp_path / name, steps=2, num_problems=2).path for name in "ab"])
     states = PageStates(library)
@@ -473,6 +483,7 @@ def test_difficulty_says_where_it_was_measured(tmp_path):
 
 def test_the_filters_are_said_and_the_counts_lead_to_their_problems(small):
     query = "change=right&focus=run@2&difficulty=never&low=1&text=of+it&flags=cut&category=even&verdict=correct"
+    assert filter_texts(small.of(UrlState.parse("category=none"))) == ["no category"]
     texts = filter_texts(small.of(UrlState.parse(query)))
     assert texts[:5] == ["became right", "right", "cut at the limit", "even", "never solved"]
     assert texts[5:] == ["at least 1 tokens", "“of it”", "in step 2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vlm_rl.demo.lengths_panel import lengths_html
 from vlm_rl.demo.library import Library
 from vlm_rl.demo.page_state import PageState, PageStates
 from vlm_rl.demo.problem_panel import problem_panel
+from vlm_rl.demo.problem_table import keep
 from vlm_rl.demo.reasoning import MIN_PROBLEMS, measured_problems, reasoning_at, reasoning_summaries
 from vlm_rl.demo.reasoning_panel import reasoning_panel
 from vlm_rl.demo.url_state import UrlState
@@ -117,7 +119,8 @@ def test_categories_are_paired_by_problem(state: PageState, monkeypatch: pytest.
     assert rows[0].cells[0].score == estimate([1, 0], bounds=(-1, 1))
     assert rows[0].cells[0].tokens.mean == 100 and not rows[1].cells[0].score.has_interval
     assert [row.cells[0].score_shade for row in rows] == [0.5, -1, 0]
-    assert rows[1].patch is None and rows[0].patch == {"tab": "table", "category": "kind 0", "at": ""}
+    for row, kept in ((rows[0], [True, False, True, False]), (rows[1], [False, False, False, True])):
+        assert keep(state.table, UrlState().patched(urlencode(row.patch))).tolist() == kept
     html = category_map(state)
     assert "category=kind+0" in html and ">none<" in html
     assert "<button" not in category_map(state, interactive=False)

@@ -11,9 +11,12 @@ import httpx
 JOIN = "/gradio_api/queue/join"
 
 
-def run_event(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-    """Post an event, wait for its end and return its last message: `success`, and `output` with the new values."""
-    session = uuid.uuid4().hex
+def run_event(client: httpx.Client, body: dict[str, Any], *, session: str = "") -> dict[str, Any]:
+    """Post an event, wait for its end and return its last message: `success`, and `output` with the new values.
+
+    `session` names the page that posts it, a new one if empty.
+    """
+    session = session or uuid.uuid4().hex
     client.post(JOIN, json=body | {"session_hash": session}).raise_for_status()
     with client.stream("GET", f"/gradio_api/queue/data?session_hash={session}") as stream:
         messages = [json.loads(line.removeprefix("data:")) for line in stream.iter_lines() if line]
@@ -35,11 +38,15 @@ def first_bodies(config: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def event_of(client: httpx.Client, trigger: str) -> int:
+    """Return the number of the page's first event with this trigger."""
+    dependencies = client.get("/config").json()["dependencies"]
+    return next(event["id"] for event in dependencies if any(name == trigger for _, name in event["targets"]))
+
+
 def arrival(client: httpx.Client, query: str) -> dict[str, Any]:
     """Return the body of the event that draws an address of the page."""
-    dependencies = client.get("/config").json()["dependencies"]
-    arrive = next(event["id"] for event in dependencies if any(name == "load" for _, name in event["targets"]))
-    return {"fn_index": arrive, "data": [query]}
+    return {"fn_index": event_of(client, "load"), "data": [query]}
 
 
 def show(client: httpx.Client, query: str) -> dict[str, Any]:

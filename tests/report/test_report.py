@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +130,25 @@ def test_a_change_is_that_of_the_same_problems(run, page):
     assert f"({100 * difference.mean:+.1f} points, 95 % interval {ends}" in page.text
 
 
+def test_changes_over_different_steps_are_told_apart(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0, 2))
+    title = "Change of accuracy, step 2 against step 0"
+    assert title in Page(write_report([run], tmp_path / "report.html")).charts
+    first = run.evals()[0].rows().to_pylist()
+    for step in (0, 1):
+        run.write_eval("sooner", step, first, {})
+    chart = Page(write_report([run], tmp_path / "report.html")).charts["Change of accuracy"]
+    assert {"toy-test: step 2 against step 0", "sooner: step 1 against step 0"} <= texts(chart)
+
+
+def texts(value: Any) -> set[str]:
+    """Return all texts in a chart."""
+    if isinstance(value, str):
+        return {value}
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return set().union(*map(texts, inner))
+
+
 _RAGGED_ROWS = """
 () => [...document.querySelectorAll('.grid:not(.fold .grid)')].flatMap(grid => {
   const outer = grid.getBoundingClientRect(), rows = {};
@@ -216,7 +236,10 @@ def test_what_was_not_logged_is_said_and_not_drawn(tmp_path):
     # reward, 3 parts, gradient mass, clip, entropy, gap, gradient norm, refused steps, time
     assert page.text.count("not logged by this run") == 11
     assert len(page.charts) == 3  # accuracy, length, length split: they need the rollouts only
-    assert "There are no two evaluations" in page.text and "No evaluation is stored" in page.text
+    assert "There are no two evaluations" in page.text and "No evaluation with rows is stored" in page.text
+    other = build_run(tmp_path / "other", steps=3, metrics=False, eval_steps=())
+    page = Page(write_report([run, other], tmp_path / "both.html"))
+    assert page.text.count("not logged by these runs") == 11 and "this run" not in page.text
 
 
 def test_functions_and_the_judge_have_their_curves_by_name(tmp_path):
@@ -238,6 +261,35 @@ def test_an_empty_run_gives_a_page_without_a_plot(tmp_path):
     run = build_run(tmp_path / "run", steps=0, eval_steps=())
     page = Page(write_report([run], tmp_path / "report.html"))
     assert page.charts == {} and "0 steps" in page.text
+
+
+def test_a_run_in_its_first_step_is_no_evaluation(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, metrics=False, eval_steps=(0,))
+    shutil.rmtree(run.path / "rollouts")
+    evaluated = Page(write_report([run], tmp_path / "report.html")).text
+    assert "this folder holds no training" in evaluated and "LUSPO: 0 steps" not in evaluated
+    (run.path / "log.txt").touch()
+    started = Page(write_report([run], tmp_path / "report.html")).text
+    assert "this folder holds no training" not in started and "LUSPO: 0 steps" in started
+
+
+def test_a_single_step_is_no_plural(tmp_path):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    text = Page(write_report([run], tmp_path / "report.html")).text
+    assert "LUSPO: 1 step" in text and "training step, " in text
+    assert "1 steps" not in text and "training steps" not in text and "first and last" not in text
+    run = build_run(tmp_path / "longer", steps=2, eval_steps=())
+    assert "first and last step" in Page(write_report([run], tmp_path / "report.html")).text
+
+
+def test_an_evaluation_without_rows_has_no_score(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0, 1))
+    before = Page(write_report([run], tmp_path / "report.html"))
+    headline = re.findall("<h1>.*</h1>", before.source)
+    run.write_eval("toy-test", 2, [], {})
+    run.write_eval("empty", 2, [], {})
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert re.findall("<h1>.*</h1>", page.source) == headline and not re.search(r"\bnan\b", page.text)
 
 
 def test_a_metric_that_is_always_zero_is_a_sentence(run, page):
@@ -398,6 +450,14 @@ def test_controls_are_on_the_page(tmp_path):
     assert "12.5 %" in page.text and "comes from the picture" in page.text and "did not teach" in page.text
 
 
+@pytest.mark.parametrize("value", [None, "0.98", True, -0.1, 1.1, float("nan"), [0.98]])
+def test_a_control_that_is_no_accuracy_is_named(tmp_path, value):
+    run = build_run(tmp_path / "run", steps=1, eval_steps=())
+    run.write_controls({"trained": value, "note": "of the authors"})
+    with pytest.raises(UserError, match=rf"controls\.json: trained is {re.escape(repr(value))} .* in \[0, 1\]"):
+        write_report([run], tmp_path / "report.html")
+
+
 def points(chart: dict[str, Any]) -> dict[str, list[float]]:
     """Return the values of each series of a chart."""
     found: dict[str, list[float]] = {}
@@ -431,6 +491,13 @@ def test_the_readme_figure_shows_something_everywhere(run, tmp_path):
     thirds = [pixels[300:, 0:950], pixels[300:, 950:1500], pixels[:, 1500:]]
     assert all((part != 255).any(axis=2).mean() > 0.01 for part in thirds)
     assert (pixels[:15] == 255).all() and (pixels[:, -15:] == 255).all()  # nothing is cut at the edges
+
+
+def test_the_readme_figure_counts_the_steps_trained(tmp_path, monkeypatch):
+    run = build_run(tmp_path / "run", steps=4, eval_steps=(0, 4))
+    run.append_metrics(5, 1, {"reward": 1.0})  # whose rollouts are not stored
+    monkeypatch.setattr("vlm_rl.report.vega.png_of_svg", str.encode)
+    assert "5 steps of reinforcement" in write_readme_figure(run, tmp_path / "figure.svg").read_text()
 
 
 def test_the_readme_figure_carries_the_stamp(tmp_path):

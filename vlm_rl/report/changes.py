@@ -64,12 +64,13 @@ def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
     changes = changes_of(runs)
     if not changes:
         return None
-    labels = [c.benchmark if len(runs) < 3 else f"{c.benchmark}: {c.who}" for c in changes]
+    same_who = len({c.who for c in changes}) == 1
+    labels = [c.benchmark if same_who else f"{c.benchmark}: {c.who}" for c in changes]
     intervals = [
         Interval(label, c.paired.difference, *c.paired.interval, PALETTE[place % len(PALETTE)])
         for place, (label, c) in enumerate(zip(labels, changes, strict=True))
     ]
-    title = f"Change of accuracy, {changes[0].who}" if len(runs) < 3 else "Change of accuracy"
+    title = f"Change of accuracy, {changes[0].who}" if same_who else "Change of accuracy"
     plot = card(title, embed(forest(intervals, x_title="points, with the 95 % interval", percent=True), title))
     caption = (
         "The same problems are compared one by one, so that the interval is that of their differences. A hollow dot: "

@@ -17,6 +17,7 @@ from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, environment
 from vlm_rl.report.run_curves import RunCurves
+from vlm_rl.report.sections import count_of_steps
 from vlm_rl.run.directory import RunDirectory, write_atomically
 
 _COLORS = ("ink", "muted", "good", "bad", "good_soft", "bad_soft")
@@ -49,7 +50,7 @@ def _drawing(curves: RunCurves, benchmark: str, example: ProblemExample, titles:
     """Return the picture as SVG."""
     first, last = (curves.scores[benchmark][place].accuracy for place in (0, -1))
     model = short_name(curves.config.model.path)
-    note = f"{model}, {len(curves.rollouts.steps)} steps of reinforcement learning with verifiable rewards"
+    note = f"{model}, {count_of_steps(curves.num_steps)} of reinforcement learning with verifiable rewards"
     if sets := curves.run.contaminated():  # a picture travels without its page: the stamp goes with it
         note = f"CONTAMINATED: trained on rows of {', '.join(sets)}"
     charts = vega.joined([_accuracy(curves, benchmark), _length(curves)], columns=2)

@@ -10,6 +10,7 @@ import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.run.directory import EvalResult, RunDirectory
+from vlm_rl.run.run_log import LOG
 from vlm_rl.stats import score_interval
 
 
@@ -40,6 +41,11 @@ class Score:
     num_problems: int
 
 
+def holds_training(run: RunDirectory) -> bool:
+    """Say whether a folder is of a training run, which logs before its first step, and not of evaluations alone."""
+    return any((run.path / name).exists() for name in ("metrics.jsonl", LOG))
+
+
 class RunCurves:
     """One run, read once; `name` is how pages call it."""
 
@@ -65,6 +71,11 @@ class RunCurves:
     def scores(self) -> dict[str, list[Score]]:
         """Return the scores of each benchmark, in the order of the steps."""
         return {name: [score_of(result) for result in results] for name, results in self.evals.items()}
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps were trained; rollouts may be stored of some only, and metrics may be missing."""
+        return max(len(self.metrics), len(self.run.rollout_steps()))
 
     def metric(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (steps, values) of a logged metric, NaN where a step lacks it; empty if no step has it."""

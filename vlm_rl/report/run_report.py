@@ -21,9 +21,10 @@ from vlm_rl.report import vega
 from vlm_rl.report.changes import change_section
 from vlm_rl.report.examples import choose, example_html, side_by_side
 from vlm_rl.report.html import PageSection, demo_command, macros, page, write_page
-from vlm_rl.report.run_curves import RunCurves, Score
+from vlm_rl.report.run_curves import RunCurves, Score, holds_training
 from vlm_rl.report.sections import (
     accuracy_section,
+    count_of_steps,
     curve_label,
     difficulty_section,
     duration_text,
@@ -70,7 +71,7 @@ def write_report(runs: Sequence[RunDirectory], out: Path) -> Path:
         updates_section(curves),
         time_section(curves),
         _examples_section(curves),
-        *([_controls_section(curves)] if any(run.run.controls() for run in curves) else []),
+        *([_controls_section(curves)] if any(_controls(run) for run in curves) else []),
         every_metric_section(curves),
         _configuration_section(curves),
     ]
@@ -108,7 +109,7 @@ def _header(runs: Sequence[RunCurves]) -> Markup:
 def _lead(run: RunCurves) -> str:
     config = run.config
     model = short_name(config.model.path)
-    if not run.metrics and run.evals:  # a folder of `vlm-rl eval`
+    if run.evals and not holds_training(run.run):  # a folder of `vlm-rl eval`
         return f"{model} evaluated on {', '.join(run.evals)}; this folder holds no training"
     sets = ", ".join(Path(name).name for name in config.data.train)
     batch = f"{config.rollout.prompts_per_step} problems × {config.rollout.responses_per_prompt} responses a step"
@@ -119,17 +120,17 @@ def _lead(run: RunCurves) -> str:
 
 def _headline(run: RunCurves) -> str:
     name = run.config.algorithm.name.upper()
-    benchmark, scores = next(iter(run.scores.items()), ("", []))
-    if len(scores) == 1 and not run.metrics:  # a folder of `vlm-rl eval`
+    benchmark, scores = next(iter(_scores(run).items()), ("", []))
+    if len(scores) == 1 and not holds_training(run.run):  # a folder of `vlm-rl eval`
         return f"{percent_text(scores[0].accuracy)} on {benchmark}"
     if len(scores) < 2:
-        return f"{name}: {max(len(run.metrics), len(run.rollouts.steps))} steps"
+        return f"{name}: {count_of_steps(run.num_steps)}"
     return f"{name}: {percent_text(scores[0].accuracy)} → {percent_text(scores[-1].accuracy)} on {benchmark}"
 
 
 def _tiles(run: RunCurves) -> list[Tile]:
     tiles = []
-    if scores := next(iter(run.scores.values()), []):
+    if scores := next(iter(_scores(run).values()), []):
         first, last = scores[0], scores[-1]
         before = percent_text(first.accuracy) if len(scores) > 1 else ""
         note = f"accuracy on {last.num_problems:,} problems{_intervals(first, last)}"
@@ -140,15 +141,23 @@ def _tiles(run: RunCurves) -> list[Tile]:
     reward = reward[np.isfinite(reward)]
     if len(reward):
         width = max(1, len(reward) // 10)
-        before = f"{reward[:width].mean():.2f}" if len(reward) > 1 else ""
-        note = f"training reward, first and last {width} steps"
+        before, note = "", "training reward"
+        if len(reward) > 1:
+            before = f"{reward[:width].mean():.2f}"
+            note += f", first and last {'step' if width == 1 else f'{width} steps'}"
         tiles.append(Tile(before, f"{reward[-width:].mean():.2f}", note))
     if len(steps):
         _, seconds = run.metric("step_time")
         known = np.isfinite(seconds).any()
         time = f"{duration_text(float(np.nansum(seconds)))} in all" if known else "time not logged"
-        tiles.append(Tile("", f"{len(run.metrics)}", f"training steps, {time}"))
+        tiles.append(Tile("", f"{len(run.metrics)}", f"training step{'s' * (len(run.metrics) > 1)}, {time}"))
     return tiles
+
+
+def _scores(run: RunCurves) -> dict[str, list[Score]]:
+    """Return the scores of each benchmark; an evaluation without rows has none."""
+    with_rows = {name: [score for score in scores if score.num_problems] for name, scores in run.scores.items()}
+    return {name: scores for name, scores in with_rows.items() if scores}
 
 
 def _intervals(before: Score, after: Score) -> str:
@@ -160,9 +169,9 @@ def _intervals(before: Score, after: Score) -> str:
 
 
 def _score_table(runs: Sequence[RunCurves]) -> Markup | str:
-    rows = [_score_row(run.name, benchmark, scores) for run in runs for benchmark, scores in run.scores.items()]
+    rows = [_score_row(run.name, benchmark, scores) for run in runs for benchmark, scores in _scores(run).items()]
     if not rows:
-        return _PARTS.missing("No evaluation is stored with this run; `vlm-rl eval` or eval.every makes one.")
+        return _PARTS.missing("No evaluation with rows is stored; `vlm-rl eval` or eval.every makes one.")
     if len(rows) == 1 and len(runs) == 1:
         return ""  # the tiles say it all
     head = ["run", "benchmark", "problems", "first", "last", "change", "tokens"]
@@ -214,8 +223,7 @@ def _compared(runs: Sequence[RunCurves]) -> tuple[list[str], list[EvalResult]] |
 def _controls_section(runs: Sequence[RunCurves]) -> PageSection:
     cards = []
     for run in runs:
-        values = run.run.controls()
-        if values:
+        if values := _controls(run):
             rows = [
                 (text, percent_text(values[key]), values[key]) for key, text in _CONTROLS.items() if key in values
             ]
@@ -223,6 +231,18 @@ def _controls_section(runs: Sequence[RunCurves]) -> PageSection:
             cards.append(_PARTS.bars(rows, heading, sentences=control_sentences(values)))
     caption = "What the accuracy would be without looking, and without training."
     return PageSection("Controls", caption, Markup("").join(cards))
+
+
+def _controls(run: RunCurves) -> dict[str, float]:
+    """Return the controls that the page knows. Raises UserError for one that is no accuracy."""
+    values = {key: value for key, value in run.run.controls().items() if key in _CONTROLS}
+    for key, value in values.items():
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise UserError(
+                f"{run.run.path / 'controls.json'}: {key} is {value!r} and not a number in [0, 1]; "
+                "correct it, or remove the file"
+            )
+    return values
 
 
 def control_sentences(values: Mapping[str, float]) -> list[str]:

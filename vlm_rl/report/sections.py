@@ -57,8 +57,8 @@ def accuracy_section(runs: Sequence[RunCurves]) -> PageSection:
             held_out.append(_score_series(scores, curve_label(runs, run, benchmark), color))
     if len(runs) == 1:  # a colour per benchmark; with several runs a colour per run
         held_out = [replace(s, color=PALETTE[(1 + i) % len(PALETTE)]) for i, s in enumerate(held_out)]
-    options = {"percent": True}
-    figure = CurveFigure("Share of correct answers", train + held_out, "no rollouts, no evaluation", options=options)
+    needs, options = "no rollouts, no evaluation", {"percent": True}
+    figure = CurveFigure("Share of correct answers", train + held_out, needs, _who(runs), options)
     return PageSection(
         "Accuracy",
         "Curve: responses sampled for training. Points: the stored evaluations, with their 95 % interval.",
@@ -95,10 +95,10 @@ def length_section(runs: Sequence[RunCurves]) -> PageSection:
         cut.append(Series(run.name, x, y, color))
     tokens = {"y_title": "tokens", "from_zero": True}
     share = {"percent": True, "from_zero": True}
-    whole = CurveFigure("Length of a response: mean, and p10 to p90 as a band", mean, options=tokens)
+    whole = CurveFigure("Length of a response: mean, and p10 to p90 as a band", mean, runs=_who(runs), options=tokens)
     figures = [
-        CurveFigure("Length of correct and of other responses", split, options=tokens),
-        CurveFigure("Share cut at the token limit", cut, options=share),
+        CurveFigure("Length of correct and of other responses", split, runs=_who(runs), options=tokens),
+        CurveFigure("Share cut at the token limit", cut, runs=_who(runs), options=share),
     ]
     return PageSection(
         "Length",
@@ -116,7 +116,7 @@ def gradient_mass_section(runs: Sequence[RunCurves]) -> PageSection:
             early, late, labels = stretches
             title = "Gradient mass by length and sign of the advantage" + (f": {run.name}" if len(runs) > 1 else "")
             figures.append(card(title, embed(mass_bars(early, late, labels=labels), title)))
-    absent = [] if figures else [_PARTS.not_logged("Gradient mass", ["gradient_mass/…"], "this run")]
+    absent = [] if figures else [_PARTS.not_logged("Gradient mass", ["gradient_mass/…"], _who(runs))]
     return PageSection(
         "Gradient mass",
         "Which responses drive the update: the share of the summed |token weight × advantage| that falls on "
@@ -162,8 +162,12 @@ def difficulty_section(runs: Sequence[RunCurves]) -> PageSection | None:
     if not belief:
         return None
     figures = [
-        CurveFigure("Belief C, and the accuracy of each step", belief, ["hadw/belief"], options={"percent": True}),
-        CurveFigure("Mean weight Φ of a response with A ≠ 0", weights, ["hadw/weight_hard", "hadw/weight_easy"]),
+        CurveFigure(
+            "Belief C, and the accuracy of each step", belief, ["hadw/belief"], _who(runs), {"percent": True}
+        ),
+        CurveFigure(
+            "Mean weight Φ of a response with A ≠ 0", weights, ["hadw/weight_hard", "hadw/weight_easy"], _who(runs)
+        ),
     ]
     caption = (
         "HA-DW calls a prompt hard where its pass rate is below the belief, and easy otherwise. The belief should "
@@ -183,7 +187,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
     gap = "Gap to the sampler: mean |log-prob of learner − of sampler| per token"
     share = {"y_title": "of tokens", "percent": True, "from_zero": True}
     figures = [
-        CurveFigure("Clip fraction", clip, ["clip_ratio/…"], options=share),
+        CurveFigure("Clip fraction", clip, ["clip_ratio/…"], _who(runs), share),
         _metric_figure(runs, "entropy", "Entropy of the policy", y_title="nats per token"),
         _metric_figure(runs, "rollout/logprob_gap", gap, y_title="nats per token", log=True),
         _metric_figure(runs, "grad_norm", "Gradient norm before clipping", log=True),
@@ -192,7 +196,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
         curve_label(runs, run, f"{count:.0f}") for run in runs if math.isfinite(count := run.last("steps/skipped"))
     ]
     refused = "Optimizer steps refused by the gradient guard"
-    note = _REPORT.skipped_steps(skipped) if skipped else _PARTS.not_logged(refused, ["steps/skipped"], "this run")
+    note = _REPORT.skipped_steps(skipped) if skipped else _PARTS.not_logged(refused, ["steps/skipped"], _who(runs))
     return PageSection(
         "Updates",
         "These curves show whether the policy changes steadily, still explores, and agrees with the sampler.",
@@ -203,7 +207,7 @@ def updates_section(runs: Sequence[RunCurves]) -> PageSection:
 def time_section(runs: Sequence[RunCurves]) -> PageSection:
     """Return a table per run of the seconds that each phase of a step takes."""
     tables = [table for run in runs if (table := _time_table(run, heading=run.name if len(runs) > 1 else ""))]
-    absent = [] if tables else [_PARTS.not_logged("Time", ["timing/…"], "this run")]
+    absent = [] if tables else [_PARTS.not_logged("Time", ["timing/…"], _who(runs))]
     caption = (
         "Where a step's seconds go. Means are over all steps, so work that only some steps do, such as a save, "
         "counts with its average cost."
@@ -232,7 +236,11 @@ def every_metric_section(runs: Sequence[RunCurves]) -> PageSection:
 
 def _metric_figure(runs: Sequence[RunCurves], name: str, title: str, **options: Any) -> CurveFigure:
     series = [Series(run.name, *run.metric(name), color, smooth=True) for color, run in _colored(runs)]
-    return CurveFigure(title, series, [name], options=options)
+    return CurveFigure(title, series, [name], _who(runs), options)
+
+
+def _who(runs: Sequence[RunCurves]) -> str:
+    return "this run" if len(runs) == 1 else "these runs"
 
 
 def _colored(runs: Sequence[RunCurves]) -> list[tuple[str, RunCurves]]:
@@ -247,6 +255,11 @@ def curve_label(runs: Sequence[RunCurves], run: RunCurves, what: str) -> str:
 def percent_text(share: float) -> str:
     """Return a share in percent with one digit after the point."""
     return f"{100 * share:.1f} %"
+
+
+def count_of_steps(count: int) -> str:
+    """Return a number of steps in words."""
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def interval_text(score: Score) -> str:
