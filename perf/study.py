@@ -1,11 +1,11 @@
 """The tables and the picture of docs/study.md, from the recorded results of its studies.
 
     python perf/study.py                            # the tables, from docs/study/*.json
-    python perf/study.py --out docs/study.png --lengths docs/study_lengths.png      # and the pictures
+    python perf/study.py --out docs/study.png --lengths docs/study_lengths.png --controls docs/study_controls.png
     python perf/study.py --results runs/study       # the same of a study of one's own (make study)
 
-docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written, and
-docs/study/long.csv the mean lengths of its curves.csv.
+docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written, those of the long
+study's controls with the changes that docs/study.md names, and docs/study/long.csv the mean lengths of its curves.csv.
 """
 
 from __future__ import annotations
