@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm_rl.errors import UserError
-from vlm_rl.grading.code_grader import CodeGrader
+from vlm_rl.grading.code_grader import CodeGrader, with_header
 from vlm_rl.grading.code_rules import RULES
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.sandbox.functions import decode, encode
@@ -212,6 +212,41 @@ def test_values_that_a_program_wrote_by_itself_are_wrong(value: str) -> None:
         assert grader.judge([(source, {"tests": tests.packed()})]) == [
             ("wrong", "test 1 of 1: what it returned cannot be read")
         ]
+
+
+@pytest.mark.parametrize("caught", ["Exception", "BaseException"])
+def test_a_program_that_catches_the_end_of_its_time_is_wrong(caught: str) -> None:
+    wait = "import time\ndef f(seconds):\n    try: time.sleep(seconds)\n    except {}: pass\n    return seconds"
+    with CodeGrader(workers=1) as grader:
+        verdicts = {}
+        for seconds in (0.0, 2.0):
+            tests = CodeTests(function="f", inputs=[[seconds]], outputs=[seconds], rule="equal", seconds=1.0)
+            ((verdicts[seconds], reason),) = grader.judge([(wait.format(caught), {"tests": tests.packed()})])
+    assert verdicts == {0.0: "correct", 2.0: "wrong"} and "the time of one call is over" in reason
+
+
+HEADER = "from math import *"
+FUTURE = "from __future__ import annotations"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(sqrt(9))",
+        "# no from __future__ here\nprint(sqrt(9))",
+        f"x = '{FUTURE}'\nprint(sqrt(9))",
+        f"{FUTURE}\nprint(sqrt(9))",
+        f'"""A docstring."""\n# and\n\n{FUTURE}  # and\nfrom __future__ import division\nprint(sqrt(9))',
+        "from __future__ import (  # and\n    annotations,\n    division,\n)\nprint(sqrt(9))",
+        "from __future__ import annotations, \\\n    division\nprint(sqrt(9))",
+    ],
+)
+def test_a_benchmark_s_imports_come_before_the_program_but_behind_future_imports(program: str) -> None:
+    source = with_header(program, HEADER)
+    compile(source, "program", "exec")  # a future import behind another statement is a syntax error
+    assert source.index(HEADER) < source.index("print") and source.count(HEADER) == 1
+    assert source.replace(f"{HEADER}\n", "").replace("\n", "") == program.replace("\n", "")
+    assert with_header(program, "") == program
 
 
 def test_closing_ends_what_is_judged() -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from vlm_rl.grading.closed_form import parse_closed_form
 from vlm_rl.grading.decision import UndecidedError
 from vlm_rl.grading.grader import MAX_QUERIES, Grader, GradeTask, try_grade
+from vlm_rl.grading.latex import clean
 from vlm_rl.grading.limits import refuse_explosive, refuse_long
 from vlm_rl.templates import TEMPLATES
 
@@ -191,11 +193,25 @@ LURES = [
 @pytest.mark.parametrize("lure", LURES)
 def test_no_repeated_lure_runs_away(lure: str) -> None:
     """Repeat a text to the longest answer that is read at all, up to the symbolic queries."""
-    answer = (lure * 8000)[:7990]
-    for gold, kind, choices in (("x=2", "expression", ()), ("3:4", "list", ()), ("B", "choice", ("4 cm", "5 cm"))):
+    golds = (("x=2", "expression", ()), ("3:4", "list", ()), ("B", "choice", ("4 cm", "5 cm")))
+    # A bracket that is the wrong way round may begin an open interval.
+    for frame, (gold, kind, choices) in itertools.product(("{}", "]{}", "[{}["), golds):
+        answer = frame.format((lure * 8000)[:7990])
         task = GradeTask(rf"\boxed{{{answer}}} \boxed{{5}}", gold, kind, PLAIN, choices)  # type: ignore[arg-type]
         grade = try_grade(task, {}, {})
         assert grade is None or (grade.path != "fault" and not grade.correct)
+
+
+@pytest.mark.parametrize("text", ["]{0},{0}", "]{0},{0};[", "[{0},{0};[", "[x] {0},{0};["])
+def test_the_time_of_a_bracket_without_a_partner_is_linear(text: str) -> None:
+    """Twice the text takes about twice the time; a search of cubic time takes eight times as long."""
+
+    def seconds(size: int) -> float:
+        begun = time.process_time()
+        clean(text.format("a" * size))
+        return time.process_time() - begun
+
+    assert min(seconds(600) for _ in range(5)) < 5 * min(seconds(300) for _ in range(5))
 
 
 @pytest.mark.parametrize("status", ["timeout", "error"])

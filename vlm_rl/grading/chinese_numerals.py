@@ -1,4 +1,4 @@
-"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `1.5亿`, `三点五`, `三分之一`, `负七`."""
+"""Read numbers in Chinese: `五`, `一百零五`, `12万`, `1.5亿`, `三点五`, `三分之一`, `3分之1`, `负七`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse_chinese(text: str) -> Fraction | None:
 def _parse_positive(text: str) -> Fraction | None:
     below, share, above = text.partition("分之")
     if share:
-        parts = _parse_positive(above), _parse_positive(below)
+        parts = [parse_rational(part) if part.isdecimal() else _parse_positive(part) for part in (above, below)]
         return parts[0] / parts[1] if parts[0] is not None and parts[1] else None
     if match := _DIGITS_AND_SCALE.fullmatch(text):
         number = parse_rational(match[1])

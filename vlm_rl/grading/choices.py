@@ -22,7 +22,11 @@ _AFFIRMED = r"(?: is (?:correct|right|the (?:(?:correct|right|best|final) )?(?:a
 _LETTER = re.compile(rf"{_INTRODUCTION}?[(\[<]?([A-Za-z])[)\]>.:,!]*项?{_AFFIRMED}")
 _LETTER_AND_TEXT = re.compile(rf"{_INTRODUCTION}?[(\[]?([A-Za-z])(?:[)\].:,]+ ?|(?<=[A-Z]) (?:- )?)(.+)")
 _MARKED = re.compile(rf"{_INTRODUCTION}?(?:[(\[](?=[A-Za-z][)\]]))?([A-Za-z])[)\].:]+ ?(.+)")
-_DOUBT = re.compile(r"(?<![A-Za-z\\])(?:[A-J]|[a-j](?=[).])|or|wrong|incorrect|maybe|perhaps)(?![A-Za-z'])|[?或错]")
+# "No solution" and "Not enough information" are texts of options; "no, it is" and "not this" take the letter back.
+_DOUBT = re.compile(
+    r"(?<![A-Za-z\\])(?:[A-J]|[a-j](?=[).])|or|wrong|incorrect|maybe|perhaps)(?![A-Za-z'])|[?或错]"
+    r"|^(?i:no ?[,;:] ?[a-z]|not (?:this|that|it|so)(?![a-z]))"
+)
 _REASON = re.compile(r"[,;.]? (?:because|since) .*$", re.DOTALL)
 _TEXT_AND_LETTER = re.compile(r"(.+?) ?[(\[]([A-Z])[)\]]")
 _SEPARATOR = re.compile(r"[,;/+&\s\\]+|(?<=\))(?=\()")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ from vlm_rl.types import Verdict
 
 Judged = tuple[Verdict, str]  # with the reason, one sentence
 _SLACK = 1  # CPU seconds for the start of Python
+_FUTURE_IMPORT = re.compile(
+    r"^from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)[^\n]*|(?:\\\n|[^\n])*)", re.MULTILINE
+)
 
 
 class CodeGrader:
@@ -148,8 +152,11 @@ class CodeGrader:
 
 
 def with_header(program: str, header: str) -> str:
-    """Return a program after its benchmark's imports; one that begins with __future__ must keep its first line."""
-    return program if "from __future__" in program or not header else f"{header}\n{program}"
+    """Return a program with its benchmark's imports in front, but behind those from __future__."""
+    if not header:
+        return program
+    end = max((found.end() for found in _FUTURE_IMPORT.finditer(program)), default=0)
+    return "\n".join(part for part in (program[:end], header, program[end:]) if part)
 
 
 def shown(value: Any) -> str:

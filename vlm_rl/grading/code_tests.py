@@ -34,7 +34,7 @@ class CodeTests:
     header: str = ""  # comes before each program, as the benchmark's own imports do
     rule: str = "lines"  # a key of code_rules.RULES
     atol: float = 0.0  # of floats, for the rules of EvalPlus
-    seconds: float = 6.0  # CPU time of one test
+    seconds: float = 6.0  # of one test: CPU time where the program reads stdin, else by the clock
     memory_mib: int = 1024
 
     def __post_init__(self) -> None:

@@ -30,6 +30,8 @@ _SEMICOLON = frozenset(";")
 _OR = re.compile(r" ?,? or |\\(?:lor|vee)(?![A-Za-z])")
 _CONJUNCTION = re.compile(r" ?,? (?:and|or) |\\(?:lor|vee|land|wedge)(?![A-Za-z])")
 _NAME = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?(?= ?=)")  # x_{1} of x_{1} = 2
+_LONG_NAME = re.compile(r"(?:[A-Za-z]{1,20}|\\[a-z]{2,7})(?:_\{[A-Za-z0-9]\})?(?= ?=)")  # AB, Alice, \alpha
+_ROOT = re.compile(r"([tx-z])_\{[0-9]\}")  # x_1 and x_2 are two values of x
 _SUCH_THAT = re.compile(r"\\mid|[|:]")  # of \{x | x>2\}
 _MATRIX = re.compile(
     r"^[(\[]? ?\\begin ?\{(?:(?:[pbB]|small)?(?:matrix|array)|cases)\}(?: ?\{[clr| ]*\})? ?(.*?) ?"
@@ -91,7 +93,7 @@ def _flat_items(text: str) -> list[str]:
 
 def order_matters(gold: Collection, answer: Collection, answer_type: AnswerType) -> bool | None:
     """Return whether the items must come in the same order; None if the two kinds can never be equal."""
-    any_order = answer_type == "list" or gold.is_unordered
+    any_order = (answer_type == "list" or gold.is_unordered) and not _asks_by_name(gold, answer)
     if gold.kind == "set":
         return False if answer.kind in ("set", "bare") else None
     if gold.kind == "bare":
@@ -99,7 +101,8 @@ def order_matters(gold: Collection, answer: Collection, answer_type: AnswerType)
             return not (any_order or _names(gold) == _names(answer) != set())
         if any_order:
             return False if answer.kind in ("set", "bracket") else None
-        return True if answer.kind == "tuple" else None
+        in_order = ("tuple", "bracket") if answer_type == "list" else ("tuple",)
+        return True if answer.kind in in_order else None
     if (gold.kind, answer.kind) in (("tuple", "tuple"), ("bracket", "bracket")):
         return True
     if gold.kind == "interval":
@@ -126,6 +129,14 @@ def _names(collection: Collection) -> set[str]:
     """Return the names in `x=2, y=3`, or none unless every item has a name of its own."""
     names = {match.group() for item in collection.items if (match := _NAME.match(item))}
     return names if len(names) == len(collection.items) else set()
+
+
+def _asks_by_name(gold: Collection, answer: Collection) -> bool:
+    """Return whether the gold gives different names to its values and the answer names none: 2, 3 for x=2, y=3."""
+    labels = [match.group() for item in gold.items if (match := _LONG_NAME.match(item))]
+    names = {_ROOT.sub(r"\1", label) for label in labels}
+    is_named = gold.kind == "bare" and len(labels) == len(gold.items) and len(names) > 1
+    return is_named and not any(_LONG_NAME.match(item) for item in answer.items)
 
 
 def unmatched(golds: list[str], answers: list[str]) -> tuple[list[str], list[str]]:

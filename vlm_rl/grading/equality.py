@@ -34,6 +34,7 @@ from vlm_rl.grading.derivatives import name_derivatives
 from vlm_rl.grading.equations import (
     EQUALS,
     chain_agrees,
+    different_names,
     is_list,
     numbers_agree,
     ratio_terms,
@@ -204,6 +205,8 @@ class AnswerComparison(ValueComparison):
             return Decision(False, "ratio")
         if is_ratio:
             return compare(golds[-1], answers[-1])
+        if gold_label and answer_label and different_names(golds, answers):
+            return Decision(False, "equation")
         if gold_label and answer_label and chain_agrees(answers[1:]) and same_label(golds, answers):
             return self._decide(golds[-1], answers[-1])
         if len(golds) == len(answers) == 2 and same_curve(golds, answers):

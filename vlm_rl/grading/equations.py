@@ -20,6 +20,13 @@ _LABEL = re.compile(
     r"|[A-Za-z]{1,2}(?:_\{[0-9]\})?(?: ?[-+/] ?[A-Za-z]{1,2}(?:_\{[0-9]\})?){1,4}"  # the sum asked for: a+b
     r"|[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?(?: ?: ?[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?){1,4}"  # V_1:V_2
 )
+# What makes another number, or says that it is not this one. \frac{V_1}{V_2} and f(\frac{1}{2}) are labels.
+_NO_LABEL = re.compile(
+    r"\\frac(?!\{[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?\}\{[A-Za-z]{1,3}(?:_\{[A-Za-z0-9]\})?\})"
+    r"|\\(?:sqrt|log|ln|lg)(?![A-Za-z])|(?<![A-Za-z])(?i:not|never|cannot|unequal|wrong|incorrect)(?![A-Za-z])"
+)
+_ARGUMENTS = re.compile(r"(?<=[A-Za-z'}]) ?\([^()]*\)")
+_NAME = re.compile(r"[A-Z]{2,4}|[A-Z][a-z]+")  # AB, Alice
 _DESCRIPTION = re.compile(r"[A-Za-z]{2,}[A-Za-z. ]*|[A-Za-z]")
 # \log_{2} 8 and \lfloor 3.7 \rfloor, which name nothing
 _EVALUATION = re.compile(
@@ -61,7 +68,8 @@ def is_list(parts: list[str]) -> bool:
 
 def value_label(parts: list[str]) -> str | None:
     """Return the part in front of the first "=" if it only names the value, else None."""
-    return parts[0] if len(parts) > 1 and _LABEL.fullmatch(parts[0]) and not _is_number(parts[0]) else None
+    is_label = len(parts) > 1 and _LABEL.fullmatch(parts[0]) and not _NO_LABEL.search(_ARGUMENTS.sub("", parts[0]))
+    return parts[0] if is_label and not _is_number(parts[0]) else None
 
 
 def _is_number(text: str) -> bool:
@@ -69,6 +77,13 @@ def _is_number(text: str) -> bool:
     form = parse_closed_form(text)
     is_constant = form is not None and all(name.isdigit() for name in form.symbols)
     return is_constant or _EVALUATION.fullmatch(text) is not None
+
+
+def different_names(golds: list[str], answers: list[str]) -> bool:
+    """Return whether both labels are names of figures or people, and not the same: AB and BA are one segment."""
+    labels = golds[0], answers[0]
+    first, second = (min(label, label[::-1]) if label.isupper() else label for label in labels)
+    return first != second and all(map(_NAME.fullmatch, labels))
 
 
 def same_label(golds: list[str], answers: list[str]) -> bool:

@@ -2,9 +2,11 @@ r"""Read inequalities in one variable as intervals: `x>2`, `-1<2x\le 3`, `|x-1|<
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 
 from vlm_rl.grading.closed_form import parse_closed_form
 from vlm_rl.grading.latex import clean, outer_brackets, split_top_level
@@ -20,11 +22,14 @@ _VARIABLE = re.compile(r"[A-Za-z](?:_\{[A-Za-z0-9]\})?|\\(?:alpha|beta|theta|lam
 _ABSOLUTE = re.compile(r"\|([^|]+)\|")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_OR = re.compile(r" or |, ?or |\\(?:lor|vee)(?![A-Za-z])|(?<=[0-9}]), ?(?=[a-z] ?[<>])")
-_AND = re.compile(r" and |\\(?:land|wedge)(?![A-Za-z])")
+_OR = re.compile(r" or |, ?or |\\(?:lor|vee)(?![A-Za-z])")
+_AND = re.compile(r"(?: |, ?)and |\\(?:land|wedge)(?![A-Za-z])")
+_COMMA = re.compile(r", ?(?=[^,<>\\]{0,40}(?:[<>]|\\[lg]e(?![A-Za-z])))")  # between two inequalities
 _LESS = ("<", "\\le")
 _UNION = frozenset(["\\cup"])
 _COMMAS = frozenset(",;")
+_UNBOUNDED = ("(-\\infty", "\\infty)")
+_MAX_LISTED = 24  # inequalities between commas, of which each pair is compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +89,75 @@ def _distance(text: str) -> Intervals | None:
 
 
 def _inequalities(text: str) -> Intervals | None:
-    """Return the union of alternatives, each of one or two inequalities: `x<1 or x>3`, `x>1 and x<3`."""
+    """Return the union of alternatives, each of one or two inequalities: `x<1 or x>3`, `x>1 and x<3`.
+
+    A comma is an "and" between two half-lines that overlap, `x>1, x<3`, and an "or" between disjoint parts.
+    """
     parts: list[str] = []
     variables: set[str] = set()
     for alternative in _OR.split(text):
         pieces = _AND.split(alternative)
+        is_listed = len(pieces) == 1
+        if is_listed:
+            pieces = _COMMA.split(alternative)
         chains = [chain for piece in pieces if (chain := _chain(piece)) is not None]
-        if len(pieces) > 2 or len(chains) < len(pieces):
+        if len(chains) < len(pieces) or len(pieces) > (_MAX_LISTED if is_listed else 2):
             return None
         variables |= {chain[0] for chain in chains}
-        lows = [chain[1] for chain in chains if chain[1]]
-        highs = [chain[2] for chain in chains if chain[2]]
+        ends = [(low, high) for _, low, high in chains]
+        overlaps = [_overlap(*pair) for pair in combinations(ends, 2)] if is_listed else []
+        if None in overlaps:
+            return None
+        if is_listed and not any(overlaps):
+            parts += [f"{low or _UNBOUNDED[0]},{high or _UNBOUNDED[1]}" for low, high in ends]
+            continue
+        lows, highs = ([end for end in side if end] for side in zip(*ends, strict=True))
         if len(lows) > 1 or len(highs) > 1:
             return None
-        low, high = lows[0] if lows else "(-\\infty", highs[0] if highs else "\\infty)"
+        low, high = [*lows, _UNBOUNDED[0]][0], [*highs, _UNBOUNDED[1]][0]
         parts.append(f"{low},{high}")
     return Intervals(tuple(parts), variables.pop()) if len(variables) == 1 else None
+
+
+def _overlap(first: tuple[str, str], second: tuple[str, str]) -> bool | None:
+    """Return whether two ranges, as (lower end, upper end), have a number in common; None if that is not known."""
+    verdicts = [_leaves_room(low, high) for low, high in ((first[0], second[1]), (second[0], first[1]))]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _leaves_room(low: str, high: str) -> bool | None:
+    """Return whether a number is above `(1` and below `3]`; None if the bounds cannot be compared."""
+    if not low or not high:
+        return True
+    left, right = _size(low[1:]), _size(high[:-1])
+    if left is None or right is None:
+        return None
+    return left < right or (left == right and low[0] + high[-1] == "[]")
+
+
+def _size(text: str) -> Fraction | float | None:
+    r"""Return a bound to compare: exact if it is rational, else the float of a number such as 2\sqrt{3}."""
+    form = parse_closed_form(text)
+    if form is None:
+        return None
+    if (exact := form.as_rational()) is not None:
+        return exact
+    try:
+        above, below = (
+            sum(
+                float(factor) * math.prod(_float_of(name) ** power for name, power in monomial)
+                for monomial, factor in terms.items()
+            )
+            for terms in (form.numerator, form.denominator)
+        )
+        return above / below if math.isfinite(above) and math.isfinite(below) else None
+    except (ValueError, ArithmeticError):
+        return None
+
+
+def _float_of(symbol: str) -> float:
+    r"""Return the value of \pi, e or the root of a prime. Raises ValueError for other symbols."""
+    return {"\\pi": math.pi, "e": math.e}.get(symbol) or math.sqrt(int(symbol))
 
 
 def _chain(text: str) -> tuple[str, str, str] | None:

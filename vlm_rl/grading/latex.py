@@ -192,7 +192,9 @@ _SYSTEM = re.compile(
     r"|\\\{ ?\\begin ?\{array\} ?\{l+\} ?((?:[^&]|&(?==)){1,400}?) ?\\end ?\{array\}(?! ?\\\})"
 )
 _QUOTED = re.compile(r"^([`*_'\"]{1,3})([^`*_'\"]*)\1$")
-_ENDS = r"([^][(),;]*[0-9A-Za-z][^][(),;]*[,;][^][(),;]*[0-9A-Za-z][^][(),;]*)"
+# Each part may end in one place only: a part that leaves it open makes a bracket without a partner very expensive.
+_END = r"[^][(),;0-9A-Za-z]*[0-9A-Za-z][^][(),;]*"
+_ENDS = f"({_END}[,;]{_END})"
 _REVERSED_END = re.compile(r"^\]|\[$|\[ ?\\cup|\\cup ?\]")
 _REVERSED = tuple(
     (re.compile(pattern), replacement)

@@ -21,7 +21,7 @@ _UNIT_NAMES = {
     "dm": "dm decimeter decimetre", "km": "km kilometer kilometre", "nm": "nm nanometer nanometre",
     "um": "um micrometer micrometre micron", "ha": "ha hectare", "acre": "acre", "light year": "ly",
     "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
-    "g": "g gram gramme", "kg": "kg kilogram kilo", "mg": "mg milligram", "lb": "lb lbs pound", "oz": "oz ounce",
+    "g": "g gram gramme", "kg": "kg kilogram kilos", "mg": "mg milligram", "lb": "lb lbs pound", "oz": "oz ounce",
     "t": "tonne ton", "s": "s sec second", "min": "min minute", "h": "h hr hour", "ms": "ms millisecond",
     "day": "day", "week": "week", "month": "month", "year": "year yr",
     "L": "L liter litre", "mL": "mL ml milliliter millilitre", "cc": "cc", "gal": "gal gallon",
@@ -38,16 +38,26 @@ _UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.sp
 _COMPOUND = {"kph": "km/h", "kmph": "km/h", "mph": "mi/h", "mps": "m/s"}
 # Words that change the number in front of them, or say that it is not the answer: none of them is a unit.
 _MODIFIERS = """
-    or and not no if is was are be more less than least most about approx approximately dozen score gross lakh
-    crore quadrillion pi half halves quarter quarters fold doubled tripled halved times over plus minus below
-    above under off short fewer higher lower smaller greater larger bigger longer shorter unless except
-    excluding without exclusive never nothing unlikely impossible power exponent inverse reciprocal percentile
-    wrong incorrect mod modulo sqrt root sin cos tan log ln
-    exp to by of the remainder factorial choose base option choice undefined infinite infinity
-    negative positive true false yes with where for all any some maybe perhaps nor but either else
-    possibly probably versus vs ish so something oder und oppure sqr rounded around roughly near between even odd
+    or and not no if is was are be more less than least most about approx approximately score gross pi half halves
+    quarter quarters fold doubled tripled halved times over plus minus plusminus below above under off short fewer
+    higher lower smaller greater larger bigger longer shorter max maximum maximal min minimum minimal unless except
+    excluding without exclusive never nothing cannot neither unlikely impossible power exponent inverse wrong
+    incorrect invalid inaccurate mod modulo sqrt root sin cos tan log ln arcsin arccos arctan sinh cosh tanh cot csc
+    exp to by of the remainder choose base option choice undefined infinite infinity negative positive true false
+    yes with where for all any some maybe perhaps hardly guess unsure doubtful unknown nor but either else possibly
+    probably versus vs ish so something oder und oppure sqr rounded estimated around roughly near between even odd
+    twice thrice
 """
-_NOT_UNITS = frozenset(_MODIFIERS.split()) | COUNTING
+# Multiples, parts and functions of the number, which are none in the plural either. The zeros of 5 zeros are counted.
+_FACTORS = """
+    dozen lakh lac crore mln bln mil mill mille mio mrd bil tril milliard myriad googol quadrillion quintillion
+    sextillion septillion octillion nonillion decillion kilo mega giga tera peta milli micro nano pico centi deci
+    deca hecto permille permil permyriad percentage percentile bps basis reciprocal factorial
+"""
+_GROUPS = "pair couple duo trio triplet quartet quintet"  # 6 pairs are twelve, but 6 ordered pairs are six pairs
+_NOT_FIRST = {f"{word}{ending}" for word in _GROUPS.split() for ending in ("", "s")}
+_NOT_UNITS = COUNTING | {f"{word}s" for word in COUNTING - {"zero", "one"}} | frozenset(_MODIFIERS.split())
+_NOT_UNITS |= {f"{word}{ending}" for word in _FACTORS.split() for ending in ("", "s")}
 _NO_UNIT = frozenset(["unit", "units"])  # "12 square units" is 12, whatever the unit is
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _WORD = r"[A-Za-z]+(?:\^\{-?[0-9]\})?"
@@ -58,7 +68,7 @@ _DEGREE_TAIL = re.compile(
 )
 _ORDINAL_TAIL = re.compile(r"(?<=[0-9])(?:st|nd|rd|th)$")
 _PRIME_TAIL = re.compile(r"(?<=[0-9}]) ?(?P<primes>'{1,2}|\")$")  # arc minutes or feet, not the bare number
-_PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percent|percentage|per cent|pct)|प्रतिशत)$")
+_PERCENT_TAIL = re.compile(r" ?(?:%|(?<![A-Za-z])(?i:percents?|percentages?|per cent|pct)|प्रतिशत)$")
 _CHINESE_PERCENT_HEAD = re.compile("^百分之")
 _MONEY_HEAD = re.compile(r"^(?P<sign>-?) ?(?:US)? ?(?P<coin>\\dollar|[€£¥₹]|USD|EUR|GBP)(?![A-Za-z]) ?(?=[0-9.])")
 _MONEY_TAIL = re.compile(r"(?<=[0-9]) ?(?P<coin>\\dollar|[€£¥₹¢])$")
@@ -66,9 +76,11 @@ _MEASURED = re.compile(rf"({NUMBER}) ?(\^\\circ|'{{1,2}}|\"|[A-Za-z]+)\.?(?:[, ]
 _PART_OF_A_DEGREE = {"'": "min", "''": "s", '"': "s"}
 _BRACKETED_TAIL = re.compile(r"(?<=[0-9)}]) ?(?:\[ ?([A-Za-z/^{}0-9 ]{2,20}) ?\]|\( ?([A-Za-z/^{}0-9 ]{2,20}) ?\))$")
 # Chinese: a unit or a counted noun may follow, but no character that changes the number or puts it in doubt.
-_CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折"
+_CHINESE_MODIFIERS = "〇零一二三四五六七八九十百千万亿半多余几约以左右上下内外大小等或和与不是非无未负倍成折的错误"
+# Directly after the number: dozens, 10^12 (but not 兆帕, a megapascal), its root, absolute value, opposite, ...
+_CHINESE_FACTORS = "打|兆(?![帕瓦赫欧字])|[平立]方根|绝对值|相反数|倒数|阶乘"
 _CHINESE_TAIL = re.compile(
-    r"(?<=[0-9)}]) ?("
+    rf"(?<=[0-9)}}]) ?((?!{_CHINESE_FACTORS})"
     rf"(?:[平立]方|千(?=[克米瓦])|小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,4}}"
     rf"(?:/(?:小(?=时))?(?:(?![{_CHINESE_MODIFIERS}])[\u4e00-\u9fff]){{1,3}})?)$"
 )
@@ -178,9 +190,12 @@ def parse_unit(text: str, *, number_before: bool = True) -> Unit | None:
             unit = _known_unit(name)
             if unit is None:
                 words += 1
-                if not number_before or len(name) < 3 or name.lower() in _NOT_UNITS or words > 3:
+                unit = name.lower()
+                if not number_before or len(name) < 3 or unit in _NOT_UNITS or words > 3:
                     return None
-                unit = name.lower().removesuffix("s")
+                if words == 1 and unit in _NOT_FIRST:
+                    return None
+                unit = unit.removesuffix("s")
             exponents[unit] = exponents.get(unit, 0) + side * power * int(exponent.removesuffix("}") or 1)
             power, last = 1, unit
     names_a_unit = exponents or _NO_UNIT & {word.partition("^{")[0] for word in text.split()}

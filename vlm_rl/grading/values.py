@@ -50,9 +50,13 @@ class ValueComparison:
         if any(measures):
             return Decision(measures[0] == measures[1], "unit")
         wanted, given = split_quantity(gold), split_quantity(answer)
-        if wanted.unit and given.unit is None:  # `5m` may be a product, but not where metres are asked for
+        # `5m` may be a product, but not where the other side is in metres.
+        if wanted.unit and given.unit is None:
             spaced = split_quantity(_BEFORE_LETTER_UNIT.sub(" ", answer))
             given = spaced if spaced.unit == wanted.unit else given
+        elif given.unit and wanted.unit is None:
+            spaced = split_quantity(_BEFORE_LETTER_UNIT.sub(" ", gold))
+            wanted = spaced if spaced.unit == given.unit else wanted
         gold_unit = wanted.unit or (self._stated_unit() if is_whole else None)
         if gold_unit is not None and given.unit is not None and gold_unit != given.unit:
             return Decision(False, "unit")

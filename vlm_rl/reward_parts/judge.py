@@ -23,7 +23,9 @@ from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
 
 _PLACEHOLDER = re.compile(r"\{(question|answer|response|extracted)\}")
 _NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
-_SCORE = re.compile(rf"(?<![\w.])({_NUMBER})(?:\s*/\s*({_NUMBER}))?(?![\w])")
+# 7/10, **7** out of 10, 7 of a possible 10
+_OUT_OF = r"\**(?:\s*/\s*|\s+(?i:(?:out\s+)?of(?:\s+(?:an?|the|possible|maximum|total))*)\s+)\**"
+_SCORE = re.compile(rf"(?<![\w.])({_NUMBER})(?:{_OUT_OF}({_NUMBER}))?(?![\w])")
 _JSON_SCORE = re.compile(rf'"score"\s*:\s*({_NUMBER})\s*[,}}]')
 _YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 _IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"RIFF", "webp"))
@@ -40,7 +42,8 @@ class JudgeVerdict:
 def read_score(text: str, config: JudgeConfig) -> float | None:
     """Return the judge's score as 0 to 1, or None where the reply holds none between `lowest` and `highest`.
 
-    What a reasoning model writes before `</think>` is left out. In `8/10` the score is 8, if 10 is the highest.
+    What a reasoning model writes before `</think>` is left out. In `8/10` and `8 out of 10` the score is 8, if 10 is
+    the highest.
     """
     text = text.rpartition(END_THINK)[2]
     if config.parser == "yes_no":
