@@ -4,8 +4,9 @@
     python perf/study.py --out docs/study.png --lengths docs/study_lengths.png --controls docs/study_controls.png
     python perf/study.py --results runs/study       # the same of a study of one's own (make study)
 
-docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written (of the long
-study's controls with the changes that docs/study.md names), and docs/study/long.csv the mean lengths of its curves.csv.
+docs/study/NAME.json is the comparison.json that `vlm-rl study configs/studies/NAME.yaml` has written; those of the
+long study's controls were made with the changes that docs/study.md names. docs/study/long.csv has the mean lengths of
+its curves.csv.
 """
 
 from __future__ import annotations
