@@ -314,7 +314,10 @@ def test_what_is_printed_does_what_the_command_would(
     assert code == 0 and len(trains) == 18
     launch, moved = "torchrun --nproc-per-node 4 ", "'data.train=[/d/math]' 'data.eval=[/d/math500,/d/aime25,"
     assert all(line.startswith(launch) and moved in line for line in trains)
-    assert sum("--data /d/aime25 /d/amc23 " in line and line.endswith(" --samples 16") for line in lines) == 18 + 3
+    assert (
+        sum("--data /d/aime25 /d/amc23 " in line and line.endswith(" --samples 16 --temperature 1") for line in lines)
+        == 18 + 3
+    )
     assert f"vlm-rl paper hadw --ranks 4 --configs {CONFIGS} --data /d --table" in lines
 
     code, text = said("paper", "luspo-text", "--tiny", "--configs", CONFIGS)

@@ -173,6 +173,7 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
     for (has_programs, samples), names in kinds.items():
         command = ["eval", "--model", str(row.folder), "--data", *(str(data / name) for name in names)]
         command += ["--out", str(row.results), *limits[has_programs]]
-        command += [] if samples is None else ["--samples", str(samples)]
+        if samples is not None:
+            command += ["--samples", str(samples), "--temperature", "1"]  # greedy decoding gives one response
         steps.append(Step([*command, *engine, *extra], {*names} <= measured))
     return steps
