@@ -407,6 +407,7 @@ def test_the_whole_of_it_on_toy_data(tmp_path: Path, said: Callable[..., tuple[i
         ("luspo-text", "Qwen3-30B-A3B-Instruct-2507 LUSPO"),  # of two nodes, on divided engines
         ("ba", "Qwen3-1.7B DAPO token"),
         ("hadw", "Qwen3-4B-Base GRPO + HA-DW"),
+        ("hadw-ablations", "Qwen3-4B-Base HA-DW, belief 0.4"),  # of a file with changes
     ],
 )
 def test_a_row_of_every_other_paper_on_toy_data(
@@ -425,8 +426,9 @@ def test_a_row_of_every_other_paper_on_toy_data(
     for row in table["rows"]:
         assert [cell["ours"]["n"] for cell in row["cells"]] == [4] * len(paper.columns)
         assert {cell["ours"]["step"] for cell in row["cells"]} == {0 if row["rule"] == BASE else 2}
-    folder = out / Path(run.config).stem
-    trained, shipped = RunDirectory(folder).config(), load_config(CONFIGS / run.config)
+    shipped = load_config(CONFIGS / run.config, run.changes)
+    folder = out / Path(shipped.out).name
+    trained = RunDirectory(folder).config()
     assert trained.algorithm == shipped.algorithm and trained.reward.format == shipped.reward.format
     programs = [result.summary for result in RunDirectory(out / f"{folder.name}-eval").evals("livecodebench")]
     assert len(programs) == any(column.benchmark == "livecodebench" for column in paper.columns)
