@@ -32,7 +32,7 @@ def test_ranks_that_are_asked_for_different_things_do_not_start(tmp_path: Path, 
         [*torchrun, "bash", "-c", of_rank], env=clean_environment(), capture_output=True, text=True, timeout=200
     )
     assert done.returncode != 0
-    assert "vlm-rl: --max-tokens is 6 on rank 1 and 5 on rank 0: start every node with the same" in done.stderr
+    assert "vlm-rl: --max-tokens is '6' on rank 1 and '5' on rank 0: start every node with the same" in done.stderr
     assert done.stderr.count("Traceback") == 1, "torchrun's own"
     assert not (tmp_path / "out").exists()
 

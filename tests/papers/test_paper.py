@@ -276,7 +276,7 @@ def test_a_plan_names_every_download_and_every_command(
         assert f"{one.hub}: size {one.size}, licence {one.license}, revision {one.revision}" in text
         assert one.command in text
     for one in runs_of(name):
-        assert f"[to do] {one.command(8, num_nodes=one.run.num_nodes)}\n" in text
+        assert f"[to do] {one.command(8)}\n" in text
     # Programs are measured apart, and so is what the paper takes a number of responses of its own of.
     kinds = {(BENCHMARKS[column.benchmark].has_programs, column.samples) for column in paper.columns}
     evaluations = len(kinds) * (len(paper.runs) + len(paper.models))

@@ -184,7 +184,7 @@ def _check_images(path: Path, problems: Sequence[Problem]) -> None:
 
 def set_digests(paths: Sequence[str]) -> dict[str, str | None]:
     """Return path -> the checksum of its rows that preparation has recorded, None where it has not."""
-    return {path: read_manifest(path).get("sha256", {}).get("data.parquet") for path in paths}
+    return {path: _recorded_digest(path) for path in paths}
 
 
 def check_same_sets(run: Path, begun_with: Mapping[str, str | None], paths: Sequence[str]) -> None:
@@ -199,11 +199,15 @@ def check_same_sets(run: Path, begun_with: Mapping[str, str | None], paths: Sequ
 
 def _is_as_prepared(path: Path) -> bool:
     """Tell whether data.parquet has the checksum that the manifest records."""
-    recorded = read_manifest(path).get("sha256", {}).get("data.parquet")
+    recorded = _recorded_digest(path)
     if recorded is None:
         return False
     with (path / "data.parquet").open("rb") as file:
         return recorded == hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _recorded_digest(path: str | Path) -> str | None:
+    return read_manifest(path).get("sha256", {}).get("data.parquet")
 
 
 _MANIFEST: dict[str, type] = {

@@ -50,6 +50,7 @@ from vlm_rl.evaluation.resume import (
 from vlm_rl.evaluation.settings import SetSettings, check_options, choose_settings, run_of, split_note
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.checkpoint import verify_model
+from vlm_rl.run.configurations import check_same
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.manifest import MANIFEST, read_manifest
@@ -158,17 +159,9 @@ def _check_alike(options: argparse.Namespace) -> None:
 
     The newest revision of a model of the hub may be a different one there.
     """
-    words = {name: str(value) for name, value in vars(options).items() if name != "command"}
-    words["model"] = hub_name(options.model) or words["model"]
-    first, *others = all_gather(words)
-    for number, other in enumerate(others, start=1):
-        for name, ours in first.items():
-            if other[name] != ours:
-                pinned = ", and pin the revision of a model of the hub" if name == "model" else ""
-                raise UserError(
-                    f"--{name.replace('_', '-')} is {other[name]} on rank {number} and {ours} on rank 0: start every "
-                    f"node with the same command{pinned}"
-                )
+    words = {f"--{name.replace('_', '-')}": str(value) for name, value in vars(options).items() if name != "command"}
+    words["--model"] = hub_name(options.model) or words["--model"]
+    check_same(all_gather(words), what="command")
 
 
 def _answer(
@@ -368,8 +361,8 @@ def _refuse_another_model(out: Path, model: Path, origin: Origin) -> None:
 
 def _run_or_model(model: Path) -> Path:
     """Return the run whose checkpoint a model is, else the model itself."""
-    model = model.resolve()
-    return model.parent.parent if model.parent.name == "checkpoints" else model
+    run = run_of(model)
+    return model.resolve() if run is None else run.path
 
 
 def _begun_with(run: Path) -> Path | None:

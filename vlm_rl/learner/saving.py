@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from vlm_rl.config import CheckpointConfig
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data.sets import check_same_sets
 from vlm_rl.distributed import all_gather, barrier, from_main, rank, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
@@ -32,14 +33,18 @@ class NonFiniteError(RuntimeError):
     """Raised where a weight or an optimizer's state is NaN or infinite when a checkpoint is due."""
 
 
-def checkpoint_to_resume(run: RunDirectory, lock: RunLock) -> ResumePoint | None:
+def checkpoint_to_resume(run: RunDirectory, lock: RunLock, sets: Sequence[str]) -> ResumePoint | None:
     """Take the lock of the run, and return its newest checkpoint that verifies, or None where there is none yet.
 
-    Raises UserError where another process writes there, and where there are checkpoints of which none verifies.
+    Raises UserError where another process writes there, where there are checkpoints of which none verifies, and where
+    one of these training sets was prepared again.
     """
     lock.acquire()
     newest = recover(run.path / "checkpoints")
-    return (newest[0], newest[1].info) if newest else None
+    if newest is None:
+        return None
+    check_same_sets(run.path, newest[1].info.get("data", {}), sets)
+    return newest[0], newest[1].info
 
 
 def restore_learner(learner: Learner, folder: Path, state: Mapping[str, Any]) -> None:

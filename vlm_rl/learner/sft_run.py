@@ -20,7 +20,7 @@ from vlm_rl.config import SftConfig, load_sft_config
 from vlm_rl.data.model_folder import check_base_weights, check_context
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
-from vlm_rl.data.sets import check_same_sets, contaminated_sources, load_training_sets, set_digests
+from vlm_rl.data.sets import contaminated_sources, load_training_sets, set_digests
 from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts
@@ -109,9 +109,7 @@ class _SftRun:
 
     def _checkpoint(self) -> ResumePoint | None:
         check_unchanged(self.run.path, load_sft_config(self.run.open().path / SFT_CONFIG), self.config)
-        if checkpoint := checkpoint_to_resume(self.run, self.lock):
-            check_same_sets(self.run.path, checkpoint[1].get("data", {}), self.config.data.train)
-        return checkpoint
+        return checkpoint_to_resume(self.run, self.lock, self.config.data.train)
 
     def _check_model(self, path: Path) -> None:
         config = self.config

@@ -12,7 +12,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -82,6 +82,8 @@ def make_paper(name: str, *, stages: Sequence[Stage], setup: Setup) -> int:
         StoppedError, KeyboardInterrupt: after a signal; the same command continues.
     """
     paper = paper_of(name)
+    if setup.is_toy:  # a tiny model needs one machine
+        paper = replace(paper, runs=[replace(run, num_nodes=1) for run in paper.runs])
     runs = plan_runs(paper, setup.configs, setup.changes)
     if not stages:
         print_plan(paper, runs, setup)
@@ -108,8 +110,7 @@ def print_plan(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> None:
         for step in prepare_steps(paper, setup.data):
             _note(f"{_mark(step.done)} {step.shown(1)}")
     for paper_run in runs:
-        num_nodes = 1 if setup.is_toy else paper_run.run.num_nodes
-        _note(f"{_mark(is_finished(paper_run.planned))} {paper_run.command(setup.ranks, num_nodes=num_nodes)}")
+        _note(f"{_mark(is_finished(paper_run.planned))} {paper_run.command(setup.ranks)}")
     steps = _eval_steps(paper, runs, setup)
     for step in steps:
         _note(f"{_mark(step.done)} {step.shown(setup.ranks)}")
@@ -148,7 +149,7 @@ def _prepare(paper: Paper, _runs: Sequence[PlannedRun], setup: Setup) -> int:
 
 def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
     """Train what is missing on this machine; runs on several nodes are left to their own command."""
-    here = [paper_run for paper_run in runs if paper_run.run.num_nodes == 1 or setup.is_toy]
+    here = [paper_run for paper_run in runs if paper_run.run.num_nodes == 1]
     for paper_run in here:
         needed = (paper_run.planned.config.model.path, *paper_run.planned.config.data.train)
         if absent := [place for place in needed if not Path(place).is_dir()]:
@@ -161,7 +162,7 @@ def _train(paper: Paper, runs: Sequence[PlannedRun], setup: Setup) -> int:
         if paper_run not in here and not is_finished(paper_run.planned):
             _note(
                 f"{paper_run.run.title} takes {paper_run.run.num_nodes} nodes; start it on each: "
-                f"{paper_run.command(RANKS_OF_A_NODE, num_nodes=paper_run.run.num_nodes)}"
+                f"{paper_run.command(RANKS_OF_A_NODE)}"
             )
     return 1 if failed else 0
 

@@ -29,9 +29,9 @@ class PlannedRun:
     changes: Sequence[str]  # to it, as key=value
     planned: Planned
 
-    def command(self, ranks: int, *, num_nodes: int = 1) -> str:
+    def command(self, ranks: int) -> str:
         """Return the command that trains it by hand."""
-        return shown_command(["train", str(self.file), *self.changes], ranks, num_nodes=num_nodes)
+        return shown_command(["train", str(self.file), *self.changes], ranks, num_nodes=self.run.num_nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,7 @@ from vlm_rl.errors import UserError
 
 def changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
     """Return (dotted key, own value, the other's) where they differ; the hub's cache may be in different folders."""
-    first, second = own.model_dump(), other.model_dump()
-    for tree in (first, second):
-        tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
-    return [(key, _value_at(first, key), _value_at(second, key)) for key in changed_keys(first, second)]
+    return _differences(_comparable(own), _comparable(other))
 
 
 def fixed_changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
@@ -45,14 +42,29 @@ def check_alike(configs: Sequence[ConfigSection]) -> None:
 
     Its file may differ, and the newest revision of a model of the hub too.
     """
-    for rank, config in enumerate(configs):
-        if changed := changes(configs[0], config):
+    check_same([_comparable(config) for config in configs], what="configuration")
+
+
+def check_same(trees: Sequence[Mapping[str, Any]], *, what: str) -> None:
+    """Raise UserError, which calls them `what`, where the values of a rank are not those of rank 0."""
+    for rank, tree in enumerate(trees):
+        if changed := _differences(trees[0], tree):
             key, first, there = changed[0]
-            pinned = ", and pin the model's revision" if key == "model.path" else ""
+            pinned = ", and pin the model's revision" if key in ("model.path", "--model") else ""
             raise UserError(
                 f"{key} is {there!r} on rank {rank} and {first!r} on rank 0: start every node with the same "
-                f"configuration{pinned}; {len(changed)} of their keys differ"
+                f"{what}{pinned}; {len(changed)} of their keys differ"
             )
+
+
+def _comparable(config: ConfigSection) -> dict[str, Any]:
+    tree = config.model_dump()
+    tree["model"]["path"] = hub_name(tree["model"]["path"]) or tree["model"]["path"]
+    return tree
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    return [(key, _value_at(first, key), _value_at(second, key)) for key in changed_keys(first, second)]
 
 
 def _value_at(tree: Any, key: str) -> Any:

@@ -23,7 +23,7 @@ from vlm_rl.data.carry_over import FILE, GroupInProgress, load_groups, save_grou
 from vlm_rl.data.model_folder import check_base_weights, check_context, check_divides
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
-from vlm_rl.data.sets import check_same_sets, contaminated_sources, set_digests
+from vlm_rl.data.sets import contaminated_sources, set_digests
 from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
@@ -167,9 +167,7 @@ class Session:
 
     def _checkpoint(self) -> ResumePoint | None:
         check_resumable(self.run, self.config)
-        if checkpoint := checkpoint_to_resume(self.run, self.lock):
-            check_same_sets(self.run.path, checkpoint[1].get("data", {}), self.config.data.train)
-        return checkpoint
+        return checkpoint_to_resume(self.run, self.lock, self.config.data.train)
 
     def __enter__(self) -> Session:
         return self
