@@ -2,7 +2,7 @@
 
     python perf/hadw_theory.py                              # the tables
     python perf/hadw_theory.py --out docs/hadw_bias.png     # and the picture
-    vlm-rl eval --model M --data SET --samples 128 --temperature 1 --out RUN
+    vlm-rl eval --model M --data SET --samples 128 --temperature 1 --template plain --max-tokens 4096 --out RUN
     python perf/hadw_theory.py --run RUN                    # the same of real responses, as in figures 1b and 6
 
 A prompt that the policy solves with probability p gets G responses, each right (1) or wrong (0). The baseline is the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
 import os
@@ -435,6 +436,18 @@ def test_the_key_of_the_curves_says_which_runs_were_evaluated_only(tmp_path):
         assert said in page
 
 
+def test_hadw_has_curves_of_belief_and_weights_where_it_is_on(tmp_path):
+    """Every run logs a belief; without weights nothing used it."""
+    titles = ["HA-DW's belief", "HA-DW's weight, prompts below the belief", "HA-DW's weight, other prompts"]
+    for name, weights in (("off", {}), ("on", {"hadw/weight_hard": 1.5, "hadw/weight_easy": 1.1})):
+        run = build_run(tmp_path / name, steps=2, num_problems=2, metrics=False)
+        for step in (1, 2):
+            run.append_metrics(step, 1, {"hadw/belief": step / 4, **weights})
+        library = Library([run.path])
+        page = html.unescape(str(training_panel(library, PageStates(library).of(UrlState()).url, {})))
+        assert [title in page for title in titles] == [name == "on"] * 3
+
+
 def test_the_rollouts_of_each_run_can_be_read(tmp_path):
     library = Library([build_run(tmp_path / name, steps=2, num_problems=2).path for name in "ab"])
     states = PageStates(library)
@@ -575,9 +588,9 @@ def test_a_formula_on_its_own_lines_takes_the_blank_lines_around_it_along():
 
 @given(st.text(max_size=80))
 def test_no_text_becomes_markup(text):
-    for html in (formulas_html(text), value_html(text)):
-        assert {tag for tag, _ in Elements(html).elements} <= {"span"}
-        assert all(dict(attributes).keys() == {"class"} for _, attributes in Elements(html).elements)
+    for markup in (formulas_html(text), value_html(text)):
+        assert {tag for tag, _ in Elements(markup).elements} <= {"span"}
+        assert all(dict(attributes).keys() == {"class"} for _, attributes in Elements(markup).elements)
 
 
 def test_colours_stay_when_others_come_and_go():

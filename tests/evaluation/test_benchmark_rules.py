@@ -243,6 +243,8 @@ def test_edit_distance_by_hand() -> None:
         ("C) The red wheel is correct.\n\nIt turns with the green one.", ("C",)),
         ("**D.** fits best.\nThe row grows by one.", ("D",)),
         ("A) no\nB) yes\nI cannot tell which", ()),  # it lists them
+        ("C is not correct, D is.", ()),
+        ("D isn't, B is.", ()),
         ("A.5 is too large\nfor this", ()),
         ("", ()),
     ],

@@ -49,7 +49,7 @@ def all_runs() -> list[tuple[Paper, PlannedRun]]:
 
 
 def headline_runs() -> list[tuple[Paper, PlannedRun]]:
-    return [(paper, one) for paper, one in all_runs() if paper.key != "hadw-ablations"]
+    return [(paper, one) for paper, one in all_runs() if not one.run.changes and paper.key != "hadw-ablations"]
 
 
 def test_all_37_rows_resolve_plan_and_dry_run() -> None:
@@ -75,6 +75,25 @@ def test_rows_differ_in_what_their_names_say() -> None:
     assert weighted == {key for key in by_name if key[1].endswith("+ HA-DW")} and len(weighted) == 9
     polaris = {key for key, config in by_name.items() if config.data.train == ["data/polaris"]}
     assert polaris == {key for key in by_name if "Polaris" in key[1]} and len(polaris) == 6
+
+
+def test_the_text_runs_with_grpo_differ_from_those_with_gspo_in_the_algorithm_alone() -> None:
+    by_title = {one.run.title: one.planned.config.model_dump() for one in runs_of("luspo-text")}
+    for model in PAPERS["luspo-text"].models:
+        grpo, gspo = by_title[f"{model} GRPO"], by_title[f"{model} GSPO"]
+        assert grpo["algorithm"].pop("name") == "grpo" and gspo["algorithm"].pop("name") == "gspo"
+        assert Path(grpo.pop("out")).name == Path(gspo.pop("out")).name.replace("gspo", "grpo")
+        assert grpo == gspo
+
+
+def test_commands_for_the_figures_of_hadw_ask_as_its_runs_do() -> None:
+    """A model before training has no run: without them the template and limits would be those of vlm-rl eval."""
+    config = runs_of("hadw")[0].planned.config
+    page = (CONFIGS.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    commands = [words for words in re.findall(r"`(vlm-rl eval [^`]*)`", page) if "--samples" in words]
+    limits = f"--max-prompt-tokens {config.data.max_prompt_tokens} --max-tokens {config.rollout.max_tokens}"
+    assert len(commands) == 2
+    assert all(f" --template {config.data.template} {limits} " in command for command in commands)
 
 
 def test_every_ablation_of_hadw_changes_what_its_name_says_and_nothing_else() -> None:
@@ -237,17 +256,19 @@ def test_published_averages_lengths_and_differences_stand_beside_ours(
 
     paper = PAPERS["luspo-text"]
     rows = table_rows(paper, runs_of(paper.key), tmp_path)
-    for row, score, length in zip(rows[1:3], (0.25, 0.375), (100.0, 1400.0), strict=True):
+    assert [row.rule for row in rows[:4]] == [BASE, "GRPO", "GSPO", "LUSPO"]
+    for row, score, length in zip(rows[2:4], (0.25, 0.375), (100.0, 1400.0), strict=True):
         results = RunDirectory(row.results)
         results.path.mkdir(parents=True)
-        for column in paper.columns:
-            results.write_eval(column.folder, 3, [], summary(score, mean_length=length))
+        for column in paper.columns:  # the published lengths are of AIME24
+            own = length if column.benchmark == "aime24" else 7.0
+            results.write_eval(column.folder, 3, [], summary(score, mean_length=own))
     table = make_table(paper, rows)
     text = as_markdown(table)
     assert "| Qwen2.5-7B | LUSPO - GSPO | MATH500 | +7.4 / +12.5 |" in text
     assert "| Qwen3-30B-A3B-Instruct-2507 | LUSPO - GSPO | AIME24 | +6.9 / not measured |" in text
     assert "| no source / 37.5 | 3,940 / 1,400 |" in text and "| no source / 25.0 | 2,611 / 100 |" in text
-    assert "(n 8, 1,400 tokens)" in text and "public summaries" in text
+    assert "(n 8, 1,400 tokens)" in text and "(n 8, 7 tokens)" in text and "mean length, AIME24" in text
     assert table["rows"][-1]["cells"][2] == {"published": 76.3, "ours": None}
 
 
@@ -315,7 +336,10 @@ def test_what_is_printed_does_what_the_command_would(
     launch, moved = "torchrun --nproc-per-node 4 ", "'data.train=[/d/math]' 'data.eval=[/d/math500,/d/aime25,"
     assert all(line.startswith(launch) and moved in line for line in trains)
     assert (
-        sum("--data /d/aime25 /d/amc23 " in line and line.endswith(" --samples 16 --temperature 1") for line in lines)
+        sum(
+            "/d/aime25 /d/amc23 " in line and line.endswith(" --samples 16 --temperature 1 --top-p 1")
+            for line in lines
+        )
         == 18 + 3
     )
     assert f"vlm-rl paper hadw --ranks 4 --configs {CONFIGS} --data /d --table" in lines

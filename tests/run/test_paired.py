@@ -41,8 +41,21 @@ def test_a_pair_by_hand() -> None:
     assert compared.difference == pytest.approx(2 / 6)
     assert compared.p_value == 2 * (1 + 4) / 16
     assert (compared.length_a, compared.length_b) == (10.0, 14.0)
+    assert compared.length_interval == (4.0, 4.0)
     low, high = compared.interval
     assert low <= compared.difference <= high and low < 0  # four changes prove nothing
+
+
+def test_a_pair_of_lengths_by_hand() -> None:
+    """Differences of 2, 4 and 6 tokens: 4 +- 4.303 x 2 / sqrt(3). A problem without a length takes no part."""
+    lengths = ((10, 12), (10, 14), (10, 16), (None, 500), (900, None))
+    a, b = ({f"p{i}": ProblemScore(1.0, pair[side], "") for i, pair in enumerate(lengths)} for side in (0, 1))
+    compared = pair(a, b)
+    assert compared is not None and (compared.n, compared.length_a, compared.length_b) == (5, 10.0, 14.0)
+    half = 4.302653 * 2 / math.sqrt(3)
+    assert compared.length_interval == pytest.approx((4 - half, 4 + half), abs=1e-5)
+    alone = pair({"p0": a["p0"]}, {"p0": b["p0"]})
+    assert alone is not None and alone.length_interval is None and alone.length_b == 12.0
 
 
 def test_pairing_is_sharper_than_two_scores() -> None:
@@ -102,7 +115,7 @@ def test_the_command_compares_everything_with_the_first(tmp_path: Path, capsys: 
     assert (second["score_b"], second["length_b"]) == (1.0, None)
     assert [row["cells"]["set"]["accuracy"] for row in tree["table"]] == [0.5, 0.75, 1.0]
     printed = capsys.readouterr().out
-    assert "50.0 -> 75.0: +25.0 points" in printed and "length 5.0 -> 9.0 tokens" in printed
+    assert "50.0 -> 75.0: +25.0 points" in printed and "length 5.0 -> 9.0 tokens: +4.0 [+4.0, +4.0]" in printed
     assert "better on 2, worse on 1 problems, exact sign test p = 1" in printed
 
 

@@ -170,7 +170,7 @@ def _by_facet(a: Scores, b: Scores, facet: Facet, *, benchmark: str) -> dict[str
         changes |= by_category(having[value], b)
     if not changes:
         raise UserError(f"--data has no problem of {benchmark} in common with what is compared; give the set of it")
-    print("\n".join([f"  by {facet.name}", *(f"    {key}: {_line(change)}" for key, change in changes.items())]))
+    print("\n".join([f"  by {facet.name}", *(_part_line(key, change) for key, change in changes.items())]))
     return changes
 
 
@@ -189,7 +189,7 @@ def _by_pass_rate(a: Scores, b: Scores, rates: PassRates, *, benchmark: str) -> 
         )
     changes = {key: changes[key] for key in ("hard", "medium", "easy") if key in changes}
     lines = [f"  by the pass rate of {rates.name}: hard below 1/3, easy above 2/3"]
-    lines += [f"    {key}: {_line(change)}" for key, change in changes.items()]
+    lines += [_part_line(key, change) for key, change in changes.items()]
     if missing := sum(name in b and name not in known for name in a):
         lines.append(f"    not split: {missing} problem{'s' * (missing > 1)} without a pass rate")
     if rates.is_compared:
@@ -321,7 +321,7 @@ def _paired_text(
         f"\n{names[0]}: {names[2]} minus {names[1]}",
         *(f"  {name} {_line(paired)}" for name, paired in scores.items()),
         f"  better on {whole.won}, worse on {whole.lost} problems, exact sign test p = {whole.p_value:.3g}",
-        f"  length {_length(whole.length_a)} -> {_length(whole.length_b)} tokens",
+        f"  {_length_line(whole)}",
     ]
     if other:
         lines.append(f"  not asked or judged alike: different {', '.join(other)}")
@@ -330,7 +330,7 @@ def _paired_text(
     if len(parts) > _MOST_LINES:
         lines.append(f"  {len(parts)} categories: --json has them")
     elif len(parts) > 1:
-        lines += [f"    {category or '-'}: {_line(part)}" for category, part in parts.items()]
+        lines += [_part_line(category or "-", part) for category, part in parts.items()]
     return "\n".join(lines)
 
 
@@ -342,5 +342,15 @@ def _line(paired: Paired) -> str:
     )
 
 
-def _length(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f}"
+def _part_line(name: str, paired: Paired) -> str:
+    return f"    {name}: {_line(paired)}, {_length_line(paired)}"
+
+
+def _length_line(paired: Paired) -> str:
+    if paired.length_a is None or paired.length_b is None:
+        return "length unknown"
+    means = f"length {paired.length_a:.1f} -> {paired.length_b:.1f} tokens"
+    if paired.length_interval is None:
+        return means
+    low, high = paired.length_interval
+    return f"{means}: {paired.length_b - paired.length_a:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -83,10 +83,11 @@ def _memory_table(plan: DryRun, *, samples: bool, card: float | None) -> Table:
         table.add_row("optimizer", _gib(m.optimizer), "in host memory, where DeepSpeed takes the step")
     else:
         table.add_row("optimizer", _gib(m.optimizer), "divided" if stage >= 1 else "whole on every rank")
+    images = f" with {row_images(plan.config)} images" if "tower" in plan.num_parameters_of else ""
     table.add_row(
         "activations",
         _gib(m.activations),
-        f"estimate: a row of {row_tokens(plan.config):,} tokens with {row_images(plan.config)} images, "
+        f"estimate: a row of {row_tokens(plan.config):,} tokens{images}, "
         f"{'with' if checkpointing else 'without'} gradient checkpointing, "
         f"{'patched' if plan.is_patched else 'unpatched'} layers",
     )

@@ -75,6 +75,7 @@ class Paper:
     averages: Mapping[tuple[str, str], float] = field(default_factory=dict)  # as printed
     has_own_average: bool = True  # whether its columns are those of the published averages
     lengths: Mapping[tuple[str, str], float] = field(default_factory=dict)  # mean tokens of a response
+    lengths_of: str = ""  # the benchmark that these are of; "" for all columns
     gains: Sequence[PublishedGain] = ()
 
     @property
@@ -146,16 +147,24 @@ LUSPO_TEXT = Paper(
     title="LUSPO, text",
     arxiv="2602.05261",
     runs=[
-        *(PaperRun("Qwen2.5-7B", rule.upper(), f"papers/luspo/qwen2.5_7b_{rule}.yaml") for rule in ("gspo", "luspo")),
-        *(
-            PaperRun(_MIXTURE, rule.upper(), f"papers/luspo/qwen3_30b_a3b_{rule}.yaml", num_nodes=2)
-            for rule in ("gspo", "luspo")
-        ),
+        run
+        for model, stem, num_nodes in (("Qwen2.5-7B", "qwen2.5_7b", 1), (_MIXTURE, "qwen3_30b_a3b", 2))
+        for run in (
+            PaperRun(
+                model,
+                "GRPO",
+                f"papers/luspo/{stem}_gspo.yaml",
+                num_nodes,
+                changes=["algorithm.name=grpo", f"out=runs/papers/luspo/{stem}_grpo"],
+            ),
+            PaperRun(model, "GSPO", f"papers/luspo/{stem}_gspo.yaml", num_nodes),
+            PaperRun(model, "LUSPO", f"papers/luspo/{stem}_luspo.yaml", num_nodes),
+        )
     ],
     columns=_text_columns("amc23", "aime24", "aime25", "math500"),
     training_sets=["dapo_math"],
-    source="public summaries of arXiv 2602.05261, not its tables; the lengths are of its validation, on a set that "
-    "they do not name",
+    source="public summaries of arXiv 2602.05261, not its tables, without numbers of GRPO; the lengths are of its "
+    "validation, for which the authors' repository names AIME 2024 alone",
     differs=[
         _HARNESS,
         "which Qwen3-30B-A3B-Instruct the paper means is our reading: the one of July 2025",
@@ -168,6 +177,7 @@ LUSPO_TEXT = Paper(
         (_MIXTURE, "GSPO"): 6757,
         (_MIXTURE, "LUSPO"): 11014,
     },
+    lengths_of="aime24",
     gains=[
         PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "aime24", 2.9),
         PublishedGain("Qwen2.5-7B", "LUSPO", "GSPO", "aime25", 2.7),
@@ -214,7 +224,9 @@ BA = Paper(
 
 _HADW_COLUMNS = _text_columns("math500", "aime25", "amc23", "minerva", "olympiadbench", aime25=16, amc23=16)
 _HADW_DIFFERS = [
-    "the paper asks for the answer after each question, here the system prompt of the template plain does",
+    "the authors' repository ends each question with \"Let's think step by step and output the final answer within "
+    '\\boxed{}."; here the system prompt of the template plain asks, in words of ours',
+    "the 16 responses to a problem of AIME25 and AMC23 are the paper's, their temperature and top-p of 1 ours",
     "what HA-DW leaves open is ours (docs/algorithms/hadw.md)",
     "one seed for each rule",
 ]

@@ -174,6 +174,7 @@ def eval_steps(paper: Paper, row: TableRow, data: Path, extra: Sequence[str] = (
         command = ["eval", "--model", str(row.folder), "--data", *(str(data / name) for name in names)]
         command += ["--out", str(row.results), *limits[has_programs]]
         if samples is not None:
-            command += ["--samples", str(samples), "--temperature", "1"]  # greedy decoding gives one response
+            # Greedy decoding gives one response; the protocol's top-p is that of another paper.
+            command += ["--samples", str(samples), "--temperature", "1", "--top-p", "1"]
         steps.append(Step([*command, *engine, *extra], {*names} <= measured))
     return steps

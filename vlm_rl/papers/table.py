@@ -32,6 +32,7 @@ def make_table(paper: Paper, rows: Sequence[TableRow], *, note: str = "") -> dic
         "differs": list(paper.differs),
         "columns": [column.title for column in paper.columns],
         "has_own_average": paper.has_own_average,
+        "lengths_of": next((column.title for column in paper.columns if column.benchmark == paper.lengths_of), ""),
         "rows": [_row(paper, row) for row in rows],
         "gains": [_gain(paper, gain, rows) for gain in paper.gains],
     }
@@ -41,7 +42,11 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
     """Return a row's cells with their means: the published one as printed, else that of the published cells."""
     cells = [_cell(paper, row, column) for column in paper.columns]
     ours = [cell["ours"] or {} for cell in cells]
-    of_whole_sets = [result for result, column in zip(ours, paper.columns, strict=True) if column.facet is None]
+    with_length = [
+        result
+        for result, column in zip(ours, paper.columns, strict=True)
+        if (column.benchmark == paper.lengths_of if paper.lengths_of else column.facet is None)
+    ]
     key = (row.model, row.rule)
     mean = _mean([cell["published"] for cell in cells])
     return {
@@ -54,7 +59,7 @@ def _row(paper: Paper, row: TableRow) -> dict[str, Any]:
         },
         "mean_length": {
             "published": paper.lengths.get(key),
-            "ours": _mean([result.get("mean_length") for result in of_whole_sets]),
+            "ours": _mean([result.get("mean_length") for result in with_length]),
         },
     }
 
@@ -117,14 +122,15 @@ def _percent(share: float | None) -> float | None:
 
 def as_markdown(table: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
-    head = ["model", "rule", *table["columns"], "average", "mean length"]
+    of = table["lengths_of"]
+    head = ["model", "rule", *table["columns"], "average", f"mean length{of and f', {of}'}"]
     lines = [f"# {table['paper']} (arXiv {table['arxiv']})", ""]
     lines += [f"**{table['note']}.**", ""] if table["note"] else []
     lines += [f"Published: {table['published']}.", ""]
     lines += [
         "A cell is published / ours, in percent, with our 95 % interval over the problems, their number, and the "
         "mean length of our responses in tokens where all of a set's problems count. Our average is of the row's "
-        "cells, our mean length of those with a length.",
+        f"cells, our mean length of {f'{of} alone' if of else 'those with a length'}.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

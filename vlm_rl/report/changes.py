@@ -35,7 +35,11 @@ class Change:
         what = f"rises by {points}" if low > 0 else f"falls by {points}" if high < 0 else "may not have changed"
         lengths = ""
         if p.length_a is not None and p.length_b is not None:
-            lengths = f" Responses have {p.length_b:.0f} tokens on average, against {p.length_a:.0f}."
+            lengths = f" Responses have {p.length_b:.0f} tokens on average, against {p.length_a:.0f}"
+            if p.length_interval is not None:
+                shortest, longest = p.length_interval
+                lengths += f" ({p.length_b - p.length_a:+.0f}, 95 % interval {shortest:+.0f} to {longest:+.0f})"
+            lengths += "."
         return (
             f"{self.benchmark}, {self.who}: accuracy {what} ({100 * p.difference:+.1f} points, 95 % interval "
             f"{low:+.1f} to {high:+.1f}; {p.n:,} problems, {p.won:,} won, {p.lost:,} lost).{lengths}"

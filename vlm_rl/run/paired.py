@@ -37,8 +37,9 @@ class Paired:
     won: int  # problems on which B is better
     lost: int
     p_value: float  # exact two-sided sign test on won against lost
-    length_a: float | None
+    length_a: float | None  # mean tokens of a response, over the problems of which both are known
     length_b: float | None
+    length_interval: tuple[float, float] | None  # 95 %, of B's minus A's; None for fewer than two problems
     only_a: int  # problems that the other does not have: not compared
     only_b: int
 
@@ -52,6 +53,9 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired
     score_b = np.array([b[name].score for name in both])
     difference_P = score_b - score_a
     change = estimate(difference_P, bounds=(-1, 1))
+    lengths = [(a[name].length, b[name].length) for name in both]
+    length_P2 = np.array([pair for pair in lengths if None not in pair], dtype=np.float64).reshape(-1, 2)
+    longer = estimate(length_P2[:, 1] - length_P2[:, 0])
     return Paired(
         n=len(both),
         score_a=float(score_a.mean()),
@@ -61,8 +65,9 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired
         won=int((difference_P > 0).sum()),
         lost=int((difference_P < 0).sum()),
         p_value=sign_test(int((difference_P > 0).sum()), int((difference_P < 0).sum())),
-        length_a=_mean_length([a[name] for name in both]),
-        length_b=_mean_length([b[name] for name in both]),
+        length_a=float(length_P2[:, 0].mean()) if len(length_P2) else None,
+        length_b=float(length_P2[:, 1].mean()) if len(length_P2) else None,
+        length_interval=(longer.low, longer.high) if longer.has_interval else None,
         only_a=len(a) - len(both),
         only_b=len(b) - len(both),
     )
@@ -96,8 +101,3 @@ def problem_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, ProblemScore]
             category=samples[0].get("category") or "",
         )
     return scores
-
-
-def _mean_length(problems: Sequence[ProblemScore]) -> float | None:
-    known = [problem.length for problem in problems if problem.length is not None]
-    return sum(known) / len(known) if known else None

@@ -16,7 +16,7 @@ _CLOSING = re.compile(
 )
 _LETTERS = re.compile(
     r"(?![AI]\s+(?!and\b)[a-z])"  # "A circle" and "I am" name none
-    r"[(\[*]*([A-I])[)\]*.:]*(?:\s*(?:,|and|&)\s*[(\[*]*([A-I])[)\]*.:]*)*(?![A-Za-z'])"
+    r"[(\[*]*([A-I])[)\]*.:]*(?:\s*(?:,|and|&)\s*[(\[*]*([A-I])[)\]*.:]*)*(?![A-Za-z']|\s+(?:is|are)(?:\s+not\b|n't\b))"
 )
 _ONE_LETTER = re.compile(r"(?<![A-Za-z])([A-I])(?![A-Za-z'])")
 _MARKED = re.compile(r"\(([A-I])\)")
