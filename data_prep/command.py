@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.data_prep.generic import GenericSet
     from vlm_rl.data_prep.options import Options
+    from vlm_rl.data_prep.preparation import PrepareReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     filters = parser.add_argument_group("filters")
     filters.add_argument("--strict", action="store_true", help="stop at the first bad row instead of counting it")
     filters.add_argument("--limit", type=int, help="keep at most this many rows")
+    filters.add_argument(
+        "--hold-out", type=float, default=0.0, metavar="SHARE", help="of the problems, for a second set SET-held-out"
+    )
     filters.add_argument("--min-pass-rate", type=float, default=0.0, help="rows without a rate are kept")
     filters.add_argument("--max-pass-rate", type=float, default=1.0, help="rows without a rate are kept")
     filters.add_argument("--exclude-types", nargs="*", default=[], metavar="TYPE", help="answer types")
@@ -87,6 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--dry-run: a mix has no examples of its own; prepare it without")
         print(mix_sets(Path(arguments.path), out))
         return
+    from vlm_rl.data_prep.partial_set import check_absent
     from vlm_rl.data_prep.preparation import check_arguments, prepare
     from vlm_rl.grading.grader import Grader
 
@@ -105,19 +110,29 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print("dry run: nothing was written")
         return
+    parts = {out: options}
+    if options.hold_out:
+        parts[out.with_name(f"{out.name}-held-out")] = replace(options, is_held_out=True)
+    for folder in parts:
+        check_absent(folder)
     with Grader() as grader:
-        report = prepare(
-            source,
-            path,
-            out,
-            options,
-            gold_check=grader.verifies_itself,
-            count_tokens=count_tokens,
-            counted_with=counted_with,
-            revision=revision,
-            mapping=mapping,
-            workers=arguments.workers,
-        )
+        for folder, part in parts.items():
+            report = prepare(
+                source,
+                path,
+                folder,
+                part,
+                gold_check=grader.verifies_itself,
+                count_tokens=count_tokens,
+                counted_with=counted_with,
+                revision=revision,
+                mapping=mapping,
+                workers=arguments.workers,
+            )
+            _print_counts(folder, report)
+
+
+def _print_counts(out: Path, report: PrepareReport) -> None:
     dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
     reused = f"; {report.shards_reused} shards were finished already" if report.shards_reused else ""
     print(f"{out}: {report.rows_in} rows in, {report.kept} kept, dropped: {dropped}{reused}")
@@ -170,7 +185,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     """Return the checked options of the command line."""
     from vlm_rl.data_prep.options import Options
 
-    values: dict[str, Any] = {field.name: getattr(arguments, field.name) for field in fields(Options)}
+    names = [field.name for field in fields(Options) if field.name in arguments]
+    values: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     if values["patch_size"] is None:
         values["patch_size"] = Options().patch_size
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}

@@ -39,6 +39,8 @@ class Options:
     keep_duplicates: bool = False
     against: tuple[Path, ...] = ()  # prepared benchmarks that no training row may share text or images with
     keep_overlap: bool = False  # count the rows that do, but keep them
+    hold_out: float = 0.0  # share of the problems that are for a second set
+    is_held_out: bool = False  # this is the second set
     seed: int = 0  # of the report's random examples
 
     @property
@@ -53,6 +55,10 @@ class Options:
         self.grid.check()
         if self.limit is not None and self.limit < 1:
             raise UserError(f"--limit {self.limit}: keep at least one row")
+        if not 0 <= self.hold_out < 1:
+            raise UserError(
+                f"--hold-out {self.hold_out}: give a share of the problems from 0 to below 1, such as 0.1"
+            )
         if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             raise UserError(
                 f"--min-pass-rate {self.min_pass_rate} and --max-pass-rate {self.max_pass_rate}: "

@@ -14,6 +14,12 @@ from typing import IO, Any
 from vlm_rl.errors import UserError
 
 
+def check_absent(out: Path) -> None:
+    """Raise UserError where the set exists already."""
+    if out.exists():
+        raise UserError(f"{out}: already exists; choose a different folder or remove it")
+
+
 class HopelessError(UserError):
     """The same call would fail again, so its finished shards are of no use."""
 
@@ -43,8 +49,7 @@ class PartialSet:
         self.build.rename(self.out)
 
     def __enter__(self) -> PartialSet:
-        if self.out.exists():
-            raise UserError(f"{self.out}: already exists; choose a different folder or remove it")
+        check_absent(self.out)
         self._made = [parent for parent in self.out.absolute().parents if not parent.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -90,6 +90,16 @@ def test_a_dry_run_of_the_recipe_for_7b_passes(written, tmp_path: Path, capsys) 
     assert cli.main(["train", str(tmp_path / "recipe.yaml"), "--dry-run", "--ranks", "8"]) == 0
 
 
+def test_a_recipe_for_four_nodes_starts_on_each_of_them(written, tmp_path: Path, capsys) -> None:
+    """An update has two prompts for each of the 32 ranks, as one of 16 has for eight."""
+    config = written("--model", SEVEN_B, "--gpus", "32", "--gpu-memory", "80", "--nodes", "4")
+    said = capsys.readouterr().out
+    command = "torchrun --nproc-per-node 8 --shutdown-timeout 3600 --nnodes 4 --rdzv-backend c10d "
+    for text in (said, (tmp_path / "recipe.yaml").read_text()):
+        assert command in text and "--dry-run --ranks 32\n" in text and "32 GPUs with 80 GB on 4 nodes" in text
+    assert (config.rollout.prompts_per_step, config.train.mini_batch_prompts) == (128, 64)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -97,6 +107,7 @@ def test_a_dry_run_of_the_recipe_for_7b_passes(written, tmp_path: Path, capsys) 
         (["--model", "models/Nobody-9B", "--gpus", "1"], ["models/Nobody-9B", "download the model there first"]),
         (["--model", SEVEN_B, "--data", "nowhere"], ["nowhere", "vlm-rl prepare"]),
         (["--model", SEVEN_B, "--gpus", "-1"], ["--gpus -1"]),
+        (["--model", SEVEN_B, "--gpus", "30", "--nodes", "4"], ["--nodes 4 --gpus 30"]),
     ],
 )
 def test_what_cannot_be_written(tmp_path: Path, capsys, arguments: list[str], words: list[str]) -> None:

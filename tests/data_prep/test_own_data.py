@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.helpers.images import plain_png
 from tests.helpers.own_data import ANSWERS, FORMS, IMAGES, QUESTIONS
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl import cli
@@ -200,6 +201,31 @@ def test_the_command_prints_mapping_and_three_examples(said, tmp_path: Path) -> 
         assert f"example {number + 1}, data.jsonl line {number + 1}" in text
         assert f"  | {question}\n  images: images/{number}.png\n  answer: {answer} (integer)" in text
     assert "3 rows in, 3 kept, dropped: none" in text
+
+
+def test_held_out_problems_are_a_set_of_their_own_and_share_no_image(said, tmp_path: Path) -> None:
+    """Of 40 pictures with two questions each, about a fourth; every problem is in one of the sets."""
+    rows = []
+    for number in range(40):
+        (tmp_path / f"{number}.png").write_bytes(plain_png(28 + number, 28))
+        rows += [
+            {"image": f"{number}.png", "question": f"{word} {number}?", "answer": "4"} for word in ("Who", "Why")
+        ]
+    file = json_lines(tmp_path, *rows)
+    code, text = said(file, "--hold-out", "0.25", "--out", tmp_path / "set")
+    assert code == 0 and f"{tmp_path / 'set-held-out'}: 80 rows in" in text and "other_set" in text, text
+    sets = [rows_of(tmp_path / name) for name in ("set", "set-held-out")]
+    words = [[row["question"].split()[-2:] for row in part] for part in sets]
+    pictures = [{number for _, number in part} for part in words]
+    assert not pictures[0] & pictures[1] and 4 <= len(pictures[1]) <= 16
+    assert sorted(words[0] + words[1]) == sorted([word, f"{n}?"] for n in range(40) for word in ("Who", "Why"))
+    code, text = said(file, "--hold-out", "0.25", "--out", tmp_path / "again")
+    assert code == 0 and rows_of(tmp_path / "again-held-out") == sets[1]
+    code, text = said(file, "--hold-out", "1", "--out", tmp_path / "new")
+    assert code == 2 and "--hold-out 1.0" in text
+    (tmp_path / "new-held-out").mkdir()
+    code, text = said(file, "--hold-out", "0.5", "--out", tmp_path / "new")
+    assert code == 2 and "new-held-out: already exists" in text and not (tmp_path / "new").exists()
 
 
 def test_a_dry_run_writes_nothing(said, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def add_init(commands: Commands) -> None:
     init.add_argument("--data", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets to train on")
     init.add_argument("--eval", type=Path, nargs="+", default=[], metavar="SET", help="prepared sets to evaluate on")
     init.add_argument("--gpus", type=int, metavar="N", help="cards of the run (default: those of this machine)")
+    init.add_argument("--nodes", type=int, default=1, metavar="N", help="machines that they are divided among")
     init.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="memory of a card (default: this machine's, or 80)"
     )

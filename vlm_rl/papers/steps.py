@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.papers.catalog import BASE, Paper, PaperRun
 from vlm_rl.papers.downloads import MODELS, TRAINING_SETS, Download, benchmark_download
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.terminal import start_command
 from vlm_rl.study.launch import Launch
 from vlm_rl.study.plan import Planned
 
@@ -31,7 +31,7 @@ class PlannedRun:
 
     def command(self, ranks: int) -> str:
         """Return the command that trains it by hand."""
-        return shown_command(["train", str(self.file), *self.changes], ranks, num_nodes=self.run.num_nodes)
+        return start_command(["train", str(self.file), *self.changes], ranks, num_nodes=self.run.num_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,11 @@ class Step:
 
     def shown(self, ranks: int) -> str:
         """Return the command as one types it."""
-        return shown_command(self.words, ranks)
+        return start_command(self.words, ranks)
 
     def argv(self, ranks: int) -> list[str]:
         """Return the command of a process on this many ranks."""
         return Launch(ranks=ranks).words(self.words, slot=0)
-
-
-def shown_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1) -> str:
-    """Return the command of `vlm-rl WORDS` on so many ranks of each node, as one types it."""
-    if ranks == num_nodes == 1:
-        return f"vlm-rl {shlex.join(words)}"
-    launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout {1800 * num_nodes}"
-    if num_nodes > 1:
-        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
-    return f"{launch} -m vlm_rl {shlex.join(words)}"
 
 
 def plan_runs(

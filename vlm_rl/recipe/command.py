@@ -30,6 +30,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE
 from vlm_rl.run.checkpoint_names import resolve_model
+from vlm_rl.run.terminal import start_command
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -57,13 +58,15 @@ _LAYER_BY_LAYER = {
 class Machine:
     """What the run will have; no GPUs is a CPU."""
 
-    gpus: int
+    gpus: int  # of all nodes
     gigabytes: float  # of a card, in 10^9 bytes
+    nodes: int = 1
 
     def __str__(self) -> str:
         """Return it as comments and messages call it."""
         many = "GPU" if self.gpus == 1 else "GPUs"
-        return f"{self.gpus} {many} with {self.gigabytes:.0f} GB" if self.gpus else "a CPU"
+        where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.gpus} {many} with {self.gigabytes:.0f} GB{where}" if self.gpus else "a CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def init(options: argparse.Namespace) -> None:
     file = options.out or Path(f"{options.data[0].resolve().name}_{name}.yaml")
     if file.exists():
         raise UserError(f"{file} exists already; remove it, or choose a different --out")
-    machine = _machine(options.gpus, options.gpu_memory)
+    machine = _machine(options.gpus, options.gpu_memory, options.nodes)
     facts = _facts(options)
     plan, sizes = _plan(options, machine, facts, out=f"runs/{file.stem}")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,14 +125,16 @@ def _model(named: str) -> tuple[str, str]:
     return hub_name(folder) or named, str(folder)
 
 
-def _machine(gpus: int | None, gigabytes: float | None) -> Machine:
-    """Return the cards that the user named, or that are here."""
+def _machine(gpus: int | None, gigabytes: float | None, nodes: int) -> Machine:
+    """Return the cards that the user named, or that are here and on as many other nodes."""
     here = torch.cuda.device_count()
-    gpus = here if gpus is None else gpus
+    gpus = here * max(nodes, 1) if gpus is None else gpus
+    if nodes < 1 or (nodes > 1 and (not gpus or gpus % nodes)):
+        raise UserError(f"--nodes {nodes} --gpus {gpus}: give the GPUs of all nodes, the same number on each")
     if gpus < 0 or (gigabytes is not None and gigabytes <= 0):
         raise UserError(f"--gpus {gpus} --gpu-memory {gigabytes}: give a number of cards and the GB of each")
     smallest = min((torch.cuda.get_device_properties(n).total_memory / 1e9 for n in range(here)), default=80.0)
-    return Machine(gpus, gigabytes or smallest)
+    return Machine(gpus, gigabytes or smallest, nodes)
 
 
 # -- the sets --------------------------------------------------------------------------------------
@@ -267,7 +272,7 @@ def _sections(
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
     """Yield the sections of the recipe: name, values, and comments on some of them."""
     prompts = next(2**k for k in range(7 if machine.gpus else 3, -1, -1) if 2**k <= max(1, facts.rows // 2))
-    mini = min(16, prompts)
+    mini = min(max(16, 2 * machine.gpus), prompts)  # smaller ones leave ranks without work: perf/planner.py
     steps = math.ceil(facts.rows / prompts) * math.ceil((100 if machine.gpus else 4) * prompts / facts.rows)
     every = max(1, steps // 10)
     model: dict[str, Any] = {"path": options.model}
@@ -377,8 +382,5 @@ def _text(
 
 def _commands(machine: Machine, file: Path) -> tuple[str, str]:
     """Return the command that starts the run, and the option by which --dry-run knows the number of ranks."""
-    path = shlex.quote(str(file))
-    if machine.gpus <= 1:
-        return f"vlm-rl train {path}", ""
-    start = f"torchrun --nproc-per-node {machine.gpus} --shutdown-timeout 1800 -m vlm_rl train {path}"
-    return start, f" --ranks {machine.gpus}"
+    start = start_command(["train", str(file)], max(machine.gpus, 1) // machine.nodes, num_nodes=machine.nodes)
+    return start, f" --ranks {machine.gpus}" if machine.gpus > 1 else ""

@@ -100,6 +100,19 @@ def next_commands(out: str | Path, evaluated: Sequence[str]) -> str:
     )
 
 
+def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1, first_node: str = "FIRST_NODE") -> str:
+    """Return the command of `vlm-rl WORDS` on so many ranks of each node, as one types it there.
+
+    After a signal torchrun waits for the ranks to save: on several nodes to a folder that they share, so for longer.
+    """
+    if ranks == num_nodes == 1:
+        return f"vlm-rl {shlex.join(words)}"
+    launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout {1800 if num_nodes == 1 else 3600}"
+    if num_nodes > 1:
+        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint {first_node}:29500"
+    return f"{launch} -m vlm_rl {shlex.join(words)}"
+
+
 def resume_command(out: str | Path, *, command: str = "train") -> str:
     """Return the command that resumes the run in this folder on the same number of ranks."""
     ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
