@@ -40,14 +40,12 @@ SAMPLES = """\
   dapo_math/   BytedTsinghua-SIA/AIME-2024, DAPO's validation file: aime-2024.parquet"""
 
 
-def make_smoke_data(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: int = MAX_PIXELS) -> list[Path]:
+def make_smoke_data(samples: Path, out: Path) -> list[Path]:
     """Prepare some rows of every sample set, make the model out/tiny, and return the sets.
 
     Args:
         samples: the folder of SAMPLES.
         out: the new folder.
-        rows: of each set.
-        max_pixels: of an image.
 
     Raises UserError if the samples are not there or `out` exists.
     """
@@ -60,7 +58,7 @@ def make_smoke_data(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: i
             f"fill with public sets, or the first rows of them, as their authors publish them:\n{SAMPLES}\n"
             "Without it there is no smoke run; `make quickstart` needs no files: it draws its own images."
         )
-    options = Options(max_pixels=max_pixels, limit=rows)
+    options = Options(max_pixels=MAX_PIXELS, limit=ROWS)
     sets = []
     for name in BENCHMARKS:
         prepare(name, samples / name, out / name, options)
@@ -70,7 +68,7 @@ def make_smoke_data(samples: Path, out: Path, *, rows: int = ROWS, max_pixels: i
     prepare("dapo", blank, out / "text_blank", replace(options, text_image="blank"))
     image = min((samples / "mathvision" / "images").iterdir())
     write_unusual_formats(out / "raw" / "formats", image)
-    prepare("virl39k", out / "raw" / "formats", out / "formats", Options(max_pixels=max_pixels))
+    prepare("virl39k", out / "raw" / "formats", out / "formats", Options(max_pixels=MAX_PIXELS))
     sets += [out / name for name in ("text", "text_blank", "formats")]
     questions = [problem.question for path in sets for problem in load_set(path)]
     build_tiny_model(out / "tiny", tokenizer_texts=questions)

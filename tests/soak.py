@@ -24,7 +24,6 @@ import psutil
 from tests.helpers.served import free_port
 from tests.helpers.toy_runs import ROOT, Runner, clean_environment, make_toys
 
-DEMO = [sys.executable, "-m", "vlm_rl", "demo"]
 STEPS = 2_000
 VISITS = 400
 # What may be more at the end: allocators and caches settle late, and a pool of threads breathes. A leak of one

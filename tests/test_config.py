@@ -524,6 +524,11 @@ def test_interpolation_is_refused_inside_the_verbatim_blocks_too(minimal: Path) 
     )
 
 
+@pytest.mark.parametrize("url", ["h:80", "http://h", "http://u:p@h:80", "http://h:80/v1", "http://h:80?a=1"])
+def test_a_server_is_named_by_host_and_port_alone(minimal: Path, url: str) -> None:
+    assert f"servers: '{url}' is not an address" in refusal(minimal, f"rollout.servers=['{url}']")
+
+
 def test_targets_are_unknown_keys(minimal: Path) -> None:
     assert "unknown key model._target_" in refusal(minimal, "model._target_=os.system")
 

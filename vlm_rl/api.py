@@ -125,7 +125,7 @@ def score(
     judge: str | None = None,
     judge_model: str = "",
     judge_key_env: str = "",
-    judge_cache: str | Path = "judge_cache",
+    judge_cache: str | Path | None = None,
 ) -> dict[str, Any]:
     """Score saved responses to a benchmark.
 
@@ -138,7 +138,7 @@ def score(
         judge: an OpenAI-compatible endpoint, up to /v1, to ask what the published rule asks a model.
         judge_model: its name there; "" takes the only one.
         judge_key_env: the environment variable that holds the API key; "" sends none.
-        judge_cache: folder of replies that are not asked for again.
+        judge_cache: folder of replies that are not asked for again; None is judge_cache beside the responses.
 
     Returns:
         The summary that `vlm-rl score --json` writes, without its rows: `scores` as shares in [0, 1], each with its
@@ -159,7 +159,7 @@ def score(
         judge=judge,
         judge_model=judge_model,
         judge_key_env=judge_key_env,
-        judge_cache=Path(judge_cache),
+        judge_cache=Path(judge_cache) if judge_cache is not None else None,
     )
     return score_files(options)
 

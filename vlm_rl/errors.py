@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -27,3 +28,11 @@ def near(name: str, known: Iterable[str], *, otherwise: str) -> str:
     """Return the question whether a known name was meant, or `otherwise` where none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, of a real-time signal its number: only the first and the last of them have names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -22,7 +22,6 @@ from tests.helpers.tiled_families import tiled_config, tiled_processor
 from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.learner.architectures import SUPPORTED
 
-TEXT_FAMILIES = [name for name, family in SUPPORTED.items() if not family.tower]
 VISION_FAMILIES = [name for name, family in SUPPORTED.items() if family.tower]
 TILED_FAMILIES = ["idefics3", "internvl"]
 

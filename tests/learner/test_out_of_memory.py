@@ -27,20 +27,21 @@ def test_what_is_no_memory(failure: RuntimeError) -> None:
     assert not is_out_of_memory(RuntimeError("the weights disagree"))
 
 
-def test_the_plan_and_what_is_left_to_change(failure: RuntimeError) -> None:
+def test_the_plan_and_what_is_left_to_change(failure: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
     config = load_config(RECIPE, ["model.gradient_checkpointing=true", "train.zero_stage=3"])
-    said = memory_advice(config, failure, num_ranks=8)
+    said = memory_advice(config, failure)
     assert f"in all {dry_run(config, num_ranks=8).memory.update / 2**30:.1f}" in said
     assert "1125899906842624" in said, "the bytes that were asked for"
     assert "gradient_checkpointing" not in said and "zero_stage" not in said, "both are set"
     for setting in [line.split("  # ")[0].strip() for line in said.splitlines() if "  # " in line]:
         assert load_config(RECIPE, [setting]) != load_config(RECIPE)
-    first = memory_advice(load_config(RECIPE, ["train.zero_stage=1"]), failure, num_ranks=8)
+    first = memory_advice(load_config(RECIPE, ["train.zero_stage=1"]), failure)
     assert "train.zero_stage=2" in first and "offload_optimizer" not in first, "which ZeRO 1 does not take"
     for key in ("offload_optimizer", "model.lora", "gpu_memory_utilization", "rollout.max_tokens="):
         assert key in said
     served = ["rollout.sampler=server", "rollout.servers=[http://a:1]"]
-    assert "gpu_memory" not in memory_advice(load_config(RECIPE, served), failure, num_ranks=8), "no engine is here"
+    assert "gpu_memory" not in memory_advice(load_config(RECIPE, served), failure), "no engine is here"
 
 
 def test_every_command_that_loads_a_model_ends_with_advice(

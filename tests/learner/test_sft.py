@@ -182,6 +182,8 @@ def test_a_stopped_run_resumes_bit_for_bit(toys: Toys, learnable: Path, whole: R
     assert [step for step, _ in run.checkpoints()] == [2, 3]
     result = toys.runner("sft", run.path, "--resume")
     assert result.code == 0, result.output[-3000:]
+    steps = whole.metrics()[-1]["step"]
+    assert f"resuming {run.path} from step-000003 (step 4 of {steps} is next)" in " ".join(result.output.split())
     assert metrics_of(run) == metrics_of(whole)
     assert state_of(run) == state_of(whole)
 

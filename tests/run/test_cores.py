@@ -32,7 +32,7 @@ def test_a_quota_of_the_container_counts(tmp_path: Path, files: dict[str, str], 
 def test_cores_that_others_use_are_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
     try:
-        assert free_cores(seconds=1.0) == 1
+        assert free_cores() == 1
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         said = set_threads()
         assert ("taking 1 thread" in said) == (len(os.sched_getaffinity(0)) > 1)

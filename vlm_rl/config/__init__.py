@@ -23,6 +23,7 @@ from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_serve
 from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, RowFormat
 from vlm_rl.config.reading import (
     changed_keys,
+    leaves,
     load_config,
     load_sft_config,
     parse_config,
@@ -80,6 +81,7 @@ __all__ = [
     "foreign_names",
     "is_plain_address",
     "is_server_address",
+    "leaves",
     "load_config",
     "load_sft_config",
     "parse_config",

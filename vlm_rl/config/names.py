@@ -23,11 +23,7 @@ def is_plain_address(url: str) -> bool:
 
 def is_server_address(text: str) -> bool:
     """Tell whether this is http://HOST:PORT, or https, and nothing more."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port) and parts.path in ("", "/")
-    except ValueError:
-        return False
+    return is_plain_address(text) and urlsplit(text).port is not None and urlsplit(text).path in ("", "/")
 
 
 def check_benchmark_name(name: str) -> str:

@@ -72,8 +72,8 @@ class ModelConfig(ConfigSection):
     response."""
     layer_patches: LayerPatches = "auto"
     """Compute RMSNorm, SiLU-gated MLP and the vision tower's patch embedding and attention by our own code: the same
-    numbers with less memory and fewer calls. on, off, or auto: on for a CPU, where that code has run, off for a GPU,
-    where it has not."""
+    numbers with less memory and fewer calls. auto: true on a CPU, where that code has run; on a GPU, where it has
+    not, the tower's attention alone."""
     lora: LoraConfig | None = None
     """Train low-rank adapters and freeze everything else; null trains the model itself. See docs/lora.md."""
 

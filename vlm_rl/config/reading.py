@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -116,6 +116,15 @@ def parse_tree(kind: type[_Model], raw: Any, where: str, overrides: Sequence[str
 def save_config(config: Config | SftConfig, path: Path) -> None:
     """Write the resolved configuration; load_config or load_sft_config reads it back to an equal one."""
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a tree of sections with their dotted keys; an empty section is a value."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:

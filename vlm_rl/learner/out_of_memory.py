@@ -41,17 +41,11 @@ def eval_memory_advice(error: BaseException) -> str:
     )
 
 
-def memory_advice(config: Config | SftConfig, error: BaseException, *, num_ranks: int | None = None) -> str:
-    """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller.
-
-    Args:
-        config: of the run.
-        error: the failed allocation.
-        num_ranks: None for torchrun's.
-    """
+def memory_advice(config: Config | SftConfig, error: BaseException) -> str:
+    """Return what failed, what the plan had foreseen for each part, and the settings that make it smaller."""
     samples = isinstance(config, Config)
     config = config if isinstance(config, Config) else without_sampling(config)
-    plan = dry_run(config, num_ranks=num_ranks)
+    plan = dry_run(config)
     planned = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in plan.memory.parts().items())
     smaller = single_settings(config, samples=samples)
     if samples and config.rollout.sampler in ("auto", "vllm"):

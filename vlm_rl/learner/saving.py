@@ -47,6 +47,16 @@ def checkpoint_to_resume(run: RunDirectory, lock: RunLock, sets: Sequence[str]) 
     return newest[0], newest[1].info
 
 
+def where_it_resumes(run: RunDirectory, checkpoint: ResumePoint | None, steps: int) -> str:
+    """Return one line that says where a run of so many steps resumes and which step is next."""
+    if checkpoint is None:
+        return f"{run.path} has no checkpoint to resume from: starting again at step 1 of {steps}"
+    folder, state = checkpoint
+    if state["step"] >= steps:
+        return f"{run.path} is finished at {folder.name}; raise train.steps to train longer"
+    return f"resuming {run.path} from {folder.name} (step {state['step'] + 1} of {steps} is next)"
+
+
 def restore_learner(learner: Learner, folder: Path, state: Mapping[str, Any]) -> None:
     """Load weights, optimizer and counters. Raises UserError for NaN."""
     learner.load(folder)

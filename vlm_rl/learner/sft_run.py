@@ -27,7 +27,13 @@ from vlm_rl.learner.architectures import check_architecture, check_parts
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.quantization import check_quantization
-from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
+from vlm_rl.learner.saving import (
+    CheckpointWriter,
+    ResumePoint,
+    checkpoint_to_resume,
+    restore_learner,
+    where_it_resumes,
+)
 from vlm_rl.learner.sft import Example, take_step
 from vlm_rl.run.configurations import check_alike, check_unchanged
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
@@ -106,6 +112,8 @@ class _SftRun:
         if checkpoint:
             self._restore(*checkpoint)
         self._start(resume)
+        if resume:
+            make_console().print(where_it_resumes(self.run, checkpoint, self.config.train.steps))
 
     def _checkpoint(self) -> ResumePoint | None:
         check_unchanged(self.run.path, load_sft_config(self.run.open().path / SFT_CONFIG), self.config)
@@ -225,8 +233,6 @@ class _SftRun:
         if rank() == 0 and self.contaminated:
             self.run.stamp_contaminated(self.contaminated)
         self.tracking = Tracking(self.run.path, self.config.log) if rank() == 0 else None
-        if resume:
-            make_console().print(f"resuming {self.run.path} at step {self.step + 1} of {self.config.train.steps}")
         self.stop_requested = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 

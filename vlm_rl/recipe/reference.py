@@ -111,14 +111,15 @@ def _in_words(kind: Any, limits: list[Any] | None = None) -> str:
     if origin is Literal:
         return " or ".join(json.dumps(value).strip('"') for value in inner)
     if origin in (Union, UnionType):
-        return " or ".join(_in_words(item, limits) for item in inner)
+        lists_last = sorted(inner, key=lambda item: get_origin(item) is list)
+        return " or ".join(dict.fromkeys(_in_words(item, limits) for item in lists_last))
     if origin is list:
         return f"a list of: {_in_words(inner[0])}"
     if origin is tuple:
         return f"a list of {len(inner)}: {_in_words(inner[0])}"
     if origin is dict:
         return "any keys and values" if inner[1] is Any else f"by name ({_in_words(inner[0])}): {_in_words(inner[1])}"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}[kind]
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}[kind]
     signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     bounds = [
         f"{word} {getattr(limit, sign)}"

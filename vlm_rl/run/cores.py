@@ -33,9 +33,9 @@ def _quota(cgroup: Path) -> float:
         return 0.0
 
 
-def free_cores(*, seconds: float = 1.0) -> int:
-    """Return the allowed cores that were idle in the next `seconds`, at least 1."""
-    usage = psutil.cpu_percent(interval=seconds, percpu=True)
+def free_cores() -> int:
+    """Return the allowed cores that are idle in the next second, at least 1."""
+    usage = psutil.cpu_percent(interval=1.0, percpu=True)
     idle = sum(1 - usage[core] / 100 for core in _affinity() if core < len(usage))
     return max(1, min(allowed_cores(), round(idle)))
 

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from vlm_rl.config import leaves
 from vlm_rl.errors import UserError
 
 NUM_BINS = 32
@@ -222,7 +223,7 @@ class MlflowTracker:
         tags = {name: value for name, value in tags.items() if value is not None}
         self.id = self._client.start_run(run_id=run.id or None, run_name=run.name, tags=tags).info.run_id
         if not run.id:  # a parameter can be set once
-            params = {_mlflow_name(key): str(value)[:500] for key, value in _leaves(run.config)}
+            params = {_mlflow_name(key): str(value)[:500] for key, value in leaves(run.config)}
             self._client.log_params(params)
         self.where = f"{self._client.get_tracking_uri()}, experiment {experiment.name}, run {self.id}"
 
@@ -324,14 +325,6 @@ def _as_yaml(value: Any) -> str:
     import yaml
 
     return f"```\n{yaml.safe_dump(value, sort_keys=False)}```"
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _mlflow_name(name: str) -> str:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from vlm_rl.errors import UserError
+from vlm_rl.errors import UserError, signal_name
 from vlm_rl.sandbox import probe, system_calls
 from vlm_rl.sandbox.interpreter import LIBRARIES, PYTHON, interpreter_files
 
@@ -82,17 +82,9 @@ class ProgramRun:
         if self.code is None:
             return "it broke the process that waits for it"
         if self.code < 0:
-            return f"killed by {_signal_name(-self.code)} after {self.cpu_seconds:.1f} CPU seconds"
+            return f"killed by {signal_name(-self.code)} after {self.cpu_seconds:.1f} CPU seconds"
         last = self.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return f"exit code {self.code}" + (f": {last[:200]}" if self.code and last else "")
-
-
-def _signal_name(number: int) -> str:
-    """Return a signal's name, of a real-time signal its number: only the first and the last of them have names."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class SandboxError(RuntimeError):

@@ -33,7 +33,13 @@ from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.quantization import check_quantization
-from vlm_rl.learner.saving import CheckpointWriter, ResumePoint, checkpoint_to_resume, restore_learner
+from vlm_rl.learner.saving import (
+    CheckpointWriter,
+    ResumePoint,
+    checkpoint_to_resume,
+    restore_learner,
+    where_it_resumes,
+)
 from vlm_rl.rewards import RewardFunction
 from vlm_rl.run.configurations import check_alike
 from vlm_rl.run.directory import RunDirectory
@@ -160,7 +166,7 @@ class Session:
 
         self.recorder = self._start_run(resume, stages)
         if resume:
-            self.recorder.note(self._where_it_resumes(checkpoint))
+            self.recorder.note(where_it_resumes(self.run, checkpoint, self.config.train.steps))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.interrupts.listen()
         self.grader.start()
@@ -216,16 +222,6 @@ class Session:
     def _create_run(self) -> None:
         self.run.create(self.config)
         self.lock.acquire()
-
-    def _where_it_resumes(self, checkpoint: ResumePoint | None) -> str:
-        """Return one line that says where the run resumes and which step is next."""
-        steps = self.config.train.steps
-        if checkpoint is None:
-            return f"{self.run.path} has no checkpoint to resume from: starting again at step 1 of {steps}"
-        name = checkpoint[0].name
-        if self.step >= steps:
-            return f"{self.run.path} is finished at {name}; raise train.steps to train longer"
-        return f"resuming {self.run.path} from {name} (step {self.step + 1} of {steps} is next)"
 
     # -- saving and restoring ------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ compared in pairs. This module reads and checks a study; it starts no run and im
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, ConfigSection, parse_config, parse_tree, read_tree
+from vlm_rl.config import Config, ConfigSection, leaves, parse_config, parse_tree, read_tree
 from vlm_rl.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -153,7 +153,7 @@ class Study(ConfigSection):
     def _planned(self, rule: str, seed: int, start: str, out: Path) -> Planned:
         where = f"{self._where}: rules.{rule}"
         tree = deepcopy(self.base)
-        changes = dict(_leaves(self.rules[rule]))
+        changes = dict(leaves(self.rules[rule]))
         for key, value in changes.items():
             if f"{key}.".startswith(tuple(f"{shared.rstrip('.')}." for shared in _SHARED_KEYS)):
                 raise UserError(
@@ -186,16 +186,6 @@ def load_study(path: str | Path, overrides: Sequence[str] = ()) -> Study:
     study._where = str(path)
     study.runs(Path("study"))
     return study
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield overrides as (dotted key, value): a mapping changes the keys that it names and no others."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value
 
 
 def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:

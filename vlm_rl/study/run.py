@@ -23,7 +23,7 @@ from rich.text import Text
 
 from vlm_rl.config import changed_keys, save_config
 from vlm_rl.data.model_folder import check_model_folder
-from vlm_rl.errors import StoppedError, UserError
+from vlm_rl.errors import StoppedError, UserError, signal_name
 from vlm_rl.run.checkpoint import verify
 from vlm_rl.run.configurations import fixed_changes
 from vlm_rl.run.directory import RunDirectory, write_atomically
@@ -303,7 +303,7 @@ class StudyRunner:
             self.note(f"{run.planned.title}: stopped after {seconds}")
         else:
             self.failed.append(run.planned)
-            how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+            how = f"exit code {code}" if code > 0 else signal_name(-code)
             self.note(f"{run.planned.title}: FAILED after {seconds} with {how}; the end of {run.planned.log}:")
             for line in log_tail(run.planned.log):
                 self.note(f"    {line}")
