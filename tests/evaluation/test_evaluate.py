@@ -30,10 +30,10 @@ from vlm_rl.evaluation.benchmarks.benchmark import Response
 from vlm_rl.evaluation.benchmarks.judging import judge
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, published_prompts
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
-from vlm_rl.evaluation.command import Origin, _refuse_another_model
 from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summarise
 from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
+from vlm_rl.evaluation.results_folder import refuse_another_model
 from vlm_rl.evaluation.resume import answer_settings, changed_settings
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.run.directory import RunDirectory
@@ -495,21 +495,20 @@ def test_results_of_one_model_do_not_join_those_of_another(tmp_path: Path) -> No
     base = tmp_path / "base"
     (first, last), other = ((tmp_path / "run" / "checkpoints" / f"step-{n}" for n in (1, 2)), tmp_path / "other")
     another = other / "checkpoints" / "step-9"
-    begun = Origin(step=1, contaminated=(), run=parse_config(tree))
-    plain = Origin(step=0, contaminated=(), run=None)
-    for there, asked, origin, is_refused in (
+    begun = parse_config(tree)
+    for there, asked, run, is_refused in (
         (base, first, begun, False),
-        (first, base, plain, False),
+        (first, base, None, False),
         (first, last, begun, False),
         (first, another, begun, True),
-        (base, tmp_path / "base-2", plain, True),
-        (first, tmp_path / "base-2", plain, True),
+        (base, tmp_path / "base-2", None, True),
+        (first, tmp_path / "base-2", None, True),
     ):
         results = RunDirectory(tmp_path / f"{there.name}-{asked.name}")
         results.path.mkdir(exist_ok=True)
         results.write_eval("toy", 0, [], {"model": str(there)})
         if is_refused:
             with pytest.raises(UserError, match="choose a different --out"):
-                _refuse_another_model(results.path, asked, origin)
+                refuse_another_model(results.path, asked, run)
         else:
-            _refuse_another_model(results.path, asked, origin)
+            refuse_another_model(results.path, asked, run)

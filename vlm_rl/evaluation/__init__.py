@@ -8,9 +8,9 @@
     resume            an evaluation that continues where a stopped one was
     benchmarks        one file per benchmark, and `vlm-rl score`
 
-Private to this room: settings (from the command line, the run and the protocols), journal (the answers of an
-unfinished evaluation) and pipeline (answers and grades at the same time). Benchmarks and `vlm-rl score` load no
-torch.
+Private to this room: settings (from the command line, the run and the protocols), results_folder (what must not be
+there already), journal (the answers of an unfinished evaluation) and pipeline (answers and grades at the same time).
+Benchmarks and `vlm-rl score` load no torch.
 """
 
 __all__ = ["benchmarks", "command", "compare", "evaluate", "export", "image_controls", "resume"]

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +31,13 @@ from vlm_rl.data.model_folder import (
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
-from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, model_dtype, rank, share
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, model_dtype, share
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.evaluation.benchmarks.score_command import judge_lines
 from vlm_rl.evaluation.evaluate import score_line
+from vlm_rl.evaluation.results_folder import refuse_another_model, refuse_existing, results_folder
 from vlm_rl.evaluation.resume import (
     AnswerSettings,
     answer_settings,
@@ -52,7 +51,6 @@ from vlm_rl.grading.grader import Grader
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.configurations import check_same
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.run.lock import RunLock
 from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler
@@ -117,7 +115,8 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
     )
     from_main(lambda: verify_model(options.model))
     from_main(lambda: check_weights(options.model))
-    with _results_folder(options, origin) as results, Grader() as grader, _stopping_on_sigterm():
+    folder = results_folder(_configuration(options), contaminated=origin.contaminated)
+    with folder as results, Grader() as grader, _stopping_on_sigterm():
         sampler = make_sampler(
             options.sampler,
             model_path=str(options.model),
@@ -303,8 +302,8 @@ def _open_sets(options: argparse.Namespace, origin: Origin) -> list[EvalSet]:
             raise UserError(
                 f"{eval_set.path}: --mode official needs problems of one known benchmark; use --mode strict"
             )
-    _refuse_existing(options.out, sets, origin)
-    _refuse_another_model(options.out, options.model, origin)
+    refuse_existing(options.out, names, origin.step)
+    refuse_another_model(options.out, options.model, origin.run)
     return sets
 
 
@@ -332,44 +331,6 @@ def _unanswered(
     return left
 
 
-def _refuse_existing(out: Path, sets: Sequence[EvalSet], origin: Origin) -> None:
-    """Raise UserError for a folder of other things, and for one that has all these results already."""
-    if out.exists() and not (out / "config.yaml").exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} exists and is neither an empty folder nor a results folder; choose a different --out")
-    there = [any(result.step == origin.step for result in RunDirectory(out).evals(item.name)) for item in sets]
-    if all(there):
-        names = ", ".join(eval_set.name for eval_set in sets)
-        raise UserError(
-            f"{out} has a result of {names} at step {origin.step} already: choose a different --out, or remove it"
-        )
-
-
-def _refuse_another_model(out: Path, model: Path, origin: Origin) -> None:
-    """Raise UserError where `out` has results of a different model: pages show one model, step by step.
-
-    The checkpoints of a run belong together, with the model that the run began with.
-    """
-    ours = {_run_or_model(model), *([Path(origin.run.model.path).resolve()] if origin.run else [])}
-    for result in RunDirectory(out).evals():
-        theirs = _run_or_model(Path(result.summary.get("model", model)))
-        if theirs not in ours and _run_or_model(model) != _begun_with(theirs):
-            raise UserError(
-                f"{out} has results of {theirs}: those of {model} would be shown as if they were of the same model; "
-                "choose a different --out"
-            )
-
-
-def _run_or_model(model: Path) -> Path:
-    """Return the run whose checkpoint a model is, else the model itself."""
-    run = run_of(model)
-    return model.resolve() if run is None else run.path
-
-
-def _begun_with(run: Path) -> Path | None:
-    """Return the model that a run began with; None where the run is not there, or is none."""
-    return Path(RunDirectory(run).config().model.path).resolve() if (run / "config.yaml").is_file() else None
-
-
 @contextmanager
 def _stopping_on_sigterm() -> Iterator[None]:
     """End with errors.EXIT_STOPPED on SIGTERM, with everything closed; finished problems are in the journal."""
@@ -383,38 +344,6 @@ def _stopping_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _results_folder(options: argparse.Namespace, origin: Origin) -> Iterator[RunDirectory]:
-    """Open the folder for the results; a new one is removed again if it gets neither a result nor answers.
-
-    Raises UserError where another process writes there.
-    """
-    results = RunDirectory(options.out)
-    is_new = not (options.out / "config.yaml").exists()
-    barrier()  # no rank writes before all have looked
-
-    def open_folder(lock: RunLock) -> None:
-        if is_new:
-            results.create(_configuration(options))
-        lock.acquire()
-        if origin.contaminated:
-            results.stamp_contaminated(origin.contaminated)
-
-    with RunLock(results.path) as lock:
-        from_main(partial(open_folder, lock))
-        try:
-            yield results
-        except BaseException:
-            if rank() == 0 and is_new and not results.evals() and not _has_answers(options.out):
-                shutil.rmtree(options.out)
-            raise
-
-
-def _has_answers(out: Path) -> bool:
-    """Say whether a journal there holds a problem after its first line, so that the same command can resume."""
-    return any(path.read_bytes().count(b"\n") > 1 for path in (out / "eval").glob(".*.jsonl"))
 
 
 def _configuration(options: argparse.Namespace) -> Config:
