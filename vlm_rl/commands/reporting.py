@@ -125,20 +125,16 @@ def add_track(commands: Commands) -> None:
 
 
 def _track(options: argparse.Namespace) -> None:
-    from vlm_rl.config import load_config, load_sft_config
-    from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+    from vlm_rl.run.directory import RunDirectory
     from vlm_rl.run.tracking import Tracking
 
-    if (options.run / SFT_CONFIG).exists():
-        path = RunDirectory(options.run, config_file=SFT_CONFIG).open().path / SFT_CONFIG
-        log, samples_every = load_sft_config(path, options.overrides).log, 0
-    else:
-        path = RunDirectory(options.run).open().path / "config.yaml"
-        log = load_config(path, options.overrides).log
-        samples_every = log.samples_every
+    run = RunDirectory.of_any_kind(options.run)
+    log = run.any_config(options.overrides).log
+    samples_every = getattr(log, "samples_every", 0)  # a supervised run has no samples
     if not log.trackers:
         raise UserError(
-            f"{path}: log.trackers is empty: name some, e.g. vlm-rl track {options.run} log.trackers=[wandb]"
+            f"{run.path / run.config_file}: log.trackers is empty: name some, e.g. vlm-rl track {options.run} "
+            "log.trackers=[wandb]"
         )
     print("\n".join(Tracking(options.run, log, samples_every=samples_every).close(None)))
 

@@ -16,7 +16,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import SftConfig, load_sft_config
+from vlm_rl.config import SftConfig
 from vlm_rl.data.model_folder import check_base_weights, check_context
 from vlm_rl.data.order import Ledger, PromptOrder
 from vlm_rl.data.prompts import PromptCache
@@ -116,7 +116,7 @@ class _SftRun:
             make_console().print(where_it_resumes(self.run, checkpoint, self.config.train.steps))
 
     def _checkpoint(self) -> ResumePoint | None:
-        check_unchanged(self.run.path, load_sft_config(self.run.open().path / SFT_CONFIG), self.config)
+        check_unchanged(self.run.path, self.run.open().any_config(), self.config)
         return checkpoint_to_resume(self.run, self.lock, self.config.data.train)
 
     def _check_model(self, path: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import Config, SftConfig, load_sft_config
+from vlm_rl.config import Config, SftConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_MODEL, base_of, load_merged
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.data.model_folder import check_model_folder, check_weights
@@ -57,7 +57,7 @@ def export(options: argparse.Namespace) -> Path:
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         work.chmod(0o755)
         try:
-            _write_model(folder, work, _config_of(run), merges=merges)
+            _write_model(folder, work, run.any_config(), merges=merges)
             card = model_card(run, read_manifest(folder), is_adapter=base_of(work) is not None)
             (work / "README.md").write_text(card, encoding="utf-8")
             work.rename(out)  # replaces an empty folder
@@ -102,10 +102,6 @@ def _check_repo(repo: str) -> None:
         raise UserError(f"--push {repo}: {error}; give USER/NAME") from None
 
 
-def _config_of(run: RunDirectory) -> Config | SftConfig:
-    return load_sft_config(run.path / SFT_CONFIG) if run.config_file == SFT_CONFIG else run.config()
-
-
 def _write_model(folder: Path, work: Path, config: Config | SftConfig, *, merges: bool) -> None:
     """Write all but the model card."""
     skipped = _NOT_EXPORTED | (_OF_ADAPTERS if merges else set())
@@ -139,7 +135,7 @@ def model_card(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> st
 
 
 def _card_lines(run: RunDirectory, manifest: Manifest, *, is_adapter: bool) -> Iterator[str]:
-    config = _config_of(run)
+    config = run.any_config()
     base = short_name(config.model.path)
     library, tags = ("peft", "[vlm-rl, lora]") if is_adapter else ("transformers", "[vlm-rl]")
     yield from (

@@ -33,9 +33,9 @@ def find_checkpoint(path: Path) -> tuple[RunDirectory, Path]:
     Raises UserError where there is none.
     """
     if path.resolve().parent.name == "checkpoints" and path.is_dir():
-        return _run_at(path.resolve().parents[1]), path
+        return RunDirectory.of_any_kind(path.resolve().parents[1]), path
     folder, step = _run_and_step(path) or (path, None)
-    run = _run_at(folder)
+    run = RunDirectory.of_any_kind(folder)
     known = dict(run.checkpoints())
     if not known or (step is not None and step not in known):
         has = f"it has {', '.join(map(str, known))}" if known else "it has none"
@@ -54,8 +54,3 @@ def _run_and_step(path: Path) -> tuple[Path, int | None] | None:
     if path.name == "checkpoints":
         path = path.parent
     return (path, step) if any((path / name).is_file() for name in ("config.yaml", SFT_CONFIG)) else None
-
-
-def _run_at(path: Path) -> RunDirectory:
-    supervised = {"config_file": SFT_CONFIG} if (path / SFT_CONFIG).is_file() else {}
-    return RunDirectory(path, **supervised).open()

@@ -72,6 +72,12 @@ class RunDirectory:
         self.path = Path(path)
         self.config_file = config_file  # supervised runs have SFT_CONFIG, so that nothing takes them for others
 
+    @classmethod
+    def of_any_kind(cls, path: str | Path) -> RunDirectory:
+        """Open a run of `vlm-rl train` or `vlm-rl sft`. Raises UserError where it is neither."""
+        is_supervised = (Path(path) / SFT_CONFIG).is_file()
+        return cls(path, **({"config_file": SFT_CONFIG} if is_supervised else {})).open()
+
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
 
@@ -147,10 +153,13 @@ class RunDirectory:
         """Return the resolved configuration. Raises UserError where it does not parse."""
         return load_config(self.path / "config.yaml")
 
-    def model_path(self) -> str:
-        """Return model.path, of a supervised run too. Raises UserError where the configuration does not parse."""
-        path = self.path / self.config_file
-        return (load_sft_config(path) if self.config_file == SFT_CONFIG else load_config(path)).model.path
+    def any_config(self, overrides: Sequence[str] = ()) -> Config | SftConfig:
+        """Return the configuration, of a supervised run too, with keys changed as on the command line.
+
+        Raises UserError where it does not parse.
+        """
+        load = load_sft_config if self.config_file == SFT_CONFIG else load_config
+        return load(self.path / self.config_file, overrides)
 
     def config_text(self) -> str:
         """Return the text of config.yaml."""

@@ -27,11 +27,10 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from vlm_rl.config import Config, SftConfig, load_config, load_sft_config
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
-from vlm_rl.run.directory import SFT_CONFIG, RunDirectory, metric_record, write_atomically
+from vlm_rl.run.directory import RunDirectory, metric_record, write_atomically
 from vlm_rl.run.terminal import contrasts, shortened
 from vlm_rl.run.trackers import TRACKERS, LoggedSample, TrackedRun, Tracker
 
@@ -97,7 +96,7 @@ class Mirror:
     def __init__(self, run: RunDirectory, name: str, log: Mapping[str, Any]) -> None:
         self.run, self.name = run, name
         self.samples_every = log["samples_every"]
-        self.config = _config_of(run)
+        self.config = run.any_config()
         self.progress = Progress.read(run.path, name)
         self.progress.error = ""
         own_id = "" if name == "mlflow" else uuid.uuid4().hex[:8]  # MLflow gives its own
@@ -246,11 +245,6 @@ def _numbers(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]
             yield name, float(value)
 
 
-def _config_of(run: RunDirectory) -> Config | SftConfig:
-    load = load_sft_config if run.config_file == SFT_CONFIG else load_config
-    return load(run.path / run.config_file)
-
-
 # -- the process -----------------------------------------------------------------------------------
 
 
@@ -276,7 +270,7 @@ def main(path: str, name: str, log: str) -> None:
     parent = os.getppid()
     threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
     os.nice(10)
-    run = RunDirectory(path, config_file=SFT_CONFIG if (Path(path) / SFT_CONFIG).exists() else "config.yaml").open()
+    run = RunDirectory.of_any_kind(path)
     with (Path(path) / "trackers" / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a killed run may still be sending
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlm_rl.algorithms import resolve_algorithm
-from vlm_rl.config import Config, SftConfig, load_sft_config
+from vlm_rl.config import Config, SftConfig
 from vlm_rl.data.hub_models import is_hub_name, pinned
 from vlm_rl.data.model_folder import check_model_folder, check_transformers, is_shipped, read_model_config
 from vlm_rl.data.sets import check_is_set
@@ -50,7 +50,7 @@ def preflight_sft(config: SftConfig, *, resume: bool) -> SftConfig:
     config = _with_model_folder(config, run if resume else None)
 
     def unchanged() -> None:
-        check_unchanged(run.path, load_sft_config(run.open().path / SFT_CONFIG), config)
+        check_unchanged(run.path, run.open().any_config(), config)
 
     _raise_all(_checks(config, config.data.train, run, unchanged if resume else None))
     return config
@@ -125,7 +125,7 @@ def _with_model_folder(config: _AnyConfig, begun: RunDirectory | None, *, weight
     """Put the model's folder in the place of RUN, RUN/60 or a name of the hub; `begun` is the run of a resume."""
     path = config.model.path
     if begun is not None and is_hub_name(path) and (begun.path / begun.config_file).is_file():
-        path = pinned(path, begun.model_path())
+        path = pinned(path, begun.any_config().model.path)
     if (folder := resolve_model(path, weights=weights)) == Path(config.model.path):
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
