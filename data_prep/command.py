@@ -89,9 +89,10 @@ def run(arguments: argparse.Namespace) -> None:
 
         if arguments.dry_run:
             raise UserError("--dry-run: a mix has no examples of its own; prepare it without")
+        if arguments.hold_out:
+            raise UserError("--hold-out: a mix is made of prepared sets; hold out where each of them is prepared")
         print(mix_sets(Path(arguments.path), out))
         return
-    from vlm_rl.data_prep.partial_set import check_absent
     from vlm_rl.data_prep.preparation import check_arguments, prepare
     from vlm_rl.grading.grader import Grader
 
@@ -110,26 +111,22 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print("dry run: nothing was written")
         return
-    parts = {out: options}
-    if options.hold_out:
-        parts[out.with_name(f"{out.name}-held-out")] = replace(options, is_held_out=True)
-    for folder in parts:
-        check_absent(folder)
     with Grader() as grader:
-        for folder, part in parts.items():
-            report = prepare(
-                source,
-                path,
-                folder,
-                part,
-                gold_check=grader.verifies_itself,
-                count_tokens=count_tokens,
-                counted_with=counted_with,
-                revision=revision,
-                mapping=mapping,
-                workers=arguments.workers,
-            )
-            _print_counts(folder, report)
+        report = prepare(
+            source,
+            path,
+            out,
+            options,
+            gold_check=grader.verifies_itself,
+            count_tokens=count_tokens,
+            counted_with=counted_with,
+            revision=revision,
+            mapping=mapping,
+            workers=arguments.workers,
+        )
+    _print_counts(out, report)
+    if report.held_out:
+        _print_counts(out.with_name(f"{out.name}-held-out"), report.held_out)
 
 
 def _print_counts(out: Path, report: PrepareReport) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
-from vlm_rl.data_prep.duplicates import normalised
 from vlm_rl.data_prep.options import GoldCheck, Options, TokenCount
 from vlm_rl.data_prep.records import BlankImage, RowError, TypesetImage, UsableRow
 from vlm_rl.errors import UserError
@@ -22,8 +20,6 @@ def screen_row(row: UsableRow, options: Options, gold_check: GoldCheck | None) -
     tokens; a gold that fails `gold_check` is noted in their meta.
     """
     problem = row.problem
-    if options.hold_out and _is_held_out(row, options.hold_out) != options.is_held_out:
-        raise RowError("other_set", "it is for the other set of --hold-out", known=True)
     for token in CONTROL_TOKENS:
         if token in problem.question:
             raise RowError("control_token", f"the question holds the model's control token {token}")
@@ -44,13 +40,6 @@ def screen_row(row: UsableRow, options: Options, gold_check: GoldCheck | None) -
             raise RowError("gold_unverified", detail, known=True)
         row = replace(row, problem=replace(problem, meta={**problem.meta, "gold_unverified": True}))
     return _with_text_image(row, options)
-
-
-def _is_held_out(row: UsableRow, share: float) -> bool:
-    """Tell by a digest of its first image, else of its question: problems on one image are on one side."""
-    image = next((image for image in row.images if not isinstance(image, BlankImage | TypesetImage)), None)
-    content = image.read() if image else normalised(row.problem.question).encode()
-    return int.from_bytes(hashlib.sha256(content).digest()[:8]) < share * 2**64
 
 
 def _with_text_image(row: UsableRow, options: Options) -> UsableRow:

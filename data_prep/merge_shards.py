@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vlm_rl.data_prep.records import DroppedRow, KeptRow
 from vlm_rl.data_prep.shards import ShardRecord, count_notes
 from vlm_rl.errors import UserError
 
+MANY_PROBLEMS = 20  # on one image, and a twentieth of all: then it is of none of them
 EXAMPLES = 200  # of each reason; every leak is listed
 LEAKED = "benchmark_overlap"  # the reason as prepared sets have always named it
 
@@ -86,6 +88,8 @@ def _dropped(
     dropped = _repeated_ids(rows, strict=options.strict)
     if not options.keep_duplicates:
         dropped = {**find_duplicates(rows), **dropped}
+    if options.hold_out:
+        dropped |= _of_the_other_set(rows, dropped, options)
     for index, leak in _leaks(stems, rows, dropped, options).items():
         if options.keep_overlap:
             counts.notes[LEAKED] += 1
@@ -93,6 +97,30 @@ def _dropped(
         else:
             dropped[index] = DroppedRow(rows[index].where, LEAKED, leak.detail, known=True)
     return dropped
+
+
+def _of_the_other_set(
+    rows: Sequence[KeptRow], dropped: Mapping[int, DroppedRow], options: Options
+) -> dict[int, DroppedRow]:
+    """Return the remaining rows that are for the other set of --hold-out, by number.
+
+    A digest decides, that of the first image where there is one: problems on one image are on one side. An image of
+    many problems is a placeholder or a logo, and of no use for that. Raises UserError for rows of a benchmark.
+    """
+    left = {index: row for index, row in enumerate(rows) if index not in dropped}
+    if benchmark := next((row for row in left.values() if row.test_only), None):
+        raise HopelessError(f"--hold-out: {benchmark.where} is of a benchmark, which is measured whole; leave it out")
+    is_drawn = {index: bool({"blank_image", "typeset_image"} & {*row.notes}) for index, row in left.items()}
+    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and not is_drawn[index]}
+    common = Counter(image.values())
+    most = max(MANY_PROBLEMS, len(left) // 20)
+    other = {}
+    for index, row in left.items():
+        key = image[index] if index in image and common[image[index]] <= most else row.text_key
+        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
+        if (share < options.hold_out) != options.is_held_out:
+            other[index] = DroppedRow(row.where, "other_set", "it is for the other set of --hold-out", known=True)
+    return other
 
 
 def _repeated_ids(rows: Sequence[KeptRow], *, strict: bool) -> dict[int, DroppedRow]:

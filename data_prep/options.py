@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,13 +40,21 @@ class Options:
     against: tuple[Path, ...] = ()  # prepared benchmarks that no training row may share text or images with
     keep_overlap: bool = False  # count the rows that do, but keep them
     hold_out: float = 0.0  # share of the problems that are for a second set
-    is_held_out: bool = False  # this is the second set
+    is_held_out: bool = False  # this is the second set; `sides` sets it
     seed: int = 0  # of the report's random examples
 
     @property
     def grid(self) -> Grid:
         """Return the pixel grid that images are fitted to."""
         return Grid(self.min_pixels, self.max_pixels, 2 * self.patch_size)
+
+    def sides(self) -> list[Options]:
+        """Return the options of each set that is made: with `hold_out` of two, which share the limit."""
+        if not self.hold_out:
+            return [self]
+        fewer = None if self.limit is None else max(1, round(self.hold_out * self.limit))
+        rest = None if fewer is None else max(1, self.limit - fewer)
+        return [replace(self, limit=rest), replace(self, limit=fewer, is_held_out=True)]
 
     def check(self) -> None:
         """Raise UserError for values that no preparation can have."""

@@ -31,11 +31,18 @@ class PartialSet:
     stays if a shard was finished, so that the same call can resume, except after a HopelessError.
     """
 
-    def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
-        """Name the set `out` and everything its shards depend on; nothing is written yet."""
+    def __init__(self, out: Path, plan: Mapping[str, Any], *, holds_out: bool = False) -> None:
+        """Name the set `out`, everything its shards depend on, and whether there is a second one; write nothing.
+
+        Raises UserError where a set exists already.
+        """
+        check_absent(out)
         self.out = out
         self.folder = out.parent / f".{out.name}.partial"
         self.build = self.folder / "set"
+        self.outs = {self.build: out}  # where each set is built -> its place
+        if holds_out:
+            self.outs[self.folder / "held-out"] = out.with_name(f"{out.name}-held-out")
         self._plan = json.dumps(plan, sort_keys=True, ensure_ascii=False)
         self._lock: IO[str] | None = None
         self._made: list[Path] = []  # parent folders that did not exist, innermost first
@@ -45,11 +52,13 @@ class PartialSet:
         return self.folder / f"shard-{number:06d}"
 
     def publish(self) -> None:
-        """Move the finished set to its place."""
-        self.build.rename(self.out)
+        """Move the finished sets to their places; a reader of the first finds the second there."""
+        for build, out in reversed(self.outs.items()):
+            build.rename(out)
 
     def __enter__(self) -> PartialSet:
-        check_absent(self.out)
+        for out in self.outs.values():
+            check_absent(out)
         self._made = [parent for parent in self.out.absolute().parents if not parent.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +79,9 @@ class PartialSet:
                 if item.is_file() and item.name != "lock":
                     item.unlink()
             plan.write_text(self._plan, encoding="utf-8")
-        shutil.rmtree(self.build, ignore_errors=True)
-        self.build.mkdir()
+        for build in self.outs:
+            shutil.rmtree(build, ignore_errors=True)
+            build.mkdir()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,9 @@ from vlm_rl.run.terminal import make_console
 
 SHARD_ROWS = 256
 # Options that shards do not depend on: they act when the shards are merged.
-_MERGE_OPTIONS = ("strict", "limit", "keep_duplicates", "against", "keep_overlap", "seed")
+_MERGE_OPTIONS = (
+    *("strict", "limit", "keep_duplicates", "against", "keep_overlap", "hold_out", "is_held_out", "seed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class PrepareReport:
     notes: Mapping[str, int] = field(default_factory=dict)  # what was changed or flagged in kept rows
     test_only: bool = False  # at least one row of a benchmark
     shards_reused: int = 0  # finished by an earlier call that was killed
+    held_out: PrepareReport | None = None  # of the second set
 
 
 def prepare(
@@ -71,7 +74,7 @@ def prepare(
     Args:
         source: a key of SOURCES.
         path: the data set's folder or file.
-        out: the prepared set, a new folder.
+        out: the prepared set, a new folder; the held-out problems of `options.hold_out` go to OUT-held-out.
         options: what to keep, and in what form.
         gold_check: training rows that fail it are dropped, benchmark rows kept and flagged (meta "gold_unverified").
         count_tokens: fills the column prompt_tokens.
@@ -101,18 +104,21 @@ def prepare(
         "shard_rows": _shard_rows(options),
     }
     rows = read_mapped(path, mapping, named=path) if mapping else SOURCES[source].read(path, options.split)
-    with PartialSet(out, plan) as partial:
+    reports = []
+    with PartialSet(out, plan, holds_out=options.hold_out > 0) as partial:
         stream = _ShardStream(options, partial, cached(gold_check) if gold_check else None, count_tokens)
         stream.make(_with_progress(rows, f"preparing {source}", stream), workers=workers)
-        counts = merge_shards([partial.stem(number) for number in range(stream.num_shards)], partial.build, options)
-        if counts.kept == 0:
-            first = "".join(f"; {example['where']}: {example['detail']}" for example in counts.examples[:1])
-            raise HopelessError(f"{out}: no row is left to write; dropped: {dict(counts.dropped)}{first}")
-        report = _report(source, options, counts, stream)
-        _write_facts(partial.build, report, counts, plan)
-        write_card(partial.build, licence=licence_of(path))
+        stems = [partial.stem(number) for number in range(stream.num_shards)]
+        for (build, place), side in zip(partial.outs.items(), options.sides(), strict=True):
+            counts = merge_shards(stems, build, side)
+            if counts.kept == 0:
+                first = "".join(f"; {example['where']}: {example['detail']}" for example in counts.examples[:1])
+                raise HopelessError(f"{place}: no row is left to write; dropped: {dict(counts.dropped)}{first}")
+            reports.append(_report(source, side, counts, stream))
+            _write_facts(build, reports[-1], counts, plan)
+            write_card(build, licence=licence_of(path))
         partial.publish()
-    return report
+    return replace(reports[0], held_out=next(iter(reports[1:]), None))
 
 
 def check_arguments(source: str, path: Path, options: Options, *, workers: int, counts_tokens: bool) -> None:

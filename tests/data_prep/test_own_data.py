@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from PIL import Image, ImageDraw
 
 from tests.helpers.images import plain_png
 from tests.helpers.own_data import ANSWERS, FORMS, IMAGES, QUESTIONS
@@ -204,28 +205,57 @@ def test_the_command_prints_mapping_and_three_examples(said, tmp_path: Path) -> 
 
 
 def test_held_out_problems_are_a_set_of_their_own_and_share_no_image(said, tmp_path: Path) -> None:
-    """Of 40 pictures with two questions each, about a fourth; every problem is in one of the sets."""
+    """Of 40 pictures with two questions each, about a fourth; copies of a problem are dropped before the division."""
     rows = []
     for number in range(40):
-        (tmp_path / f"{number}.png").write_bytes(plain_png(28 + number, 28))
+        image = Image.new("RGB", (56, 56), (5 * number, 0, 0))
+        ImageDraw.Draw(image).rectangle((0, 0, number, number), fill="white")
+        for name, level in (("a", 1), ("b", 9)):  # the same pixels in files that differ
+            image.save(tmp_path / f"{number}{name}.png", compress_level=level)
         rows += [
-            {"image": f"{number}.png", "question": f"{word} {number}?", "answer": "4"} for word in ("Who", "Why")
+            {"image": f"{number}{file}.png", "answer": "4", "question": f"{word} {number}?"}
+            for word, file in (("Who", "a"), ("Why", "a"), ("Who", "b"))
         ]
     file = json_lines(tmp_path, *rows)
     code, text = said(file, "--hold-out", "0.25", "--out", tmp_path / "set")
-    assert code == 0 and f"{tmp_path / 'set-held-out'}: 80 rows in" in text and "other_set" in text, text
+    assert code == 0 and f"{tmp_path / 'set-held-out'}: 120 rows in" in text, text
     sets = [rows_of(tmp_path / name) for name in ("set", "set-held-out")]
     words = [[row["question"].split()[-2:] for row in part] for part in sets]
     pictures = [{number for _, number in part} for part in words]
     assert not pictures[0] & pictures[1] and 4 <= len(pictures[1]) <= 16
     assert sorted(words[0] + words[1]) == sorted([word, f"{n}?"] for n in range(40) for word in ("Who", "Why"))
-    code, text = said(file, "--hold-out", "0.25", "--out", tmp_path / "again")
-    assert code == 0 and rows_of(tmp_path / "again-held-out") == sets[1]
-    code, text = said(file, "--hold-out", "1", "--out", tmp_path / "new")
-    assert code == 2 and "--hold-out 1.0" in text
-    (tmp_path / "new-held-out").mkdir()
-    code, text = said(file, "--hold-out", "0.5", "--out", tmp_path / "new")
-    assert code == 2 and "new-held-out: already exists" in text and not (tmp_path / "new").exists()
+    dropped = manifest_of(tmp_path / "set-held-out")["dropped"]
+    assert dropped == {"near_duplicate": 40, "other_set": 80 - len(sets[1])}
+    code, text = said(file, "--hold-out", "0.25", "--limit", "20", "--out", tmp_path / "few")
+    assert code == 0 and len(rows_of(tmp_path / "few")) + len(rows_of(tmp_path / "few-held-out")) <= 20
+    assert {row["id"] for row in rows_of(tmp_path / "few-held-out")} <= {row["id"] for row in sets[1]}
+
+
+def test_a_picture_of_all_problems_divides_none_of_them(said, tmp_path: Path) -> None:
+    (tmp_path / "blank.png").write_bytes(plain_png(56, 56))
+    shared = {"image": "blank.png", "answer": "4"}
+    file = json_lines(tmp_path, *({**shared, "question": f"What is number {n}?"} for n in range(100)))
+    code, text = said(file, "--hold-out", "0.3", "--out", tmp_path / "set")
+    assert code == 0 and 15 <= len(rows_of(tmp_path / "set-held-out")) <= 45, text
+
+
+def test_what_cannot_be_held_out(said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = json_lines(tmp_path, *({"question": f"What is {n}?", "answer": "4"} for n in range(8)))
+    (tmp_path / "old-held-out").mkdir()
+    for arguments, words in (
+        ([file, "--hold-out", "1", "--out", "new"], "--hold-out 1.0"),
+        ([file, "--hold-out", "0.5", "--out", "old"], "old-held-out: already exists"),
+        ([file, "--hold-out", "0.5", "--out", "."], ".: already exists"),
+        ([file, "--hold-out", "1e-9", "--out", "new"], "new-held-out: no row is left to write"),
+        (
+            ["mix", "--source", file, "--hold-out", "0.5", "--out", "new"],
+            "--hold-out: a mix is made of prepared sets",
+        ),
+    ):
+        code, text = said(*arguments)
+        assert code == 2 and words in text and "Traceback" not in text, text
+        assert not any(Path(name).exists() for name in ("new", "old", "new-held-out"))
 
 
 def test_a_dry_run_writes_nothing(said, tmp_path: Path) -> None:

@@ -244,7 +244,10 @@ def test_edit_distance_by_hand() -> None:
         ("**D.** fits best.\nThe row grows by one.", ("D",)),
         ("A) no\nB) yes\nI cannot tell which", ()),  # it lists them
         ("C is not correct, D is.", ()),
-        ("D isn't, B is.", ()),
+        ("(C) is not correct, D is.", ()),
+        ("Answer: **C** isn't correct, D is.", ()),
+        ("A and C are not correct, B is.", ()),
+        ("(A) is not right, (B) is", ("B",)),
         ("A.5 is too large\nfor this", ()),
         ("", ()),
     ],

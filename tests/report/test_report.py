@@ -130,7 +130,7 @@ def test_a_change_is_that_of_the_same_problems(run, page):
     assert f"({100 * difference.mean:+.1f} points, 95 % interval {ends}" in page.text
     tokens = [{row["problem_id"]: row["length"] for row in e.rows().to_pylist()} for e in (first, last)]
     longer = estimate([tokens[1][name] - tokens[0][name] for name in tokens[0]])
-    assert f"({longer.mean:+.0f}, 95 % interval {longer.low:+.0f} to {longer.high:+.0f})." in page.text
+    assert f"({longer.mean:+.1f}, 95 % interval {longer.low:+.1f} to {longer.high:+.1f})." in page.text
 
 
 def test_changes_over_different_steps_are_told_apart(tmp_path):

@@ -38,7 +38,7 @@ class Change:
             lengths = f" Responses have {p.length_b:.0f} tokens on average, against {p.length_a:.0f}"
             if p.length_interval is not None:
                 shortest, longest = p.length_interval
-                lengths += f" ({p.length_b - p.length_a:+.0f}, 95 % interval {shortest:+.0f} to {longest:+.0f})"
+                lengths += f" ({p.length_b - p.length_a:+.1f}, 95 % interval {shortest:+.1f} to {longest:+.1f})"
             lengths += "."
         return (
             f"{self.benchmark}, {self.who}: accuracy {what} ({100 * p.difference:+.1f} points, 95 % interval "

@@ -39,7 +39,7 @@ class Paired:
     p_value: float  # exact two-sided sign test on won against lost
     length_a: float | None  # mean tokens of a response, over the problems of which both are known
     length_b: float | None
-    length_interval: tuple[float, float] | None  # 95 %, of B's minus A's; None for fewer than two problems
+    length_interval: tuple[float, float] | None  # 95 %, of B's minus A's; None without two that differ
     only_a: int  # problems that the other does not have: not compared
     only_b: int
 
@@ -67,7 +67,7 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired
         p_value=sign_test(int((difference_P > 0).sum()), int((difference_P < 0).sum())),
         length_a=float(length_P2[:, 0].mean()) if len(length_P2) else None,
         length_b=float(length_P2[:, 1].mean()) if len(length_P2) else None,
-        length_interval=(longer.low, longer.high) if longer.has_interval else None,
+        length_interval=(longer.low, longer.high) if longer.has_interval and longer.std > 1e-9 else None,
         only_a=len(a) - len(both),
         only_b=len(b) - len(both),
     )

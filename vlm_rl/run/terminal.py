@@ -100,7 +100,7 @@ def next_commands(out: str | Path, evaluated: Sequence[str]) -> str:
     )
 
 
-def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1, first_node: str = "FIRST_NODE") -> str:
+def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1) -> str:
     """Return the command of `vlm-rl WORDS` on so many ranks of each node, as one types it there.
 
     After a signal torchrun waits for the ranks to save: on several nodes to a folder that they share, so for longer.
@@ -109,7 +109,7 @@ def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1, first
         return f"vlm-rl {shlex.join(words)}"
     launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout {1800 if num_nodes == 1 else 3600}"
     if num_nodes > 1:
-        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint {first_node}:29500"
+        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
     return f"{launch} -m vlm_rl {shlex.join(words)}"
 
 

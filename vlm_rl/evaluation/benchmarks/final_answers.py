@@ -14,13 +14,15 @@ _TAIL = 2_000  # characters from the end in which a closing phrase is looked for
 _CLOSING = re.compile(
     r"(?i)\b(?:final |correct |right )?(?:answer|option|choice)s?\b(?: is| are|:| =|\*\*:)+\s*([^\n]*)"
 )
+_NOT = r"(?!\s+(?:is|are)(?:\s+not\b|n't\b))"
+_LETTER = r"[(\[*]*[A-I](?![A-Za-z'])[)\]*.:]*"
 _LETTERS = re.compile(
     r"(?![AI]\s+(?!and\b)[a-z])"  # "A circle" and "I am" name none
-    r"[(\[*]*([A-I])[)\]*.:]*(?:\s*(?:,|and|&)\s*[(\[*]*([A-I])[)\]*.:]*)*(?![A-Za-z']|\s+(?:is|are)(?:\s+not\b|n't\b))"
+    rf"(?>{_LETTER}(?:\s*(?:,|and|&)\s*{_LETTER})*){_NOT}"
 )
 _ONE_LETTER = re.compile(r"(?<![A-Za-z])([A-I])(?![A-Za-z'])")
-_MARKED = re.compile(r"\(([A-I])\)")
-_OPENING = re.compile(r"\W*([A-I])\s?[).:](?![\w.])")
+_MARKED = re.compile(rf"\(([A-I])\){_NOT}")
+_OPENING = re.compile(rf"\W*([A-I])\s?[).:](?![\w.]){_NOT}")
 _OPTION_LINE = re.compile(r"(?m)^\W*([A-I])\s?[).:](?![\w.])")
 _LAST_WORD = re.compile(r"(?:\b(?i:is|be|option|choice|answer) )([A-I])\W*$")
 
