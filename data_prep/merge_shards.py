@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,8 +104,9 @@ def _of_the_other_set(
 ) -> dict[int, DroppedRow]:
     """Return the remaining rows that are for the other set of --hold-out, by number.
 
-    A digest decides, that of the first image where there is one: problems on one image are on one side. An image of
-    many problems is a placeholder or a logo, and of no use for that. Raises UserError for rows of a benchmark.
+    Those with the smallest digests are held out, until there are enough. A digest is of the first image where there
+    is one: problems on one image are on one side. An image of many problems is a placeholder or a logo, and of no use
+    for that. Raises UserError for rows of a benchmark.
     """
     left = {index: row for index, row in enumerate(rows) if index not in dropped}
     if benchmark := next((row for row in left.values() if row.test_only), None):
@@ -114,13 +115,19 @@ def _of_the_other_set(
     image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and not is_drawn[index]}
     common = Counter(image.values())
     most = max(MANY_PROBLEMS, len(left) // 20)
-    other = {}
+    members: dict[bytes, list[int]] = defaultdict(list)
     for index, row in left.items():
         key = image[index] if index in image and common[image[index]] <= most else row.text_key
-        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
-        if (share < options.hold_out) != options.is_held_out:
-            other[index] = DroppedRow(row.where, "other_set", "it is for the other set of --hold-out", known=True)
-    return other
+        members[hashlib.sha256(key.encode()).digest()].append(index)
+    held_out: set[int] = set()
+    for digest in sorted(members):
+        if len(held_out) < options.hold_out * len(left):
+            held_out.update(members[digest])
+    return {
+        index: DroppedRow(row.where, "other_set", "it is for the other set of --hold-out", known=True)
+        for index, row in left.items()
+        if (index in held_out) != options.is_held_out
+    }
 
 
 def _repeated_ids(rows: Sequence[KeptRow], *, strict: bool) -> dict[int, DroppedRow]:

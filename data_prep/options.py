@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -48,13 +48,17 @@ class Options:
         """Return the pixel grid that images are fitted to."""
         return Grid(self.min_pixels, self.max_pixels, 2 * self.patch_size)
 
-    def sides(self) -> list[Options]:
+    def sides(self) -> Sequence[Options]:
         """Return the options of each set that is made: with `hold_out` of two, which share the limit."""
         if not self.hold_out:
             return [self]
-        fewer = None if self.limit is None else max(1, round(self.hold_out * self.limit))
-        rest = None if fewer is None else max(1, self.limit - fewer)
-        return [replace(self, limit=rest), replace(self, limit=fewer, is_held_out=True)]
+        if self.limit is None:
+            return [replace(self), replace(self, is_held_out=True)]
+        fewer = max(1, round(self.hold_out * self.limit))
+        return [
+            replace(self, limit=max(1, self.limit - fewer)),
+            replace(self, limit=fewer, is_held_out=True),
+        ]
 
     def check(self) -> None:
         """Raise UserError for values that no preparation can have."""

@@ -205,7 +205,7 @@ def test_the_command_prints_mapping_and_three_examples(said, tmp_path: Path) -> 
 
 
 def test_held_out_problems_are_a_set_of_their_own_and_share_no_image(said, tmp_path: Path) -> None:
-    """Of 40 pictures with two questions each, about a fourth; copies of a problem are dropped before the division."""
+    """Of 40 pictures with two questions each, a fourth; copies of a problem are dropped before the division."""
     rows = []
     for number in range(40):
         image = Image.new("RGB", (56, 56), (5 * number, 0, 0))
@@ -222,13 +222,12 @@ def test_held_out_problems_are_a_set_of_their_own_and_share_no_image(said, tmp_p
     sets = [rows_of(tmp_path / name) for name in ("set", "set-held-out")]
     words = [[row["question"].split()[-2:] for row in part] for part in sets]
     pictures = [{number for _, number in part} for part in words]
-    assert not pictures[0] & pictures[1] and 4 <= len(pictures[1]) <= 16
+    assert not pictures[0] & pictures[1] and len(pictures[1]) == 10
     assert sorted(words[0] + words[1]) == sorted([word, f"{n}?"] for n in range(40) for word in ("Who", "Why"))
     dropped = manifest_of(tmp_path / "set-held-out")["dropped"]
     assert dropped == {"near_duplicate": 40, "other_set": 80 - len(sets[1])}
     code, text = said(file, "--hold-out", "0.25", "--limit", "20", "--out", tmp_path / "few")
     assert code == 0 and len(rows_of(tmp_path / "few")) + len(rows_of(tmp_path / "few-held-out")) <= 20
-    assert {row["id"] for row in rows_of(tmp_path / "few-held-out")} <= {row["id"] for row in sets[1]}
 
 
 def test_a_picture_of_all_problems_divides_none_of_them(said, tmp_path: Path) -> None:
@@ -236,7 +235,7 @@ def test_a_picture_of_all_problems_divides_none_of_them(said, tmp_path: Path) ->
     shared = {"image": "blank.png", "answer": "4"}
     file = json_lines(tmp_path, *({**shared, "question": f"What is number {n}?"} for n in range(100)))
     code, text = said(file, "--hold-out", "0.3", "--out", tmp_path / "set")
-    assert code == 0 and 15 <= len(rows_of(tmp_path / "set-held-out")) <= 45, text
+    assert code == 0 and len(rows_of(tmp_path / "set-held-out")) == 30, text
 
 
 def test_what_cannot_be_held_out(said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +246,7 @@ def test_what_cannot_be_held_out(said, tmp_path: Path, monkeypatch: pytest.Monke
         ([file, "--hold-out", "1", "--out", "new"], "--hold-out 1.0"),
         ([file, "--hold-out", "0.5", "--out", "old"], "old-held-out: already exists"),
         ([file, "--hold-out", "0.5", "--out", "."], ".: already exists"),
-        ([file, "--hold-out", "1e-9", "--out", "new"], "new-held-out: no row is left to write"),
+        ([file, "--hold-out", "0.999", "--out", "new"], "new: no row is left to write"),
         (
             ["mix", "--source", file, "--hold-out", "0.5", "--out", "new"],
             "--hold-out: a mix is made of prepared sets",
