@@ -93,6 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--hold-out: a mix is made of prepared sets; hold out where each of them is prepared")
         print(mix_sets(Path(arguments.path), out))
         return
+    from vlm_rl.data_prep.partial_set import held_out_beside
     from vlm_rl.data_prep.preparation import check_arguments, prepare
     from vlm_rl.grading.grader import Grader
 
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     _print_counts(out, report)
     if report.held_out:
-        _print_counts(out.with_name(f"{out.name}-held-out"), report.held_out)
+        _print_counts(held_out_beside(out), report.held_out)
 
 
 def _print_counts(out: Path, report: PrepareReport) -> None:

@@ -111,8 +111,8 @@ def _of_the_other_set(
     left = {index: row for index, row in enumerate(rows) if index not in dropped}
     if benchmark := next((row for row in left.values() if row.test_only), None):
         raise HopelessError(f"--hold-out: {benchmark.where} is of a benchmark, which is measured whole; leave it out")
-    is_drawn = {index: bool({"blank_image", "typeset_image"} & {*row.notes}) for index, row in left.items()}
-    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and not is_drawn[index]}
+    ours = {"blank_image", "typeset_image"}  # notes of images that the preparation drew
+    image = {index: row.sha256s[0] for index, row in left.items() if row.sha256s and not ours & {*row.notes}}
     common = Counter(image.values())
     most = max(MANY_PROBLEMS, len(left) // 20)
     members: dict[bytes, list[int]] = defaultdict(list)

@@ -53,12 +53,9 @@ class Options:
         if not self.hold_out:
             return [self]
         if self.limit is None:
-            return [replace(self), replace(self, is_held_out=True)]
+            return [self, replace(self, is_held_out=True)]
         fewer = max(1, round(self.hold_out * self.limit))
-        return [
-            replace(self, limit=max(1, self.limit - fewer)),
-            replace(self, limit=fewer, is_held_out=True),
-        ]
+        return [replace(self, limit=self.limit - fewer), replace(self, limit=fewer, is_held_out=True)]
 
     def check(self) -> None:
         """Raise UserError for values that no preparation can have."""

@@ -14,10 +14,9 @@ from typing import IO, Any
 from vlm_rl.errors import UserError
 
 
-def check_absent(out: Path) -> None:
-    """Raise UserError where the set exists already."""
-    if out.exists():
-        raise UserError(f"{out}: already exists; choose a different folder or remove it")
+def held_out_beside(out: Path) -> Path:
+    """Return where the held-out problems of a set go."""
+    return out.parent / f"{out.name}-held-out"
 
 
 class HopelessError(UserError):
@@ -32,17 +31,13 @@ class PartialSet:
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], *, holds_out: bool = False) -> None:
-        """Name the set `out`, everything its shards depend on, and whether there is a second one; write nothing.
-
-        Raises UserError where a set exists already.
-        """
-        check_absent(out)
+        """Name the set `out`, everything its shards depend on, and whether there is a second one; write nothing."""
         self.out = out
         self.folder = out.parent / f".{out.name}.partial"
         self.build = self.folder / "set"
         self.outs = {self.build: out}  # where each set is built -> its place
         if holds_out:
-            self.outs[self.folder / "held-out"] = out.with_name(f"{out.name}-held-out")
+            self.outs[self.folder / "held-out"] = held_out_beside(out)
         self._plan = json.dumps(plan, sort_keys=True, ensure_ascii=False)
         self._lock: IO[str] | None = None
         self._made: list[Path] = []  # parent folders that did not exist, innermost first
@@ -58,7 +53,8 @@ class PartialSet:
 
     def __enter__(self) -> PartialSet:
         for out in self.outs.values():
-            check_absent(out)
+            if out.exists():
+                raise UserError(f"{out}: already exists; choose a different folder or remove it")
         self._made = [parent for parent in self.out.absolute().parents if not parent.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

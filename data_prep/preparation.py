@@ -37,7 +37,8 @@ from vlm_rl.run.terminal import make_console
 SHARD_ROWS = 256
 # Options that shards do not depend on: they act when the shards are merged.
 _MERGE_OPTIONS = (
-    *("strict", "limit", "keep_duplicates", "against", "keep_overlap", "hold_out", "is_held_out", "seed"),
+    *("strict", "limit", "keep_duplicates", "against", "keep_overlap"),
+    *("hold_out", "is_held_out", "seed"),
 )
 
 

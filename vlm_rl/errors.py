@@ -1,4 +1,7 @@
-"""The two exceptions that are not faults of the program: a user's mistake, and a stop that was asked for."""
+"""The two exceptions that are not faults of the program: a user's mistake, and a stop that was asked for.
+
+Beside them the words that messages share: what a misspelt name may have meant, and what a signal is called.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -245,8 +245,11 @@ def finish_batches_first() -> None:
     loop.begin_ahead = waiting
 
 
-def kill_servers(of_step: dict[str, int]) -> None:
-    """SIGKILL a rollout server, by its process id, once the first group of this step has arrived."""
+def kill_servers(of_step: dict[str, int], hung: Sequence[str] = ()) -> None:
+    """SIGKILL a rollout server, by its process id, once the first group of this step has arrived.
+
+    In steps of `hung` it does not go on before that, so that it cannot have sent all of its own groups.
+    """
     generate = ServerSampler.generate
 
     def killing(self: ServerSampler, prompts: Any, params: Any, *, on_group: Any = None, **of_call: Any) -> Any:
@@ -255,6 +258,8 @@ def kill_servers(of_step: dict[str, int]) -> None:
                 os.killpg(pid, signal.SIGKILL)
             on_group(index, group)
 
+        if (step := str(of_call["step"])) in hung and step in of_step:
+            os.killpg(of_step[step], signal.SIGSTOP)
         return generate(self, prompts, params, on_group=kill_after if on_group else None, **of_call)
 
     ServerSampler.generate = killing

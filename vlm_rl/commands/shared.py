@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -75,11 +74,11 @@ def refuse_bare_srun() -> None:
     if tasks == 1 or "RANK" in os.environ:
         return
     nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
-    command = f"torchrun --nproc-per-node {-(-tasks // nodes)} --shutdown-timeout 1800"
-    if nodes > 1:
-        first_node = '"$(scontrol show hostnames | head -n 1):29500"'
-        command += f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint {first_node}"
+    from vlm_rl.run.terminal import start_command
+
+    first_node = '"$(scontrol show hostnames | head -n 1)"'
+    command = start_command(sys.argv[1:], -(-tasks // nodes), num_nodes=nodes, first_node=first_node)
     raise UserError(
         f"srun has started {tasks} tasks, and each would be a run of its own: let it start one a node, and torchrun "
-        f"the ranks: srun --ntasks {nodes} --ntasks-per-node 1 {command} -m vlm_rl {shlex.join(sys.argv[1:])}"
+        f"the ranks: srun --ntasks {nodes} --ntasks-per-node 1 {command}"
     )

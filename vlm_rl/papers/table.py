@@ -123,7 +123,7 @@ def _percent(share: float | None) -> float | None:
 def as_markdown(table: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
     of = table["lengths_of"]
-    head = ["model", "rule", *table["columns"], "average", f"mean length{of and f', {of}'}"]
+    head = ["model", "rule", *table["columns"], "average", "mean length" + (f", {of}" if of else "")]
     lines = [f"# {table['paper']} (arXiv {table['arxiv']})", ""]
     lines += [f"**{table['note']}.**", ""] if table["note"] else []
     lines += [f"Published: {table['published']}.", ""]

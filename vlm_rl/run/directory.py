@@ -76,7 +76,7 @@ class RunDirectory:
     def of_any_kind(cls, path: str | Path) -> RunDirectory:
         """Open a run of `vlm-rl train` or `vlm-rl sft`. Raises UserError where it is neither."""
         is_supervised = (Path(path) / SFT_CONFIG).is_file()
-        return cls(path, **({"config_file": SFT_CONFIG} if is_supervised else {})).open()
+        return cls(path, config_file=SFT_CONFIG if is_supervised else "config.yaml").open()
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"

@@ -54,7 +54,7 @@ def pair(a: Mapping[str, ProblemScore], b: Mapping[str, ProblemScore]) -> Paired
     difference_P = score_b - score_a
     change = estimate(difference_P, bounds=(-1, 1))
     lengths = [(a[name].length, b[name].length) for name in both]
-    length_P2 = np.array([pair for pair in lengths if None not in pair], dtype=np.float64).reshape(-1, 2)
+    length_P2 = np.array([two for two in lengths if None not in two], dtype=np.float64).reshape(-1, 2)
     longer = estimate(length_P2[:, 1] - length_P2[:, 0])
     return Paired(
         n=len(both),

@@ -100,29 +100,28 @@ def next_commands(out: str | Path, evaluated: Sequence[str]) -> str:
     )
 
 
-def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1) -> str:
+def start_command(words: Sequence[str], ranks: int, *, num_nodes: int = 1, first_node: str = "FIRST_NODE") -> str:
     """Return the command of `vlm-rl WORDS` on so many ranks of each node, as one types it there.
 
-    After a signal torchrun waits for the ranks to save: on several nodes to a folder that they share, so for longer.
+    `first_node` is its name, or what a shell makes its name of. After a signal torchrun waits for the ranks to save:
+    on several nodes to a folder that they share, so for longer.
     """
     if ranks == num_nodes == 1:
         return f"vlm-rl {shlex.join(words)}"
     launch = f"torchrun --nproc-per-node {ranks} --shutdown-timeout {1800 if num_nodes == 1 else 3600}"
     if num_nodes > 1:
-        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+        launch += f" --nnodes {num_nodes} --rdzv-backend c10d --rdzv-endpoint {first_node}:29500"
     return f"{launch} -m vlm_rl {shlex.join(words)}"
 
 
 def resume_command(out: str | Path, *, command: str = "train") -> str:
     """Return the command that resumes the run in this folder on the same number of ranks."""
     ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    start = "vlm-rl"
-    if ranks != "1":
-        nodes = (
-            f"--nproc-per-node {here}" if here == ranks else "..."
-        )  # several nodes need the options that started them
-        start = f"torchrun {nodes} --shutdown-timeout 1800 -m vlm_rl"
-    return f"{start} {command} {shlex.quote(str(out))} --resume"
+    words = [command, str(out), "--resume"]
+    if here == ranks:
+        return start_command(words, int(ranks))
+    # Several nodes need the options that started them.
+    return f"torchrun ... --shutdown-timeout 1800 -m vlm_rl {shlex.join(words)}"
 
 
 class StepLine:
