@@ -303,13 +303,6 @@ def test_nothing_to_find(tmp_path: Path) -> None:
 # -- disk full ------------------------------------------------------------------------------------
 
 
-def test_a_save_that_will_not_fit_is_refused_before_it_writes(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"step 2 needs about .* step-000001 is untouched"):
-        begin(tmp_path, step=2, needed_bytes=1 << 60)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path):
     """A file system of 256 KB."""
@@ -318,6 +311,15 @@ def small_disk(tmp_path: Path):
             yield place
     except disks.CannotMountError as error:
         pytest.skip(str(error))
+
+
+def test_a_save_that_will_not_fit_is_refused_before_it_writes(small_disk: Path) -> None:
+    with saving(small_disk, step=1) as work:
+        (work / "model.safetensors").write_bytes(bytes(150_000))  # more than half of the disk
+        commit(work, small_disk, step=1, info=INFO)
+    with pytest.raises(CheckpointError, match=r"step 2 needs about .* step-000001 is untouched"):
+        begin(small_disk, step=2)
+    assert sorted(p.name for p in small_disk.iterdir()) == ["latest", "step-000001"]
 
 
 @pytest.mark.parametrize("written_by", ["python", "safetensors", "torch"])
@@ -384,7 +386,7 @@ def keep_saving(root: Path, kill_at: int, same_step: bool, turns: int, said: Con
     step = found[1].step if found else 0
     for turn in range(1, turns + 1):
         step += 0 if same_step and step else 1
-        work = begin(root, step=step, needed_bytes=0)
+        work = begin(root, step=step)
         (work / "learner").mkdir()
         for name in ("tokenizer.json", "learner/shard.pt"):
             (work / name).write_bytes(os.urandom(20_000))

@@ -14,7 +14,7 @@ from vlm_rl.config import Config, load_config
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.fit import ENGINE_SHARE, ROLLOUT_SHARE, UPDATE_SHARE
+from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE, engine_share
 
 _GIB = 2**30
 ADAM_BYTES = 12  # a trained parameter in a checkpoint: float32 master and two moments
@@ -66,8 +66,7 @@ def update(subject: RecipeUnderTest) -> Check:
 def rollout(subject: RecipeUnderTest) -> Check:
     """Compare what the learner keeps and what the engine takes with the free memory."""
     plan, (_, total, _) = subject.plan, subject.free
-    memory, options = plan.memory, plan.config.rollout.vllm
-    share = options.get("gpu_memory_utilization", ENGINE_SHARE)
+    memory, share = plan.memory, engine_share(plan.config)
     response = plan.config.context_tokens * plan.kv_bytes_per_token
     on_gpu = torch.cuda.is_available()
     if memory.is_served:

@@ -55,6 +55,7 @@ from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
+from vlm_rl.samplers.vllm_options import LARGEST_ENGINE_SHARE
 from vlm_rl.types import Problem
 
 
@@ -124,7 +125,7 @@ def evaluate_sets(options: argparse.Namespace) -> RunDirectory:
             max_model_len=context,
             batch_size=options.batch_size,
             dtype=model_dtype(device),
-            vllm_options={"gpu_memory_utilization": 0.85} if device.type == "cuda" else None,
+            vllm_options={"gpu_memory_utilization": LARGEST_ENGINE_SHARE} if device.type == "cuda" else None,
             tensor_parallel=options.tensor_parallel,
             seed=options.seed,
         )

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from vlm_rl.config import Config, with_overrides
 from vlm_rl.errors import UserError
 from vlm_rl.learner.dry_run import DryRun, dry_run
+from vlm_rl.samplers.vllm_options import ENGINE_SHARE
 
 UPDATE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
 ROLLOUT_SHARE = 0.95  # the engine keeps to its share by itself
-ENGINE_SHARE = 0.45  # of a card, unless rollout.vllm.gpu_memory_utilization says otherwise
 _GIB = 2**30
 
 

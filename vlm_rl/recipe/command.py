@@ -31,6 +31,7 @@ from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import start_command
+from vlm_rl.samplers.vllm_options import LARGEST_ENGINE_SHARE
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -224,7 +225,7 @@ def _plan(options: argparse.Namespace, machine: Machine, facts: DataFacts, *, ou
 def _engine_share(plan: DryRun, card: float) -> float | None:
     """Return the share of a card (bytes) that the rollout engine may take; None where the run does not fit."""
     memory = plan.memory
-    share = math.floor(100 * min(0.85, ROLLOUT_SHARE - memory.kept / card)) / 100
+    share = math.floor(100 * min(LARGEST_ENGINE_SHARE, ROLLOUT_SHARE - memory.kept / card)) / 100
     longest = plan.config.context_tokens
     engine = memory.engine_weights + 2**30 + RESPONSES * longest * plan.kv_bytes_per_token
     return share if memory.update < UPDATE_SHARE * card and engine < share * card else None

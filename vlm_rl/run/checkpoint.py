@@ -52,12 +52,12 @@ _named: set[str] = set()  # the faults that `prune` has printed
 
 
 @contextmanager
-def saving(root: Path, *, step: int, needed_bytes: int | None = None) -> Iterator[Path]:
+def saving(root: Path, *, step: int) -> Iterator[Path]:
     """Make a folder to write a checkpoint into (`begin`), and remove it if writing fails.
 
     Raises CheckpointError for what the file system refused, such as a full disk.
     """
-    work = begin(root, step=step, needed_bytes=needed_bytes)
+    work = begin(root, step=step)
     try:
         with writing_checkpoint(root, step=step):
             yield work
@@ -77,17 +77,17 @@ def writing_checkpoint(root: Path, *, step: int) -> Iterator[None]:
         raise
 
 
-def begin(root: Path, *, step: int, needed_bytes: int | None = None) -> Path:
+def begin(root: Path, *, step: int) -> Path:
     """Make an empty folder beside the checkpoints, on the same file system. Only one save may run at a time.
 
-    Leftovers of killed saves are removed first. Raises CheckpointError where fewer than `needed_bytes` are free; by
-    default that is the size of the newest checkpoint.
+    Leftovers of killed saves are removed first. Raises CheckpointError where less is free than the newest checkpoint
+    takes.
     """
     work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
     try:
         root.mkdir(exist_ok=True)  # without parents: a run folder that vanished is not made again
         _remove_leftovers(root)
-        needed = _newest_size(root) if needed_bytes is None else needed_bytes
+        needed = _newest_size(root)
         free = shutil.disk_usage(root).free
         if free < needed:
             raise CheckpointError(

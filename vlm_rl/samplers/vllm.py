@@ -40,7 +40,13 @@ from vlm_rl.samplers.fingerprint import (
     join_shards,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options, prompt_request, sampling_options
+from vlm_rl.samplers.vllm_options import (
+    ENGINE_SHARE,
+    ENVIRONMENT,
+    engine_options,
+    prompt_request,
+    sampling_options,
+)
 from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
@@ -103,7 +109,7 @@ class VllmSampler:
         )
         settings.setdefault("enable_sleep_mode", not self._on_cpu)
         if not self._on_cpu:
-            settings.setdefault("gpu_memory_utilization", 0.45)  # the learner lives on the same device
+            settings.setdefault("gpu_memory_utilization", ENGINE_SHARE)
         if adapter is not None:
             settings |= _adapter_settings(adapter)
         if returns_routing:
