@@ -309,6 +309,7 @@ def test_what_has_no_default_must_be_there(key: str) -> None:
     [
         (["rollout.top_p=0.7"], ["rollout", "top_p 0.7", "needs top_p 1"]),
         (["rollout.top_k=50"], ["rollout", "top_k 50"]),
+        (["rollout.server_timeout=7200"], ["rollout", "server_timeout is 7200", "most 3600 s"]),
         (["train.mini_batch_prompts=256"], ["train.mini_batch_prompts (256)", "rollout.prompts_per_step (128)"]),
         (["train.micro_batch_tokens=100"], ["train.micro_batch_tokens (100)", "rollout.max_tokens (4096)"]),
         (["reward.overlong_buffer=5000"], ["reward.overlong_buffer (5000)", "rollout.max_tokens (4096)"]),

@@ -152,6 +152,20 @@ def test_the_best_of_the_saved_steps_is_kept(toys: Toys) -> None:
     assert [step for step, _ in run.checkpoints()] == [best, 6]
 
 
+def test_a_damaged_later_step_is_not_the_best(toys: Toys) -> None:
+    """Steps 2 and 4 are saved and were right throughout, and 4 is damaged: 2 is the best once 3 is saved."""
+    changes = {"data": {"eval": [str(toys.heldout)]}, "eval": {"every": 1}, "checkpoint": {"every": 2}}
+    run = toys.train_run("best-damaged", **changes, train={"steps": 4})
+    for result in run.evals():
+        summary = {**result.summary, "accuracy": float(result.step in (2, 4))}
+        result.path.with_suffix(".json").write_text(json.dumps(summary))
+    (run.path / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"cut")
+    overrides = ["checkpoint.every=1", "checkpoint.keep_last=1", "train.steps=3"]
+    assert toys.runner("train", str(run.path), *overrides, "--resume").code == 0
+    assert [step for step, _ in run.checkpoints()] == [2, 3, 4]
+    assert run.config().checkpoint.every == 1 and run.config().train.steps == 3
+
+
 @pytest.mark.slow
 def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
     """12 problems, 4 a step: steps 1 to 3 are the first epoch, 4 to 6 the second."""
@@ -166,6 +180,7 @@ def test_resumed_twice_in_an_epoch_and_at_its_end(toys: Toys) -> None:
         assert result.code == 0, result.output[-3000:]
         assert result.output.count(line) == 1, result.output[-3000:]
     assert_equal_runs(run, expected)
+    assert run.config().train.steps == 6
     drawn = [{row["prompt_id"] for row in rows} for rows in rollouts_of(run)]
     for epoch in (drawn[:3], drawn[3:]):
         assert Counter(name for names in epoch for name in names) == {f"Toy-train-{i}": 1 for i in range(12)}

@@ -64,6 +64,24 @@ def test_a_late_server_gets_the_weights_and_draws_the_same(
     assert same(draw(only_second, fleet), both)
 
 
+def test_a_file_of_servers_may_be_out_of_order_for_a_while(fleet: Fleet, tmp_path: Path) -> None:
+    """As it is while an editor writes it. At the start of a run it has to be in order."""
+    addresses, urls = tmp_path / "servers.txt", [server.url for server in fleet.servers]
+    addresses.write_text("")
+    with pytest.raises(UserError, match=r"rollout\.servers: .*servers\.txt: it names no server"):
+        fleet.sampler(servers=str(addresses))
+    addresses.write_text("\n".join(urls))
+    sampler = fleet.sampler(servers=str(addresses))
+    for version, text in enumerate(["", urls[0][:6], "\n".join(urls), ""], start=1):
+        addresses.write_text(text)
+        fleet.sync(sampler, version)
+        assert sorted(sampler.fleet.rooms) == sorted(urls)
+    addresses.unlink()
+    assert sampler.fleet.addresses() == urls
+    said = ["names no server", "not an address", "names no server", "cannot be read"]
+    assert [words in note for words, note in zip(said, fleet.notes, strict=True)] == [True] * 4, fleet.notes
+
+
 def run_changes(fleet: Fleet, **rollout: Any) -> dict[str, Any]:
     """Return the changes of a run of three steps, each on more groups than two servers draw at once."""
     shared = {"batch_size": 4, "server_token": str(fleet.token), "prompts_per_step": 8, "server_timeout": 1.0}

@@ -42,6 +42,8 @@ from vlm_rl.config.rewards import (
 )
 from vlm_rl.config.sft import SftConfig
 from vlm_rl.config.training import (
+    ENGINE_SHARE,
+    LARGEST_ENGINE_SHARE,
     MUTABLE_KEYS,
     AlgorithmConfig,
     CheckpointConfig,
@@ -53,6 +55,8 @@ from vlm_rl.config.training import (
 )
 
 __all__ = [
+    "ENGINE_SHARE",
+    "LARGEST_ENGINE_SHARE",
     "MUTABLE_KEYS",
     "AlgorithmConfig",
     "CheckpointConfig",

@@ -30,6 +30,11 @@ MUTABLE_KEYS = (
 )
 
 
+ENGINE_SHARE = 0.45  # what vLLM gets of a card on which the learner lives as well
+LARGEST_ENGINE_SHARE = 0.85  # of a card without a learner; the rest is for what vLLM does not count
+_LONGEST_WAIT = 3600.0  # for servers: half of distributed.COLLECTIVE_TIMEOUT
+
+
 class HadwConfig(ConfigSection):
     """History-aware difficulty weighting; see docs/algorithms/hadw.md."""
 
@@ -208,6 +213,11 @@ class RolloutConfig(ConfigSection):
                 f"servers: {url!r} is not an address such as http://127.0.0.1:8000"
                 for url in self.servers
                 if not is_server_address(url)
+            )
+        if self.server_timeout > _LONGEST_WAIT:
+            yield (
+                f"server_timeout is {self.server_timeout:g}: the ranks wait for each other for two hours, so give at "
+                f"most {_LONGEST_WAIT:g} s, and resume the run when servers are there"
             )
         if self.top_p != 1.0 or self.top_k != 0:
             yield (

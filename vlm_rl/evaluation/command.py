@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import Config, RolloutConfig, check_benchmark_name, parse_config
+from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, RolloutConfig, check_benchmark_name, parse_config
 from vlm_rl.data.hub_models import hub_name
 from vlm_rl.data.model_folder import (
     check_context,
@@ -55,7 +55,6 @@ from vlm_rl.run.manifest import MANIFEST, read_manifest
 from vlm_rl.run.terminal import make_console, progress
 from vlm_rl.samplers.base import Sampler
 from vlm_rl.samplers.factory import make_sampler
-from vlm_rl.samplers.vllm_options import LARGEST_ENGINE_SHARE
 from vlm_rl.types import Problem
 
 

@@ -35,7 +35,7 @@ from vlm_rl.learner.saving import (
     where_it_resumes,
 )
 from vlm_rl.learner.sft import Example, take_step
-from vlm_rl.run.configurations import check_alike, check_unchanged
+from vlm_rl.run.configurations import check_alike, check_unchanged, keep_changes
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import make_console, progress, resume_command
@@ -113,6 +113,8 @@ class _SftRun:
             self._restore(*checkpoint)
         self._start(resume)
         if resume:
+            for line in from_main(lambda: keep_changes(self.run, self.config)):
+                make_console().print(line)
             make_console().print(where_it_resumes(self.run, checkpoint, self.config.train.steps))
 
     def _checkpoint(self) -> ResumePoint | None:

@@ -20,7 +20,7 @@ import torch
 import yaml
 from PIL import Image
 
-from vlm_rl.config import Config, DataConfig, parse_config
+from vlm_rl.config import LARGEST_ENGINE_SHARE, Config, DataConfig, parse_config
 from vlm_rl.data.hub_models import hub_name, is_hub_name, short_name
 from vlm_rl.data.images import GRID, grid_size
 from vlm_rl.data.model_folder import context_of, is_shipped, open_config
@@ -31,7 +31,6 @@ from vlm_rl.learner.dry_run import DryRun, dry_run
 from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import start_command
-from vlm_rl.samplers.vllm_options import LARGEST_ENGINE_SHARE
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 

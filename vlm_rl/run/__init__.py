@@ -1,7 +1,7 @@
 """A run on disk and on the terminal.
 
 directory    read and write a run directory: the contract between training, report and demo
-configurations  those of a resume and its run, or of several ranks, compared
+configurations  a resume's against that of its run, and those of several ranks
 rollout_row  a training response as it is stored
 eval_record  an evaluated response as it is stored
 paired       two evaluations compared problem by problem

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import MUTABLE_KEYS, ConfigSection, changed_keys
+from vlm_rl.config import MUTABLE_KEYS, Config, ConfigSection, SftConfig, changed_keys
 from vlm_rl.data.hub_models import hub_name
 from vlm_rl.errors import UserError
+from vlm_rl.run.directory import RunDirectory
 
 
 def changes(own: ConfigSection, other: ConfigSection) -> list[tuple[str, Any, Any]]:
@@ -35,6 +36,18 @@ def check_unchanged(path: Path, own: ConfigSection, config: ConfigSection) -> No
             f"{path}: cannot resume with a different {key}: the run has {value!r}; give it that value, or start a "
             "new run with a different out"
         )
+
+
+def keep_changes(run: RunDirectory, config: Config | SftConfig) -> list[str]:
+    """Make the configuration of a resume the run's own, and return a line for each key that it changes.
+
+    A later resume, report or evaluation without these changes would otherwise take the run for a different one.
+    """
+    own = run.any_config()
+    changed = changes(own, config)
+    if changed:
+        run.replace_config(config.model_copy(update={"model": own.model}))  # its path may be in this machine's cache
+    return [f"{key} is {new!r} from now on, and was {old!r}" for key, old, new in changed]
 
 
 def check_alike(configs: Sequence[ConfigSection]) -> None:

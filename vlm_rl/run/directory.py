@@ -111,6 +111,12 @@ class RunDirectory:
             raise self._not_writable(error.strerror or str(error)) from None
         return self
 
+    def replace_config(self, config: Config | SftConfig) -> None:
+        """Put this configuration in the place of the run's. Raises UserError where the file system refuses."""
+        path = self.path / self.config_file
+        with writing(path):
+            write_atomically(path, partial(save_config, config))
+
     def check_new(self) -> None:
         """Raise UserError where `create` would fail, as far as that can be told without writing."""
         self.refuse_existing()

@@ -75,9 +75,9 @@ class Fleet:
         self._builder, self._max_model_len = builder, max_model_len
         self._is_stopped, self._note = is_stopped, note
         self._run = from_main(lambda: uuid.uuid4().hex)  # tells our weights from those of another run
-        self._said: dict[str, str] = {}  # of each server, so that it is said once
+        self._said: dict[str, str] = {}  # of each server, and of their file as "", so that it is said once
         self._lost_since: float | None = None  # since when no server has completed a group
-        self.addresses()
+        self._addresses = _read_addresses(settings.servers)
 
     @property
     def label(self) -> str:
@@ -181,27 +181,40 @@ class Fleet:
         raise ServersGoneError("the run was stopped while no rollout server was there")
 
     def addresses(self) -> list[str]:
-        """Return the addresses of all servers. Raises UserError for a file that cannot be read or names none."""
-        where = self.settings.servers
-        if not isinstance(where, str):
-            return [url.rstrip("/") for url in where]
+        """Return the addresses of all servers: of a file, those that it named when it was last in order.
+
+        It may be read while somebody writes it, and a run with servers does not end for that.
+        """
         try:
-            lines = Path(where).read_text().split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"rollout.servers: {where} cannot be read: {error}") from None
-        wrong = [line for line in lines if not is_server_address(line)]
-        if wrong or not lines:
-            problem = (
-                f"{wrong[0]!r} is not an address such as http://127.0.0.1:8000" if wrong else "it names no server"
-            )
-            raise UserError(f"rollout.servers: {where}: {problem}")
-        return [line.rstrip("/") for line in lines]
+            self._addresses = _read_addresses(self.settings.servers)
+            self._said.pop("", None)
+        except UserError as error:
+            self._say_once("", f"{error}; the servers that it named before are used")
+        return self._addresses
 
     def say(self, url: str, text: str) -> None:
         """Note what is wrong with a server, once."""
-        if self._said.get(url) != text:
-            self._said[url] = text
-            self._note(f"rollout server {url}: {text}")
+        self._say_once(url, f"rollout server {url}: {text}")
+
+    def _say_once(self, subject: str, text: str) -> None:
+        if self._said.get(subject) != text:
+            self._said[subject] = text
+            self._note(text)
+
+
+def _read_addresses(where: Sequence[str] | str) -> list[str]:
+    """Return the addresses of a list or a file. Raises UserError for a file that cannot be read or names none."""
+    if not isinstance(where, str):
+        return [url.rstrip("/") for url in where]
+    try:
+        lines = Path(where).read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"rollout.servers: {where} cannot be read: {error}") from None
+    wrong = [line for line in lines if not is_server_address(line)]
+    if wrong or not lines:
+        problem = f"{wrong[0]!r} is not an address such as http://127.0.0.1:8000" if wrong else "it names no server"
+        raise UserError(f"rollout.servers: {where}: {problem}")
+    return [line.rstrip("/") for line in lines]
 
 
 def _read_token(path: Path) -> str:

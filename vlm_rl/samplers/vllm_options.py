@@ -21,8 +21,6 @@ from vlm_rl.types import Video
 if TYPE_CHECKING:
     import vllm
 
-ENGINE_SHARE = 0.45  # of a card on which the learner lives as well
-LARGEST_ENGINE_SHARE = 0.85  # of a card without a learner; the rest is for what vLLM does not count
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner shares these cores
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, where the device is a CPU

@@ -41,7 +41,7 @@ from vlm_rl.learner.saving import (
     where_it_resumes,
 )
 from vlm_rl.rewards import RewardFunction
-from vlm_rl.run.configurations import check_alike
+from vlm_rl.run.configurations import check_alike, keep_changes
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
@@ -166,6 +166,8 @@ class Session:
 
         self.recorder = self._start_run(resume, stages)
         if resume:
+            for line in from_main(lambda: keep_changes(self.run, self.config)):
+                self.recorder.note(line)
             self.recorder.note(where_it_resumes(self.run, checkpoint, self.config.train.steps))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.interrupts.listen()
@@ -288,7 +290,7 @@ class Session:
         """Return the saved step with the highest accuracy on the first set of data.eval, the latest of equals."""
         if not self.eval_sets:
             return None
-        saved = {step for step, _ in self.run.checkpoints()}
+        saved = {step for step, _ in self.run.checkpoints() if step <= self.step}  # later ones are damaged
         results = [result for result in self.run.evals(next(iter(self.eval_sets))) if result.step in saved]
         return max(results, key=lambda r: (r.summary["accuracy"], r.step)).step if results else None
 
@@ -336,7 +338,7 @@ class Session:
         """Let the servers draw the batch of a later step; `take` waits for it."""
         assert isinstance(self.sampler, ServerSampler)
         mine = share(batch.groups)
-        asked, begun = [prompts[group.problem] for group in mine], [group.rollouts for group in mine]
+        asked, begun = [group.asked(prompts) for group in mine], [group.rollouts for group in mine]
         self.prompts_ahead[batch.step] = prompts
         self.sampler.begin(batch.step, asked, begun, self.sampling, seed=self.config.seed)
 

@@ -1,0 +1,59 @@
+"""A resume that changes keys: they become the run's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.rollout_rows import CONFIG
+from vlm_rl.config import SftConfig, load_sft_config, with_overrides
+from vlm_rl.errors import UserError
+from vlm_rl.run.configurations import check_unchanged, keep_changes
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+
+
+def test_what_a_resume_changes_is_the_run_s_from_then_on(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run").create(CONFIG)
+    longer = with_overrides(CONFIG, ["train.steps=200", "eval.samples=4", "eval.temperature=1"])
+    assert keep_changes(run, longer) == [
+        "eval.samples is 4 from now on, and was 1",
+        "eval.temperature is 1.0 from now on, and was 0.0",
+        "train.steps is 200 from now on, and was 100",
+    ]
+    assert run.config() == longer
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+def test_a_resume_without_changes_writes_nothing(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run").create(CONFIG)
+    path = run.path / "config.yaml"
+    path.write_text(f"# mine\n{path.read_text()}")
+    before = path.read_bytes(), path.stat().st_ino
+    assert keep_changes(run, CONFIG) == []
+    assert (path.read_bytes(), path.stat().st_ino) == before
+
+
+def test_the_model_s_folder_in_a_different_cache_is_not_a_change(tmp_path: Path) -> None:
+    place = f"models--org--name/snapshots/{'0' * 40}"
+    here, there = (with_overrides(CONFIG, [f"model.path=/{cache}/{place}"]) for cache in ("here", "there"))
+    run = RunDirectory(tmp_path / "run").create(here)
+    assert keep_changes(run, with_overrides(there, ["train.steps=7"])) == [
+        "train.steps is 7 from now on, and was 100"
+    ]
+    assert run.config() == with_overrides(here, ["train.steps=7"])
+
+
+def test_a_supervised_run_keeps_changes_too(tmp_path: Path) -> None:
+    (tmp_path / "given.yaml").write_text("{out: x, model: {path: m}, data: {train: [d]}}")
+    config = load_sft_config(tmp_path / "given.yaml")
+    run = RunDirectory(tmp_path / "run", config_file=SFT_CONFIG).create(config)
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"steps": 7})})
+    assert len(keep_changes(run, longer)) == 1
+    kept = run.any_config()
+    assert isinstance(kept, SftConfig) and kept == longer
+
+
+def test_a_key_that_a_run_has_to_keep_is_not_kept_otherwise() -> None:
+    with pytest.raises(UserError, match="cannot resume with a different seed"):
+        check_unchanged(Path("run"), CONFIG, with_overrides(CONFIG, ["seed=1", "train.steps=7"]))
