@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.groups import bare_prompt
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.collecting import begin_ahead, collect
 from vlm_rl.config import parse_config
@@ -137,7 +138,7 @@ def test_no_prompt_is_lost_and_no_token_is_too_old(
     s.ledger, s.problems, s.order = Ledger(), PROBLEMS, PromptOrder(len(PROBLEMS), 0)
     s.learner, s.sampler = SimpleNamespace(num_updates=0), None
     s.recorder = SimpleNamespace(note=lambda _: None, phase=lambda _: None)
-    s.builder = SimpleNamespace(build=lambda problem: SimpleNamespace(ids=[1], problem_id=problem.id))
+    s.builder = SimpleNamespace(build=lambda problem: bare_prompt(problem.id))
     s.next_prompts = PromptCache(s.builder)
     begun_with: dict[int, int] = {}
     order: list[int] = []

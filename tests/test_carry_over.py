@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.groups import bare_prompt
 from tests.helpers.toy_runs import Toys, assert_equal_runs, assert_sound, rollouts_of
 from vlm_rl import train as train_module
 from vlm_rl.algorithms import ALGORITHMS
@@ -115,11 +116,11 @@ def test_groups_in_progress_come_back_as_they_were(tmp_path: Path) -> None:
         GroupInProgress(
             PROBLEMS[3], 17, (replace(older, problem_id="3"), replace(rollout(2), problem_id="3", index=1))
         ),
-        begin(PROBLEMS[5], 4, responses=2),
+        begin(PROBLEMS[5], 4, responses=2, epoch=3),
     ]
     save_groups(groups, tmp_path / "groups.parquet")
     again = load_groups(tmp_path / "groups.parquet", PROBLEMS)
-    assert [(g.problem, g.prompt_tokens) for g in again] == [(PROBLEMS[3], 17), (PROBLEMS[5], 4)]
+    assert [(g.problem, g.prompt_tokens, g.epoch) for g in again] == [(PROBLEMS[3], 17, 0), (PROBLEMS[5], 4, 3)]
 
     def plain(group: GroupInProgress) -> list[Any]:
         return [
@@ -181,7 +182,7 @@ def test_no_prompt_is_lost_or_trained_on_twice(data: st.DataObject) -> None:
     s.algorithm = replace(ALGORITHMS["dapo"], dynamic_sampling=dynamic)
     s.order, s.learner = PromptOrder(len(PROBLEMS), 0), SimpleNamespace(num_updates=0)
     s.recorder = SimpleNamespace(note=lambda _: None, phase=lambda _: None)
-    s.builder = SimpleNamespace(build=lambda problem: SimpleNamespace(ids=[1], problem_id=problem.id))
+    s.builder = SimpleNamespace(build=lambda problem: bare_prompt(problem.id))
     s.next_prompts = PromptCache(s.builder)
     s.draw_on = Lengths(lengths, places).draw_on
     s.reward = SimpleNamespace(

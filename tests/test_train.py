@@ -32,6 +32,7 @@ from vlm_rl.advantages import compute_advantages
 from vlm_rl.algorithms import ALGORITHMS
 from vlm_rl.collecting import belief_after, collect, with_advantages
 from vlm_rl.config import Config, parse_config
+from vlm_rl.data.carry_over import begin
 from vlm_rl.data.order import Ledger
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import EXIT_STOPPED
@@ -291,7 +292,9 @@ ROUNDS = [[[RIGHT] * 4, [RIGHT, WRONG, WRONG, WRONG]], [[WRONG] * 4]]  # of dyna
 def session_of(rounds: list[list[Group]], ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what a step needs to collect these groups, round by round."""
     drawn, graded = iter(rounds), iter(rounds)
-    monkeypatch.setattr(collecting, "draw_problems", lambda *_: [(group.problem, 9) for group in next(drawn)])
+    monkeypatch.setattr(
+        collecting, "draw_groups", lambda *_: [begin(group.problem, 9, responses=4) for group in next(drawn)]
+    )
     monkeypatch.setattr(
         collecting, "sample_and_grade", lambda *_, **__: [(g.problem, g.rollouts, g.rewards) for g in next(graded)]
     )

@@ -41,7 +41,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
     as many prompts again, at most algorithm.max_sampling_rounds times. The step then trains on what it has. With
     rollout.ahead the first round was begun by an earlier step; groups that are too old are replaced once.
     """
-    wanted, responses = s.config.rollout.prompts_per_step, s.config.rollout.responses_per_prompt
+    wanted = s.config.rollout.prompts_per_step
     rounds = s.config.algorithm.max_sampling_rounds if s.algorithm.dynamic_sampling else 1
     ahead, max_age = s.config.rollout.ahead, s.config.rollout.oldest_age
     prompts, s.next_prompts = s.next_prompts, PromptCache(s.builder)
@@ -57,7 +57,7 @@ def collect(s: Session, timings: Timings) -> RolloutBatch:
             s.ahead = s.ahead[1:]
         else:
             count = new_groups(s, missing)
-            drawn = [begin(*new, responses=responses) for new in draw_problems(s, count, prompts, timings)]
+            drawn = draw_groups(s, count, prompts, timings)
         prompt_lengths |= {group.problem.id: group.prompt_tokens for group in (*drawn, *s.in_progress)}
         groups = (*drawn, *s.in_progress)
         graded = sample_and_grade(s, groups, prompts, timings, enough=missing, is_begun=is_begun)
@@ -94,9 +94,8 @@ def begin_ahead(s: Session, timings: Timings) -> None:
     last = min(s.step + rollout.ahead, s.config.train.steps - 1)
     for step in range(s.ahead[-1].step + 1 if s.ahead else s.step + 1, last + 1):
         prompts = PromptCache(s.builder)
-        new = draw_problems(s, rollout.prompts_per_step, prompts, timings)
-        groups = tuple(begin(*each, responses=rollout.responses_per_prompt) for each in new)
-        s.ahead = (*s.ahead, BatchAhead(step, groups))
+        groups = draw_groups(s, rollout.prompts_per_step, prompts, timings)
+        s.ahead = (*s.ahead, BatchAhead(step, tuple(groups)))
         s.begin(s.ahead[-1], prompts)
 
 
@@ -121,8 +120,8 @@ def judged(rewards: Sequence[Reward]) -> list[bool]:
     return [reward.grade.correct for reward in rewards if not reward.dropped]
 
 
-def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings) -> list[tuple[Problem, int]]:
-    """Draw the next problems in order, each with the tokens of its prompt.
+def draw_groups(s: Session, count: int, prompts: PromptCache, timings: Timings) -> list[GroupInProgress]:
+    """Draw the next problems in order, and return a group for each, of which nothing is drawn.
 
     Problems whose prompts exceed data.max_prompt_tokens are left out and counted.
 
@@ -132,8 +131,10 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
         prompts: keeps the prompts that this rank builds.
         timings: gets the time of building them.
     """
-    fitting: list[tuple[Problem, int]] = []
+    responses = s.config.rollout.responses_per_prompt
+    fitting: list[GroupInProgress] = []
     while len(fitting) < count:
+        epochs = s.order.epochs(count - len(fitting))
         drawn = [s.problems[index] for index in s.order.draw(count - len(fitting))]
         with timings.phase("rollout"):
             lengths = gather_shares([len(prompts[problem].ids) for problem in share(drawn)])
@@ -141,7 +142,11 @@ def draw_problems(s: Session, count: int, prompts: PromptCache, timings: Timings
         s.ledger.drawn += len(drawn)
         if not all(fits):
             s.ledger.skipped["too_long"] += fits.count(False)
-        fitting += compress(zip(drawn, lengths, strict=True), fits)
+        begun = (
+            begin(problem, length, responses=responses, epoch=epoch)
+            for problem, length, epoch in zip(drawn, lengths, epochs, strict=True)
+        )
+        fitting += compress(begun, fits)
     return fitting
 
 
@@ -169,7 +174,7 @@ def sample_and_grade(
     mine = share(groups)
     with Scoring(s.reward) as scoring:
         with timings.phase("rollout"):
-            asked = [prompts[group.problem] for group in mine]
+            asked = [group.asked(prompts) for group in mine]
 
             def score(index: int, group: Sequence[Rollout]) -> None:
                 scoring.add(index, [(mine[index].problem, asked[index], rollout) for rollout in group])

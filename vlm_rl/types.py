@@ -155,6 +155,7 @@ class Prompt:
     images: tuple[Image.Image, ...]  # RGB, already on the model's grid; not resized again
     vision: Mapping[str, torch.Tensor]  # opaque model inputs (pixel_values, image_grid_thw); {} for text
     videos: tuple[Video, ...] = ()  # like the images
+    epoch: int = 0  # of the draw: a problem that one step draws twice gets different responses
 
     @property
     def pictures(self) -> tuple[Image.Image, ...]:

@@ -62,10 +62,14 @@ def test_all_but_the_prompt_builder_import_without_torch() -> None:
 @given(num_problems=st.integers(1, 40), seed=st.integers(0, 2**31), counts=st.lists(st.integers(0, 30), max_size=12))
 def test_each_epoch_draws_each_problem_once(num_problems, seed, counts) -> None:
     order = PromptOrder(num_problems, seed)
-    drawn = [index for count in counts for index in order.draw(count)]
+    epochs, drawn = [], []
+    for count in counts:
+        epochs += order.epochs(count)
+        drawn += order.draw(count)
     assert len(drawn) == order.cursor == sum(counts)
     for start in range(0, len(drawn) - num_problems + 1, num_problems):
         assert sorted(drawn[start : start + num_problems]) == list(range(num_problems))
+    assert len({*zip(drawn, epochs, strict=True)}) == len(drawn) and epochs == sorted(epochs)
     assert len(set(drawn[len(drawn) // num_problems * num_problems :])) == len(drawn) % num_problems
 
 

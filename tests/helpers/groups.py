@@ -65,6 +65,12 @@ def pack(
     return replace(row, loss=loss)
 
 
+def bare_prompt(problem_id: str, *, epoch: int = 0) -> Prompt:
+    """Return a prompt of one token."""
+    ids = np.zeros(1, np.int32)
+    return Prompt(problem_id, text="", prefill="", ids=ids, sampler_ids=ids, images=(), vision={}, epoch=epoch)
+
+
 def noise_image(width: int, height: int, seed: int) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)

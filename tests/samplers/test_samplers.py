@@ -288,14 +288,14 @@ def test_more_prompt_tokens_than_one_engine_step_takes(sampler: Sampler, builder
 
 
 def test_every_response_has_its_own_noise(sampler: Sampler, prompts: list[Prompt]) -> None:
-    """Responses to the same prompt at two steps and two seeds: no two sequences are alike."""
+    """Responses to the same prompt at two steps and two seeds, and twice in one step: no two sequences are alike."""
     groups = [
-        *sampler.generate([prompts[1]], SAMPLED, seed=0, step=0),
+        *sampler.generate([prompts[1], replace(prompts[1], epoch=1)], SAMPLED, seed=0, step=0),
         *sampler.generate([prompts[1]], SAMPLED, seed=0, step=1),
         *sampler.generate([prompts[1]], SAMPLED, seed=1, step=0),
     ]
     texts = [tuple(r.ids.tolist()) for group in groups for r in group]
-    assert len(set(texts)) == len(texts) == 12
+    assert len(set(texts)) == len(texts) == 16
 
 
 def test_frequencies_follow_the_distribution(

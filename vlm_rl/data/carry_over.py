@@ -7,7 +7,7 @@ next step, behind the tokens they have, and are part of the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_rl.types import Group, Problem, Rollout
+from vlm_rl.data.prompts import PromptCache
+from vlm_rl.types import Group, Problem, Prompt, Rollout
 
 FILE = "groups_in_progress.parquet"
 _COLUMNS = {  # of a rollout; its experts are never carried over, since replay_routing refuses it
@@ -28,7 +29,7 @@ _COLUMNS = {  # of a rollout; its experts are never carried over, since replay_r
     "policy_version": pa.int64(),
     "older": pa.list_(pa.list_(pa.int64(), 2)),
 }
-_SCHEMA = pa.schema({"prompt_tokens": pa.int64()} | _COLUMNS)
+_SCHEMA = pa.schema({"prompt_tokens": pa.int64(), "epoch": pa.int64()} | _COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,19 +39,26 @@ class GroupInProgress:
     problem: Problem
     prompt_tokens: int
     rollouts: tuple[Rollout, ...]  # all G; before the first token they are empty and "unfinished"
+    epoch: int = 0  # in which the prompt was drawn
+
+    def asked(self, prompts: PromptCache) -> Prompt:
+        """Return the prompt as a sampler gets it."""
+        prompt = prompts[self.problem]
+        return replace(prompt, epoch=self.epoch) if self.epoch else prompt
 
 
-def begin(problem: Problem, prompt_tokens: int, *, responses: int) -> GroupInProgress:
+def begin(problem: Problem, prompt_tokens: int, *, responses: int, epoch: int = 0) -> GroupInProgress:
     """Return a group of which nothing is drawn."""
     ids, logprobs = np.zeros(0, np.int32), np.zeros(0, np.float32)
     rollouts = (Rollout(problem.id, index, ids, logprobs, "", "unfinished", 0) for index in range(responses))
-    return GroupInProgress(problem, prompt_tokens, tuple(rollouts))
+    return GroupInProgress(problem, prompt_tokens, tuple(rollouts), epoch)
 
 
 def save_groups(groups: Sequence[GroupInProgress], path: Path) -> None:
     """Write the groups, a row per response. Without groups, write nothing."""
     rows: list[dict[str, Any]] = [
-        {"prompt_tokens": group.prompt_tokens, **{name: getattr(rollout, name) for name in _COLUMNS}}
+        {"prompt_tokens": group.prompt_tokens, "epoch": group.epoch}
+        | {name: getattr(rollout, name) for name in _COLUMNS}
         for group in groups
         for rollout in group.rollouts
     ]
@@ -67,11 +75,11 @@ def load_groups(path: Path, problems: Iterable[Problem]) -> tuple[GroupInProgres
     rollouts: list[Rollout] = []
     rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
     for row, after in zip(rows, [*rows[1:], None], strict=True):
-        prompt_tokens = row.pop("prompt_tokens")
+        prompt_tokens, epoch = row.pop("prompt_tokens"), row.pop("epoch") or 0  # None: an older checkpoint
         arrays = {"ids": np.array(row["ids"], np.int32), "logprobs": np.array(row["logprobs"], np.float32)}
         rollouts.append(Rollout(**row | arrays | {"older": tuple((v, n) for v, n in row["older"])}))
         if after is None or after["index"] == 0:
-            groups.append(GroupInProgress(by_id[row["problem_id"]], prompt_tokens, tuple(rollouts)))
+            groups.append(GroupInProgress(by_id[row["problem_id"]], prompt_tokens, tuple(rollouts), epoch))
             rollouts = []
     return tuple(groups)
 

@@ -35,6 +35,10 @@ class PromptOrder:
         """Return what the next draw of `count` will return, and draw nothing."""
         return replace(self).draw(count)
 
+    def epochs(self, count: int) -> list[int]:
+        """Return the epoch that each of the next `count` draws belongs to."""
+        return [place // self.num_problems for place in range(self.cursor, self.cursor + count)]
+
     def _permutation(self, epoch: int) -> np.ndarray:
         return np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.num_problems)
 

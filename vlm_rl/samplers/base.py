@@ -132,7 +132,7 @@ class InProcessSampler(Sampler, Protocol):
         """Draw the unfinished responses on until `enough` groups are done, and return all groups as they then are.
 
         Where there is room for some only, those of the first prompts are drawn. Groups that are done beside the
-        `enough` are returned done. New noise depends on (seed, step, problem, index, tokens so far) alone.
+        `enough` are returned done. New noise depends on `response_seed` alone.
 
         Args:
             prompts: of the groups.
@@ -146,18 +146,31 @@ class InProcessSampler(Sampler, Protocol):
         ...
 
 
-def response_seed(seed: int, step: int, problem_id: str, index: int, *, drawn: int = 0) -> int:
+def response_seed(seed: int, step: int, prompt: Prompt, index: int, *, drawn: int = 0) -> int:
     """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise.
 
     Args:
         seed: of the run.
         step: the rollout step.
-        problem_id: the problem that is answered.
+        prompt: that is answered; its problem and the epoch count.
         index: the response's place in its group.
         drawn: tokens that it has already: what follows has noise of its own, within the same step too.
     """
-    key = json.dumps([seed, step, problem_id, index, *([drawn] if drawn else [])]).encode()
+    later = (drawn, prompt.epoch) if prompt.epoch else (drawn,) if drawn else ()
+    key = json.dumps([seed, step, prompt.problem_id, index, *later]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+def seeds_of(prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> list[int]:
+    """Return the seed of each response to a prompt, as `response_seed` gives it.
+
+    Args:
+        prompt: that is answered.
+        params: with the number of responses.
+        seed: of the run.
+        step: the rollout step.
+    """
+    return [response_seed(seed, step, prompt, g) for g in range(params.responses)]
 
 
 def check_lengths(prompts: Sequence[Prompt], params: SamplingParams, *, max_model_len: int) -> None:

@@ -18,7 +18,7 @@ from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SamplingParams, check_lengths, response_seed
+from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SamplingParams, check_lengths, seeds_of
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
@@ -318,15 +318,3 @@ class ServerSampler:
         assert params.responses == 1, params
         ((rollout,),) = self.generate([prompt], params, seed=seed, step=step)
         yield from rollout.ids.tolist()
-
-
-def seeds_of(prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> list[int]:
-    """Return the seed of each response to a prompt, as `response_seed` gives it.
-
-    Args:
-        prompt: that is answered.
-        params: with the number of responses.
-        seed: of the run.
-        step: the rollout step.
-    """
-    return [response_seed(seed, step, prompt.problem_id, g) for g in range(params.responses)]

@@ -105,7 +105,7 @@ class TransformersSampler:
             rows = [(row, index, g) for row, index in enumerate(batch) for g in range(params.responses)]
             for start in range(0, len(rows), self._batch_size):
                 part = rows[start : start + self._batch_size]
-                seeds = [response_seed(seed, step, prompts[index].problem_id, g) for _, index, g in part]
+                seeds = [response_seed(seed, step, prompts[index], g) for _, index, g in part]
                 selected = encoded.select(torch.tensor([row for row, _, _ in part], device=self._device))
                 decoded = self._decode(selected, params, seeds)
                 for (row, index, g), (ids, logprobs, experts) in zip(part, decoded, strict=True):
@@ -154,7 +154,7 @@ class TransformersSampler:
             encoded = self._prefill(list(distinct.values()))
             selected = encoded.select(torch.tensor([place[id(read[row])] for row in batch], device=self._device))
             seeds = [
-                response_seed(seed, step, prompts[rows[row][0]].problem_id, rows[row][1], drawn=len(prefixes[row]))
+                response_seed(seed, step, prompts[rows[row][0]], rows[row][1], drawn=len(prefixes[row]))
                 for row in batch
             ]
             drawn = self._decode(
@@ -174,7 +174,7 @@ class TransformersSampler:
         assert params.responses == 1, params
         check_lengths([prompt], params, max_model_len=self._max_model_len)
         encoded = self._prefill([prompt])
-        seeds = [response_seed(seed, step, prompt.problem_id, 0)]
+        seeds = [response_seed(seed, step, prompt, 0)]
         noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
         for t in range(params.max_tokens):
             scaled = self._scaled(encoded.logits, params)

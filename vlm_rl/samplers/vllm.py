@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vlm_rl.config import LoraConfig
+from vlm_rl.config import ENGINE_SHARE, LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError, near
-from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
+from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed, seeds_of
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     StaleWeightsError,
@@ -41,7 +41,6 @@ from vlm_rl.samplers.fingerprint import (
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
 from vlm_rl.samplers.vllm_options import (
-    ENGINE_SHARE,
     ENVIRONMENT,
     engine_options,
     prompt_request,
@@ -151,12 +150,14 @@ class VllmSampler:
         check_lengths(prompts, params, max_model_len=self._max_model_len)
         self._reset_caches()
         # The ranks of an engine must submit the same requests in the same order; each keeps what it asked for.
-        per_rank = self._gathered([(prompt.problem_id, _request(prompt)) for prompt in prompts])
+        per_rank = self._gathered(
+            [(seeds_of(prompt, params, seed=seed, step=step), _request(prompt)) for prompt in prompts]
+        )
         asked = [
-            (rank, index, g, request, self._sampling(params, response_seed(seed, step, problem_id, g)))
+            (rank, index, g, request, self._sampling(params, own_seed))
             for rank, requests in enumerate(per_rank)
-            for index, (problem_id, request) in enumerate(requests)
-            for g in range(params.responses)
+            for index, (seeds, request) in enumerate(requests)
+            for g, own_seed in enumerate(seeds)
         ]
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
@@ -192,7 +193,7 @@ class VllmSampler:
         for index, g in numbers:
             prompt, ids = prompts[index], begun[index][g].ids
             request = {**shared[index], "prompt_token_ids": with_prefix(prompt, ids).sampler_ids.tolist()}
-            own_seed = response_seed(seed, step, prompt.problem_id, g, drawn=len(ids))
+            own_seed = response_seed(seed, step, prompt, g, drawn=len(ids))
             left = replace(params, max_tokens=params.max_tokens - len(ids))
             requests.append((request, self._sampling(left, own_seed)))
         with _global_random_state_kept():
@@ -247,7 +248,7 @@ class VllmSampler:
         check_lengths([prompt], params, max_model_len=self._max_model_len)
         self._reset_caches()
         engine: Any = self._llm.llm_engine
-        settings = self._sampling(params, response_seed(seed, step, prompt.problem_id, 0), whole=False)
+        settings = self._sampling(params, response_seed(seed, step, prompt, 0), whole=False)
         with _global_random_state_kept():
             name = engine.add_request("stream", _request(prompt), settings, lora_request=self._loaded)
         given = 0
