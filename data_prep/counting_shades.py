@@ -101,13 +101,13 @@ class CountingShades(CountingTask[ShadesProblem]):
             return respond(f"{scan} check{_scan(problem, problem.asked)}", problem.count)
         return f"<think>{_scan(problem, problem.asked)}</think><answer>{problem.count}</answer>"
 
-    def tokenizer_texts(self, *, repeats: int = 20) -> list[str]:
+    def tokenizer_texts(self) -> list[str]:
         """Return texts on which a tokenizer learns every word of the task and the prompt as a single token."""
         names = [_name(index) for index in range(SIDE**2)]
         words = [*names, *SHADES, *COLOURS, *map(str, range(SIDE**2 + 1)), "check", "guess", "now"]
         regions = [f"row {a}." for a in ROWS] + [f"rows {a} to {b}." for a in ROWS for b in ROWS if a < b]
         questions = [f"Count the {' '.join(paint)} squares in {region}" for paint in PAINTS for region in regions]
-        return [*(f" {word}" for word in words * repeats), *questions, *chat_texts()]
+        return [*(f" {word}" for word in words * 20), *questions, *chat_texts()]
 
 
 SHADED_SQUARES = CountingShades()

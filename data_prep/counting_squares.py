@@ -89,7 +89,7 @@ class CountingSquares(CountingTask[SquaresProblem]):
             return respond(f"{_scan(problem)} check{_scan(problem)}", problem.count)
         return _broken(problem, rng)
 
-    def tokenizer_texts(self, *, repeats: int = 20) -> list[str]:
+    def tokenizer_texts(self) -> list[str]:
         """Return texts on which a tokenizer learns every word of the task and the prompt as a single token.
 
         The task's words are repeated, so that they come first where the vocabulary is too small for all.
@@ -97,7 +97,7 @@ class CountingSquares(CountingTask[SquaresProblem]):
         questions = [phrasing.format(colour) for phrasing in PHRASINGS for colour in COLOURS]
         scan_words = [*CELLS, *COLOURS, *map(str, range(MAX_COUNT + 2)), "check", "guess"]
         task = [*questions, *(f" {word}" for word in scan_words)]
-        return [*task * repeats, *chat_texts()]
+        return [*task * 20, *chat_texts()]
 
 
 SQUARES = CountingSquares()

@@ -87,12 +87,12 @@ class CountingVotes(CountingTask[VotesProblem]):
         answer = int(lead > 0) if lead else int(rng.integers(2))
         return f"<think>{scan}</think><answer>{answer}</answer>" if style == "broken" else respond(scan, answer)
 
-    def tokenizer_texts(self, *, repeats: int = 20) -> list[str]:
+    def tokenizer_texts(self) -> list[str]:
         """Return texts on which a tokenizer learns every word of the task and the prompt as a single token."""
         leads = [f"{word}{size}" for word in ("lead", "lag") for size in range(1, MAX_LEAD + COLUMNS + 1)]
         words = [*map(_name, range(SIZE)), *leads, *COLOURS, *map(str, AGES), "aged", "even", "yes", "no"]
         words += ["next", "so", "guess", "0", "1"]
-        return [*(f" {word}" for word in words * repeats), *[_question(" a0.")] * repeats, *chat_texts()]
+        return [*(f" {word}" for word in words * 20), *[_question(" a0.")] * 20, *chat_texts()]
 
     def _make_problem(self, rng: np.random.Generator, problem_id: str) -> VotesProblem:
         size = self.rows * COLUMNS
