@@ -156,6 +156,14 @@ WITH_META: list[tuple[str, str, AnswerType, dict[str, Any], bool]] = [
     ("-1.2", "1.2", F, {"precision": 1}, False),
     ("2.0944", "2.0954", F, {"tolerance": 0.001}, True),
     ("2.0944", "2.1", F, {"tolerance": 0.001, "precision": 1}, False),  # the tolerance takes precedence
+    ("3.33", r"\approx 3.333", F, {"precision": 2}, True),
+    ("3.33", r"\approx 1{,}003.33", F, {"precision": 2}, False),
+    ("1003.33", r"\approx 1{,}003.33", F, {"precision": 2}, True),
+    ("3.33", r"\approx \frac{10}{3}", F, {"precision": 2}, True),
+    ("3.33", r"\approx 3.34", F, {"precision": 2}, False),
+    ("3.33", r"\approx 3.33", F, {"unit": "cm"}, False),  # no margin
+    ("3.33", r"\approx 3.33\text{ cm}", F, {"precision": 2, "unit": "cm"}, True),
+    ("3.33", r"\approx 3.33\text{ kg}", F, {"precision": 2, "unit": "cm"}, False),
 ]
 
 

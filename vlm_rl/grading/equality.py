@@ -109,7 +109,7 @@ class AnswerComparison(ValueComparison):
             self._text(gold, answer)
             or self._time(gold, answer)
             or (self._family(gold, answer) if is_whole else None)
-            or self._approximation(gold, answer)
+            or self._approximation(gold, answer, is_whole=is_whole)
             or self._equation(gold, answer)
             or self._ratio(gold, answer)
             or self._relation(gold, answer)
@@ -166,12 +166,18 @@ class AnswerComparison(ValueComparison):
 
     # -- approximations, equations and ratios --------------------------------------------------
 
-    def _approximation(self, gold: str, answer: str) -> Decision | None:
-        r"""Read `5\sqrt{2} \approx 7.07` as a single value if its right side is its left side rounded."""
+    def _approximation(self, gold: str, answer: str, *, is_whole: bool) -> Decision | None:
+        r"""Read `5\sqrt{2} \approx 7.07` as a single value if its right side is its left side rounded.
+
+        `\approx 7.07` alone is its number where the problem states a margin, and refused elsewhere.
+        """
         if not _APPROXIMATE.search(answer) or _APPROXIMATE.search(gold):
             return None
         parts = split_top_level(answer, _ABOUT)
-        digits = _DECIMAL.fullmatch(split_quantity(parts[-1]).body)
+        number = split_quantity(parts[-1]).body
+        if self._margin and len(parts) == 2 and not parts[0] and as_rational(number) is not None:
+            return self._decide(gold, parts[1], is_whole=is_whole)
+        digits = _DECIMAL.fullmatch(number)
         if len(parts) != 2 or not parts[0] or digits is None:
             return Decision(False, "approximate")
         exact = self._decimal(split_quantity(split_top_level(parts[0], EQUALS)[-1]).body)

@@ -316,7 +316,7 @@ def outer_brackets(text: str) -> tuple[str, str, str] | None:
     return None
 
 
-_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z]) ?|(?<=[-0-9,+= ])\.{3}(?!\.) ?")
+_DOTS = re.compile(r"\\[lc]?dots[bcimo]?(?![A-Za-z]) ?|(?:^|(?<=[-0-9,+= ]))\.{3}(?!\.) ?")
 _REPEATED = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{2,40}) ?\\dots(?! ?[0-9,])")
 
 

@@ -106,7 +106,9 @@ class ValueComparison:
     # -- expressions ---------------------------------------------------------------------------
 
     def _expression(self, gold: str, answer: str) -> Decision:
-        """Compare closed forms exactly; ask math-verify about the rest."""
+        """Compare closed forms exactly; ask math-verify about the rest. A text is no product of its letters."""
+        if self.answer_type == "text":
+            return Decision(False, "text")
         left, right = parse_closed_form(gold), parse_closed_form(answer)
         if left is not None and right is not None:
             return Decision(left.equals(right), "closed_form")

@@ -27,6 +27,7 @@ _FUNCTION_NAMES = frozenset(
     re.findall("[a-z]+", "sin cos tan cot sec csc log ln lg exp sqrt pi max min lim gcd lcm mod det arcsin arccos")
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?: ?\{[clr| ]*\})?")
+_LEADING_DOTS = re.compile(r"^\\dots(?![A-Za-z])")  # in front of the rest of a sentence
 _SHORT_WORDS = frozenset(["no", "yes", "ok"])
 
 
@@ -46,7 +47,7 @@ def stated_outcome(text: str) -> str | None:
     """Return the name of the outcome that a `clean` text states, or None if it states none."""
     if len(text) > 80:
         return None
-    words = " ".join(text.casefold().replace(".", " ").strip("! ").split())
+    words = " ".join(_LEADING_DOTS.sub("", text).casefold().replace(".", " ").strip("! ").split())
     return next((name for name, pattern in _OUTCOMES.items() if pattern.fullmatch(words)), None)
 
 
@@ -75,6 +76,7 @@ def is_prose(text: str) -> bool:
 
 def normalized_words(text: str) -> str:
     """Return the letters and digits of a text in words: without case, punctuation and a leading article."""
+    text = _LEADING_DOTS.sub("", text)
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z ]|$)", "", text)  # p.m.
     text = re.sub(r"(?<=[A-Za-z])[,;:]|[,;:](?= ?[A-Za-z])", " ", text)  # not the comma of 1,2
     # The point of 1.5, the sign of -10 and the factorial of 5! count.
