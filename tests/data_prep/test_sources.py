@@ -499,6 +499,14 @@ def test_olympiadbench_several_answers_units_tolerance_context_and_pictures(tmp_
     assert dropped == {"bad_type": 1}
 
 
+def test_of_the_whole_olympiadbench_the_problems_in_text_are_read(tmp_path) -> None:
+    """As `hf download` leaves it: the problems with pictures, and those in Chinese, are tables of their own."""
+    row = {"question": "P", "final_answer": ["2"], "answer_type": "Numerical"}
+    for name, number in (("OE_MM_maths_en_COMP", 1), ("OE_TO_maths_en_COMP", 2), ("OE_TO_maths_zh_COMP", 3)):
+        write_parquet(tmp_path / "OlympiadBench" / name / f"{name}.parquet", [{**row, "id": number}])
+    assert only("olympiadbench", tmp_path).id == "olympiadbench-2"
+
+
 @pytest.mark.parametrize("rows", ["made", "real"])
 @pytest.mark.parametrize("source", ["aime24", "amc23", "minerva", "olympiadbench"])
 def test_text_benchmarks_are_read_whole(tmp_path, source, rows) -> None:

@@ -11,7 +11,12 @@ BENCHMARK = text_benchmark(
     license="Apache-2.0",
     hub="Hothan/OlympiadBench",
     hub_files=("OlympiadBench_Dataset/data/OE_TO_maths_en_COMP*", "**/OE_TO_maths_en_COMP*"),
-    tables=("olympiadbench*.jsonl", "**/*OE_*_maths_en_COMP*.parquet", "**/t*-*.parquet"),
+    tables=(
+        "olympiadbench*.jsonl",
+        "**/OE_TO_maths_en_COMP*.parquet",  # the whole repository holds the problems with pictures, OE_MM, too
+        "**/*OE_*_maths_en_COMP*.parquet",
+        "**/t*-*.parquet",
+    ),
     category="subfield",
     num_rows=(675, 674, 150),
     protocol=TEXT,
