@@ -55,11 +55,12 @@ def category_rows(table: ProblemTable, keep_P: np.ndarray) -> list[CategoryRow]:
     changes: list[list[tuple[Estimate, Estimate]]] = []
     for name in names[order]:
         members = keep_P & (table.category_P.astype(str) == name)
+        clusters = table.cluster_P[members]
         changes.append(
             [
                 (
-                    estimate((table.score_CP[index] - table.score_CP[0])[members], bounds=(-1, 1)),
-                    estimate((table.length_CP[index] - table.length_CP[0])[members]),
+                    estimate((table.score_CP[index] - table.score_CP[0])[members], clusters=clusters, bounds=(-1, 1)),
+                    estimate((table.length_CP[index] - table.length_CP[0])[members], clusters=clusters),
                 )
                 for index in others
             ]

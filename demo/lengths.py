@@ -27,7 +27,7 @@ class Summary:
 
     num_problems: int
     accuracy: float
-    interval: tuple[float, float]  # 95 %, over problems
+    interval: tuple[float, float]  # 95 %, over problems, or their clusters
     median: float
     p90: float
     cut: float  # share of responses
@@ -48,16 +48,17 @@ def _summary(table: ProblemTable, index: int, keep_P: np.ndarray) -> Summary:
     length, cut = responses.length_R[inside], responses.cut_R[inside]
     score = table.score_CP[index, keep_P]
     change = score - table.score_CP[0, keep_P]
+    clusters = table.cluster_P[keep_P]
     accuracy = float(score.mean()) if len(score) else math.nan
     return Summary(
         num_problems=len(score),
         accuracy=accuracy,
-        interval=score_interval(score),
+        interval=score_interval(score, clusters),
         median=quantile(length, 0.5),
         p90=quantile(length, 0.9),
         cut=float(cut.mean()) if len(cut) else math.nan,
-        tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P]),
-        score=estimate(change, bounds=(-1, 1)),
+        tokens=estimate((table.length_CP[index] - table.length_CP[0])[keep_P], clusters=clusters),
+        score=estimate(change, clusters=clusters, bounds=(-1, 1)),
         won=int((change > 0).sum()),
         lost=int((change < 0).sum()),
     )
@@ -77,9 +78,14 @@ def direct_comparisons(table: ProblemTable, keep_P: np.ndarray) -> list[DirectCo
     """Compare the last shown checkpoint of each run with that of each run before it, the baseline aside."""
     last = {checkpoint.runs: index for index, checkpoint in enumerate(table.checkpoints) if index}
     columns = sorted(last.values())
-    length, score = table.length_CP[:, keep_P], table.score_CP[:, keep_P]
+    length, score, clusters = table.length_CP[:, keep_P], table.score_CP[:, keep_P], table.cluster_P[keep_P]
     return [
-        DirectComparison(b, a, estimate(length[b] - length[a]), estimate(score[b] - score[a], bounds=(-1, 1)))
+        DirectComparison(
+            b,
+            a,
+            estimate(length[b] - length[a], clusters=clusters),
+            estimate(score[b] - score[a], clusters=clusters, bounds=(-1, 1)),
+        )
         for place, b in enumerate(columns)
         for a in columns[:place]
     ]

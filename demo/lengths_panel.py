@@ -38,7 +38,6 @@ from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.charts.points import Interval, Points, forest, scatter
 from vlm_rl.report.charts.shares import Bars, Quantiles, heatmap, quantile_bars
 from vlm_rl.report.charts.shares import histogram as histogram_chart
-from vlm_rl.stats import estimate
 
 _NO_TOKENIZER = (
     "Reasoning and answer apart need the model's tokenizer, and one of these runs has no tokenizer.json in its "
@@ -206,7 +205,7 @@ def _change_card(state: PageState) -> list[ChartCard]:
     )
     intervals = []
     for index in others:
-        change = estimate((state.table.length_CP[index] - state.table.length_CP[0])[state.keep_P])
+        change = state.summaries[index].tokens
         label, slot = state.labels[index], state.colors[index]
         intervals.append(Interval(label, change.mean, change.low, change.high, color=color(slot)))
     means = forest(intervals, x_title="mean change, 95 % interval")

@@ -51,7 +51,9 @@ def phrase_uses(table: ProblemTable, keep_P: np.ndarray) -> list[list[PhraseUse]
                     index,
                     count=int(_said_R(table, index, place)[table.inside(index, keep_P)].sum()),
                     num=int(table.inside(index, keep_P).sum()),
-                    change=estimate((shares_CP[index] - shares_CP[0])[keep_P], bounds=(-1, 1)),
+                    change=estimate(
+                        (shares_CP[index] - shares_CP[0])[keep_P], clusters=table.cluster_P[keep_P], bounds=(-1, 1)
+                    ),
                 )
                 for index in range(1, len(table.checkpoints))
             ]

@@ -36,6 +36,7 @@ class ProblemTable:
     score_CP: np.ndarray  # share of right samples
     length_CP: np.ndarray  # mean tokens over the samples
     category_P: np.ndarray
+    cluster_P: np.ndarray  # a number shared by problems that were made from one: intervals are over these
     base_rate_P: np.ndarray  # pass rate before training; NaN where that evaluation lacks the problem
     base_when: str = "before training"  # or at which checkpoint, where none of step 0 is stored
 
@@ -68,7 +69,7 @@ def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Proble
     """Align the checkpoints' evaluations; without any, an empty table. Raises UserError where one cannot be read."""
     if not library.checkpoints:
         nothing = np.zeros((0, 0))
-        return ProblemTable((), [], (), nothing, nothing, np.zeros(0, dtype=object), np.zeros(0))
+        return ProblemTable((), [], (), nothing, nothing, np.zeros(0, dtype=object), np.zeros(0, int), np.zeros(0))
     known = library.checkpoints[benchmark]
     chosen = tuple(known[key] for key in keys)
     columns = [checkpoint.responses for checkpoint in chosen]
@@ -86,6 +87,7 @@ def build_table(library: Library, benchmark: str, keys: Sequence[str]) -> Proble
             [column.mean_P(column.length_R)[row] for column, row in zip(columns, rows, strict=True)], dtype=np.float64
         ).reshape(shape),
         category_P=columns[0].category_P[rows[0]],
+        cluster_P=np.unique(columns[0].cluster_P[rows[0]], return_inverse=True)[1],
         base_rate_P=base_rate([known[key].responses for key in bases], ids),
         base_when=f"at {known[bases[0]].label}" if known[bases[0]].step else "before training",
     )

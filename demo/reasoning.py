@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,7 +83,7 @@ class ReasoningSummary:
     num_wrong: int
     num_left: int  # wrong responses that had stated the right answer
     mean_share: float  # over problems
-    share_interval: tuple[float, float]  # 95 %, over problems; NaN over fewer than MIN_PROBLEMS
+    share_interval: tuple[float, float]  # 95 %, over problems, or their clusters; NaN over fewer than MIN_PROBLEMS
     moves: dict[str, Estimate]  # per response: reflection and backtracking as counts, repetition as a share of words;
     # no interval over fewer than MIN_PROBLEMS
 
@@ -116,42 +116,46 @@ def measured_problems(table: ProblemTable, keep_P: np.ndarray) -> np.ndarray:
 
 def reasoning_summaries(table: ProblemTable, problems: Sequence[int] | np.ndarray) -> list[ReasoningSummary]:
     """Return one summary per checkpoint of the table over the given problems."""
-    return [_summary(checkpoint.responses, [table.ids[p] for p in problems]) for checkpoint in table.checkpoints]
+    clusters = {table.ids[p]: int(table.cluster_P[p]) for p in problems}
+    return [_summary(checkpoint.responses, clusters) for checkpoint in table.checkpoints]
 
 
-def _summary(responses: Responses, names: Sequence[str]) -> ReasoningSummary:
+def _summary(responses: Responses, clusters: Mapping[str, int]) -> ReasoningSummary:
+    """Return the summary of these problems; `clusters` says which of them belong together."""
     shares: list[float] = []
-    by_problem: list[float] = []
+    by_problem: dict[str, float] = {}
     moves: dict[str, list[float]] = {kind: [] for kind in MOVES}
     num_correct = num_wrong = num_left = 0
-    for name in names:
+    for name in clusters:
         measured = [(reasoning_at(responses, row), bool(responses.correct_R[row])) for row in responses.row_of[name]]
         right = [reasoning.share_after for reasoning, is_right in measured if is_right]
         wrong = [reasoning.share_after for reasoning, is_right in measured if not is_right]
         stated = [share for share in right if share is not None]
         if stated:
             shares += stated
-            by_problem.append(float(np.mean(stated)))
+            by_problem[name] = float(np.mean(stated))
         num_correct += len(right)
         num_wrong += len(wrong)
         num_left += sum(share is not None for share in wrong)
         for kind, values in moves.items():
             values.append(float(np.mean([reasoning.amount(kind) for reasoning, _ in measured])))
+    stating = np.array([clusters[name] for name in by_problem])
     return ReasoningSummary(
         shares=np.array(shares),
         num_correct=num_correct,
         num_wrong=num_wrong,
         num_left=num_left,
-        mean_share=float(np.mean(by_problem)) if by_problem else math.nan,
-        share_interval=score_interval(np.array(by_problem))
-        if len(by_problem) >= MIN_PROBLEMS
+        mean_share=float(np.mean([*by_problem.values()])) if by_problem else math.nan,
+        share_interval=score_interval(np.array([*by_problem.values()]), stating)
+        if len(set(stating)) >= MIN_PROBLEMS
         else (math.nan, math.nan),
         moves={
-            kind: _mean(values, bounds=(0, 1 if kind == "repetition" else math.inf)) for kind, values in moves.items()
+            kind: _mean(values, [*clusters.values()], bounds=(0, 1 if kind == "repetition" else math.inf))
+            for kind, values in moves.items()
         },
     )
 
 
-def _mean(values: Sequence[float], *, bounds: tuple[float, float]) -> Estimate:
-    mean = estimate(values, bounds=bounds)
-    return mean if mean.num >= MIN_PROBLEMS else replace(mean, low=math.nan, high=math.nan)
+def _mean(values: Sequence[float], clusters: Sequence[int], *, bounds: tuple[float, float]) -> Estimate:
+    mean = estimate(values, clusters=np.array(clusters), bounds=bounds)
+    return mean if len(set(clusters)) >= MIN_PROBLEMS else replace(mean, low=math.nan, high=math.nan)

@@ -19,10 +19,10 @@ import pyarrow.compute
 from vlm_rl.demo.token_counts import Split, TokenCounter
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import EvalResult
-from vlm_rl.run.eval_record import EVAL_SCHEMA
+from vlm_rl.run.eval_record import EVAL_SCHEMA, cluster_labels, stored_columns
 from vlm_rl.templates import TEMPLATES
 
-_LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category"]
+_LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category", "cluster"]
 _NEVER_NULL = ("problem_id", "sample_index", "length", "verdict", "has_box")
 _FAILED = ("timeout", "error")
 _compute: Any = pyarrow.compute  # it makes its functions when it is imported: a type checker does not see them
@@ -42,6 +42,7 @@ class Responses:
     no_answer_R: np.ndarray
     failed_R: np.ndarray  # the verifier did not come to a verdict
     category_P: np.ndarray
+    cluster_P: np.ndarray  # label shared by problems that were made from one
 
     def mean_P(self, values_R: np.ndarray) -> np.ndarray:
         """Return the mean over each problem's samples."""
@@ -140,7 +141,10 @@ def read_records(results: Sequence[EvalResult], columns: Sequence[str] | None = 
 
     Columns of other names are left out. Raises UserError for a column that has a different type or gaps.
     """
-    tables = [_typed(result.rows(columns), result.path) for result in results]
+    tables = [
+        _typed(result.rows(None if columns is None else stored_columns(result.path, columns)), result.path)
+        for result in results
+    ]
     return pa.concat_tables(tables, promote_options="default").combine_chunks()
 
 
@@ -177,6 +181,7 @@ def read_responses(results: Sequence[EvalResult]) -> Responses:
         row_of.setdefault(ids[row], []).append(row)
     names = list(index)
     category = table["category"].to_pylist()
+    first_P = pa.array([row_of[name][0] for name in names], pa.int64())
     return Responses(
         results=tuple(results),
         ids=names,
@@ -188,6 +193,7 @@ def read_responses(results: Sequence[EvalResult]) -> Responses:
         no_answer_R=verdict == "no_answer",
         failed_R=np.isin(verdict.astype(str), _FAILED),
         category_P=np.array([category[row_of[name][0]] or "" for name in names], dtype=object),
+        cluster_P=np.array(cluster_labels(table.take(first_P)), dtype=object),
     )
 
 

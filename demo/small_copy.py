@@ -19,7 +19,7 @@ from vlm_rl.demo.token_counts import tokenizer_file
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.evaluate import summarise
 from vlm_rl.run.directory import EvalResult, RunDirectory
-from vlm_rl.run.eval_record import EvalRecord
+from vlm_rl.run.eval_record import LATER_COLUMNS, EvalRecord
 
 _DROPPED = ("token_ids", "logprobs")  # of a rollout: nine tenths of its bytes
 _OF_THE_WHOLE_SET = ("headline", "scores", "headline_parts", "by")  # of a summary: a benchmark's own numbers
@@ -57,7 +57,7 @@ def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts
 
 def _first_problems(result: EvalResult, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the records of the first problems, and the summary of these records."""
-    rows = result.rows().to_pylist()
+    rows = [LATER_COLUMNS | row for row in result.rows().to_pylist()]
     names = list(dict.fromkeys(row["problem_id"] for row in rows))
     if len(names) <= count:
         return rows, dict(result.summary)

@@ -51,7 +51,8 @@ def _row(rng: np.random.Generator, words: np.ndarray, index: int, tokens: int, s
         "length": length, "stop_reason": "length" if length > 2 * tokens else "stop",
         "extracted": str(index), "gold": str(index if right else -1), "verdict": "correct" if right else "wrong",
         "path": "number", "reason": "", "has_box": True, "category": f"category {index % 12}",
-        "image_sha256": [], "image_sizes": [], "image": None, "question": f"What is the angle number {index}?",
+        "image_sha256": [], "image_sizes": [], "cluster": None, "image": None,
+        "question": f"What is the angle number {index}?",
     }  # fmt: skip
 
 

@@ -10,30 +10,63 @@ paired difference over problems   Student's t over the differences, cut at what 
 mean or difference over seeds     Student's t, one value per run, cut in the same way (`estimate`)
 the same, where all are equal     how much the rest may differ: exact, and wider for fewer values (`estimate`)
 
+Problems that were made from one problem (DynaMath's variants of a seed, MathVerse's versions) are right and wrong
+together. `clusters` says which values belong together. Whole clusters then take the place of the values, as Miller
+recommends for evaluations (2024, arXiv:2411.00640):
+
+scores in [0, 1]                  a cluster counts as one score, its mean, by the rules above; clusters of different
+                                  sizes and means: percentile bootstrap over them, sum of scores over number of
+                                  scores (`score_interval`)
+mean or paired difference         Student's t over n values in C clusters, with C - 1 degrees of freedom and the
+                                  cluster-robust variance C/(C - 1) sum_c r_c^2 / n^2, where r_c is the sum of the
+                                  residuals in cluster c (Cameron and Miller 2015; `estimate`); where all r_c are 0,
+                                  the interval of C equal values
+
+With one value in each cluster, both are exactly what they are without clusters.
+
 Wins against losses are judged by the exact sign test (`sign_test`). Curves are smoothed by `smooth`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy  # loads scipy.stats at its first use: over a second that most commands never need
+
+Clusters = Sequence[str] | np.ndarray  # a label for each value; those of one label belong together
 
 _RESAMPLES = 2000
 _RESAMPLES_AT_A_TIME = 100  # bounds the memory: 100 x 5,000 problems are 4 MB
 
 
-def score_interval(scores_P: np.ndarray) -> tuple[float, float]:
+def cluster_sums(values: np.ndarray, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sum and the number of the values in each cluster."""
+    place = np.unique(np.asarray(clusters), return_inverse=True)[1]
+    return np.bincount(place, weights=values), np.bincount(place)
+
+
+def score_interval(scores_P: np.ndarray, clusters: Clusters | None = None) -> tuple[float, float]:
     """Return the 95 % interval of the mean of scores in [0, 1], one per problem; (nan, nan) for none.
 
     Scores of 0 and 1 get Wilson's interval (Wilson 1927), others the percentile bootstrap. Equal scores get Wilson's
     too: the bootstrap would be a point, as if more problems could not change it. The same scores have the same
     interval on every page and in every file, whatever their order: they are sorted, and the draws are fixed.
+    `clusters` says which problems belong together, as in the module's docstring.
     """
-    scores_P = np.sort(np.asarray(scores_P, dtype=np.float64))
+    scores_P = np.asarray(scores_P, dtype=np.float64)
+    if clusters is not None:
+        sum_C, size_C = cluster_sums(scores_P, clusters)
+        if len(size_C) < len(scores_P):
+            mean_C = (sum_C / size_C).round(12)  # equal up to rounding is equal
+            if (size_C != size_C[0]).any() and (mean_C != mean_C[0]).any():
+                order = np.lexsort((mean_C, size_C))
+                return _bootstrap(_ratio, (mean_C * size_C)[order], size_C[order])
+            scores_P = mean_C
+    scores_P = np.sort(scores_P)
     num = len(scores_P)
     if not num:
         return math.nan, math.nan
@@ -43,9 +76,19 @@ def score_interval(scores_P: np.ndarray) -> tuple[float, float]:
         total = scores_P.sum().round(9)  # thirty thirds add up to more than ten
         fewest, most = (_wilson(int(end(total)), num) for end in (np.floor, np.ceil))
         return fewest[0], most[1]
+    return _bootstrap(np.mean, scores_P)
+
+
+def _ratio(sum_C: np.ndarray, size_C: np.ndarray, axis: int = -1) -> np.ndarray:
+    return sum_C.sum(axis=axis) / size_C.sum(axis=axis)
+
+
+def _bootstrap(statistic: Callable[..., Any], *columns: np.ndarray) -> tuple[float, float]:
+    """Return the percentile interval of a statistic of columns whose rows are drawn with replacement."""
     drawn = scipy.stats.bootstrap(
-        (scores_P,),
-        np.mean,
+        columns,
+        statistic,
+        paired=len(columns) > 1,
         n_resamples=_RESAMPLES,
         batch=_RESAMPLES_AT_A_TIME,
         method="percentile",
@@ -66,7 +109,7 @@ def sign_test(won: int, lost: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean of independent values with its uncertainty; NaN where `num` values do not allow it."""
+    """A mean of values with its uncertainty; NaN where too few of them are independent."""
 
     num: int
     mean: float
@@ -87,13 +130,17 @@ class Estimate:
 
 
 def estimate(
-    values: Sequence[float] | np.ndarray, *, bounds: tuple[float, float] = (-math.inf, math.inf)
+    values: Sequence[float] | np.ndarray,
+    *,
+    clusters: Clusters | None = None,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
-    """Return mean, 95 % t interval and detectable difference of independent values; NaN among them does not count.
+    """Return mean, 95 % t interval and detectable difference of values; NaN among them does not count.
 
-    The detectable difference is (t_.975 + t_.80) std / sqrt(n) with n - 1 degrees of freedom. `bounds` are the least
-    and the largest value there can be, at which the interval is cut: (0, 1) for a share, (-1, 1) for a difference of
-    shares. One value has no interval.
+    The values are independent, except for those of one of `clusters` (the module's docstring). The detectable
+    difference is (t_.975 + t_.80) std / sqrt(n) with n - 1 degrees of freedom. `bounds` are the least and the largest
+    value there can be, at which the interval is cut: (0, 1) for a share, (-1, 1) for a difference of shares. A single
+    value or cluster has no interval.
 
     The t interval of equal values is a point, as if no other value could differ. Between bounds they get an exact one
     instead. If a share u of all values differs, n draws show none of it with probability (1 - u)^n, which is 2.5 % at
@@ -101,18 +148,27 @@ def estimate(
     detectable difference is the longer side. Differences of 1 exclude 0 where the sign test does: from six on.
     """
     known = np.asarray(values, dtype=np.float64)
-    known = known[~np.isnan(known)]
+    there = ~np.isnan(known)
+    known = known[there]
     num = len(known)
     mean = float(known.mean()) if num else math.nan
     if num < 2:
         return Estimate(num, mean, math.nan, math.nan, math.nan, math.nan)
     std = float(known.std(ddof=1))
-    error = std / math.sqrt(num)
-    half = float(scipy.stats.t.ppf(0.975, num - 1)) * error
-    detectable = half + float(scipy.stats.t.ppf(0.8, num - 1)) * error
+    count, spread = num, std  # of what is independent
+    if clusters is not None:
+        sum_C, _ = cluster_sums(known - mean, np.asarray(clusters)[there])
+        if len(sum_C) == 1:
+            return Estimate(num, mean, std, math.nan, math.nan, math.nan)
+        if len(sum_C) < num:
+            count = len(sum_C)
+            spread = float(np.sqrt((sum_C**2).sum() / (count - 1))) * count / num
+    error = spread / math.sqrt(count)
+    half = float(scipy.stats.t.ppf(0.975, count - 1)) * error
+    detectable = half + float(scipy.stats.t.ppf(0.8, count - 1)) * error
     low, high = mean - half, mean + half
-    if std < 1e-9 and np.isfinite(bounds).all():
-        unseen = 1 - 0.025 ** (1 / num)
+    if spread < 1e-9 and np.isfinite(bounds).all():
+        unseen = 1 - 0.025 ** (1 / count)
         low, high = mean - unseen * (mean - bounds[0]), mean + unseen * (bounds[1] - mean)
         detectable = max(mean - low, high - mean)
     return Estimate(num, mean, std, max(bounds[0], low), min(bounds[1], high), detectable)

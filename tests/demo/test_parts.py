@@ -29,6 +29,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
 from vlm_rl.demo import lengths as stats
+from vlm_rl.demo.categories import category_rows
 from vlm_rl.demo.default_runs import RECORDED, default_folders, first_view
 from vlm_rl.demo.export import csv_bytes, export, samples
 from vlm_rl.demo.formulas import TextSpan, spans_of
@@ -53,7 +54,7 @@ from vlm_rl.report.html import stylesheet
 from vlm_rl.report.run_curves import score_of
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
-from vlm_rl.stats import estimate
+from vlm_rl.stats import estimate, score_interval
 
 
 def rows_of(lengths: list[int], verdicts: list[str], *, samples: int = 1, **changes) -> list[dict]:
@@ -75,6 +76,7 @@ def rows_of(lengths: list[int], verdicts: list[str], *, samples: int = 1, **chan
             "category": "even" if index // samples % 2 == 0 else "odd",
             "image_sha256": [],
             "image_sizes": [],
+            "cluster": None,
             "image": None,
             "question": f"question {index // samples}",
         }
@@ -736,6 +738,10 @@ def test_a_run_can_be_made_small_and_the_recorded_ones_are(tmp_path):
         assert dict(part.summary) == {**whole.summary, **counted} and counted["num_problems"] == 4
     with pytest.raises(UserError, match="exists already"):
         copy_small(run, tmp_path / "small")
+    for one in run.evals():  # as older versions wrote it
+        pq.write_table(pq.read_table(one.path).drop_columns("cluster"), one.path)
+    older = RunDirectory(copy_small(run, tmp_path / "older", num_problems=4))
+    assert [one.rows() for one in older.evals()] == [one.rows() for one in small.evals()]
     size = sum(path.stat().st_size for path in RECORDED.rglob("*") if path.is_file())
     assert 0 < size < 1_000_000 and len(Library([RECORDED]).runs) == 2
     url = UrlState.parse(first_view([RECORDED]))
@@ -757,6 +763,43 @@ def test_the_same_records_have_one_score_and_interval_everywhere():
         assert (score.num_problems, score.accuracy) == (summary["num_problems"], summary["accuracy"])
         assert (card.num_problems, card.accuracy) == (summary["num_problems"], summary["accuracy"])
         assert (score.low, score.high) == card.interval == tuple(summary["interval"])
+
+
+def test_variants_of_a_seed_are_one_value_on_the_page(tmp_path):
+    """Cards, comparisons and categories of three seeds of two variants. An older file does not know the seeds."""
+    seeds = ["seed 0", "seed 0", "seed 1", "seed 1", "seed 2", "seed 2"]
+    verdicts = [[WRONG] * 6, [RIGHT, RIGHT, WRONG, WRONG, WRONG, RIGHT], [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT]]
+    lengths = [[10] * 6, [20, 22, 14, 15, 30, 41], [15, 12, 24, 25, 31, 40]]
+    states = []
+    for name, cluster in (("new", seeds), ("older", [None] * 6)):
+        for place in range(3):  # several runs, since only different ones are compared directly
+            run = build_run(tmp_path / name / f"run{place}", steps=2, eval_steps=())
+            rows = rows_of(lengths[place], verdicts[place], cluster=cluster, category=["even"] * 6)
+            path = run.write_eval("set", 1, rows, {})
+            if name == "older":
+                pq.write_table(pq.read_table(path).drop_columns("cluster"), path)
+        url = UrlState.parse("base=run0@1&others=run1@1&others=run2@1")
+        states.append(PageStates(Library(sorted((tmp_path / name).iterdir()))).of(url))
+        state, groups = states[-1], np.array(seeds if name == "new" else list("abcdef"))
+        right, tokens = np.array(verdicts) == RIGHT, np.array(lengths)
+        change = [right[place] * 1.0 - right[0] for place in range(3)]
+        longer = [tokens[place] - tokens[0] for place in range(3)]
+        for place, summary in enumerate(state.summaries):
+            assert summary.interval == score_interval(right[place], groups)
+            assert summary.tokens == estimate(longer[place], clusters=groups)
+            assert summary.score == estimate(change[place], clusters=groups, bounds=(-1, 1))
+            score = score_of(RunDirectory(tmp_path / name / f"run{place}").evals()[0])
+            assert (score.low, score.high) == summary.interval
+        (direct,) = stats.direct_comparisons(state.table, state.keep_P)
+        assert direct.score == estimate(right[2] * 1.0 - right[1], clusters=groups, bounds=(-1, 1))
+        assert direct.tokens == estimate(tokens[2] - tokens[1], clusters=groups)
+        (category,) = category_rows(state.table, state.keep_P)
+        assert [(cell.score, cell.tokens) for cell in category.cells] == [
+            (estimate(change[place], clusters=groups, bounds=(-1, 1)), estimate(longer[place], clusters=groups))
+            for place in (1, 2)
+        ]
+    new, older = states
+    assert new.summaries[2].score.low < older.summaries[2].score.low and "mean change" in lengths_panel(new)
 
 
 def test_without_an_argument_the_quickstart_or_the_recorded_run_opens(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_the_change_is_paired_by_problem(library: Library) -> None:
             expected = estimate(np.subtract(said[1], said[0]), bounds=(-1, 1))
             assert (use.change.mean, use.change.low) == pytest.approx((expected.mean, expected.low), nan_ok=True)
             assert use.num == sum(len(sides[1].row_of[name]) for name in names)
+
+
+def test_the_change_is_over_clusters(library: Library) -> None:
+    table = build_table(library, "toy-test", ["a@2", "b@2"])
+    kept = np.ones(table.num_problems, dtype=bool)
+    pairs = replace(table, cluster_P=np.arange(table.num_problems) // 2)
+    uses = phrase_uses(pairs, kept)
+    assert len(uses) > 1
+    for (found,), (alone,) in zip(uses, phrase_uses(table, kept), strict=True):
+        said = [_shares(checkpoint.responses, found.phrase, table.ids) for checkpoint in table.checkpoints]
+        change = np.subtract(said[1], said[0])
+        assert found.change == estimate(change, clusters=pairs.cluster_P, bounds=(-1, 1)) != alone.change
 
 
 def _shares(responses: Responses, phrase: str, names: list[str]) -> list[float]:

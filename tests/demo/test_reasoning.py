@@ -62,6 +62,33 @@ def test_shares_counts_and_moves_by_hand(state: PageState) -> None:
 
 
 @pytest.mark.parametrize("count", [MIN_PROBLEMS - 1, MIN_PROBLEMS])
+def test_an_interval_needs_enough_clusters(tmp_path: Path, count: int) -> None:
+    """Two variants of each seed; what they say after the answer differs between seeds."""
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(), num_problems=1)
+    template = build_run(tmp_path / "rows", steps=2, eval_steps=(0,), num_problems=1).evals()[0].rows().to_pylist()[0]
+    rows = [
+        template
+        | {"problem_id": f"p{i}", "cluster": f"seed {i // 2}", "gold": "3", "verdict": "correct"}
+        | {"response": rf"<think>It is 3.{' Wait, I check that.' * (i // 2)}</think>\boxed{{3}}"}
+        for i in range(2 * count)
+    ]
+    run.write_eval("toy-test", 2, rows, {})
+    table = PageStates(Library([tmp_path / "run"])).of(UrlState.parse("base=run@2")).table
+    (found,) = reasoning_summaries(table, range(2 * count))
+    assert len(found.shares) == 2 * count and np.isnan(found.share_interval).all() == (count < MIN_PROBLEMS)
+    moves = found.moves["reflection"]
+    assert moves.has_interval == (count == MIN_PROBLEMS)
+    if moves.has_interval:
+        seeds = np.arange(2 * count) // 2
+        shares = [reasoning_at(table.checkpoints[0].responses, row).share_after for row in range(2 * count)]
+        assert found.share_interval == score_interval(np.array(shares), seeds)
+        counts = [reasoning_at(table.checkpoints[0].responses, row).amount("reflection") for row in range(2 * count)]
+        assert (
+            moves == estimate(counts, clusters=seeds, bounds=(0, math.inf)) != estimate(counts, bounds=(0, math.inf))
+        )
+
+
+@pytest.mark.parametrize("count", [MIN_PROBLEMS - 1, MIN_PROBLEMS])
 def test_an_interval_needs_enough_problems(tmp_path: Path, count: int) -> None:
     run = build_run(tmp_path / "run", steps=2, eval_steps=(), num_problems=1)
     template = build_run(tmp_path / "rows", steps=2, eval_steps=(0,), num_problems=1).evals()[0].rows().to_pylist()[0]

@@ -16,6 +16,8 @@ from vlm_rl.evaluation.benchmarks.benchmark import Judgement, Response, authors_
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
 from vlm_rl.evaluation.benchmarks.mathvision_values import value_of
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
+from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import AnswerType, Problem
 
 
@@ -341,6 +343,45 @@ def test_dynamath_free_points() -> None:
         for short in ("not even", "even")
     ]
     assert notes == ["free point", ""]
+
+
+def dynamath_text(question: str, gold: str) -> Problem:
+    row = {"id": "2", "trial": "1", "question": question, "answer": gold, "answer_type": "text"}
+    return dynamath.read_row(row)
+
+
+CLOCK, MONTH = "What time is shown? Please answer in the form like __:__.", "Which month is the hottest on average?"
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "right", "wrong"),
+    [
+        (CLOCK, "8:0", ["8:0", "8:00", "08:00", "08:00:00"], ["8:30", "0:08", "20:00", "8:01", "8"]),
+        (CLOCK, "1:5", ["1:05", "01:05"], ["1:50", "5:01"]),
+        (CLOCK, "4:45", ["04:45"], ["4:54"]),
+        (MONTH, "Sep", ["Sep", "sep.", "Sept", "September"], ["December", "Se", "Aug", "August"]),
+        (MONTH, "September", ["Sep", "Sept.", "september"], ["October"]),
+        (MONTH, "May", ["may"], ["March", "Ma"]),
+        ("Who has won?", "Jan", ["Jan"], ["January"]),
+        ("What is the simplified ratio?", "3:4", ["3:4"], ["3:04"]),
+    ],
+)
+def test_strict_accepts_a_time_and_a_month_of_dynamath_in_other_spellings(
+    question: str, gold: str, right: list[str], wrong: list[str]
+) -> None:
+    asked = dynamath_text(question, gold)
+    assert authors_gold(asked) == asked.answer == gold
+    with Grader() as grader:
+        tasks = [task_of(asked, rf"\boxed{{{answer}}}", TEMPLATES["plain"]) for answer in (*right, *wrong)]
+        verdicts = [grade.verdict for grade in grader.grade_many(tasks)]
+    assert verdicts == ["correct"] * len(right) + ["wrong"] * len(wrong)
+
+
+def test_dynamaths_own_rule_knows_no_other_spelling() -> None:
+    for question, gold, other in ((CLOCK, "8:0", "08:15"), (MONTH, "September", "Sep")):
+        asked = dynamath_text(question, gold)
+        assert dynamath.official_rule(asked, Response("2-v1", "", extraction=other)).verdict == "wrong"
+        assert dynamath.official_rule(asked, Response("2-v1", "", extraction=f"{gold}0")).verdict == "correct"
 
 
 # -- the gold itself, and nothing -----------------------------------------------------------------------

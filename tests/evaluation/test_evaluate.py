@@ -6,8 +6,9 @@ import hashlib
 import io
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,7 @@ from vlm_rl.evaluation.evaluate import evaluate, grade_groups, score_line, summa
 from vlm_rl.evaluation.image_controls import with_images
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.evaluation.results_folder import refuse_another_model
-from vlm_rl.evaluation.resume import answer_settings, changed_settings
+from vlm_rl.evaluation.resume import answer_settings, changed_settings, data_digest
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
@@ -287,6 +288,14 @@ def test_answers_do_not_depend_on_how_problems_are_batched(sampler, builder, gra
     assert greedy.records == run_evaluation(sampler, builder, grader, samples=1).records
 
 
+@pytest.mark.parametrize("known", [{"tolerance": 0.1}, {"alternatives": ["8"]}, {"tests": "other"}, {"unit": "cm"}])
+def test_what_decides_a_verdict_is_part_of_the_data(known: dict[str, Any]) -> None:
+    """A set that was prepared again with these is a different one: its finished results are not kept."""
+    prepared = [replace(PROBLEMS[0], meta={"tests": "some"}), PROBLEMS[1]]
+    changed = [replace(prepared[0], meta={**prepared[0].meta, **known}), PROBLEMS[1]]
+    assert data_digest(prepared) == data_digest(prepared[::-1]) != data_digest(changed)
+
+
 def test_a_stopped_evaluation_goes_on_where_it_was(sampler, builder, grader: Grader, tmp_path: Path) -> None:
     """Stopped behind its first batch, the second one cut in the middle of a line: as if never stopped."""
     path, settings = tmp_path / "journal.jsonl", {"seed": 0}
@@ -407,6 +416,11 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     assert all("## Question\nHow many?" in text and "'short answer' key" in text for text in parrot.prompts)
     assert ["floating-point number.\n## Answer" in text for text in parrot.prompts] == [True, True, False, False]
     assert {r.question for r in found.records} == {"How many?"}  # the record keeps the question itself
+    assert [r.cluster for r in found.records] == ["seed 1", "seed 1", "seed 2", "seed 2"]
+    over_seeds = list(score_interval(np.array([1, 0.5])))
+    assert over_seeds == found.summary["interval"] == summarise(found.records)["interval"]
+    assert over_seeds == found.summary["scores"]["average"]["interval"]
+    assert over_seeds == found.summary["by"]["subject"]["algebra"]["interval"]
     line = score_line("dynamath", found.summary)
     assert line.startswith("dynamath: worst_case 0.500 [") and "] of 2, accuracy 0.750 [" in line
     assert "n 4, box 0.25, truncated 0.00, timeouts 0, errors 0, mean length 3.0" in line
@@ -415,6 +429,21 @@ def test_a_benchmarks_rule_words_and_scores_in_eval(builder, grader: Grader) -> 
     assert strict.summary["rule"] == "strict" and strict.summary["scores"]["worst_case"]["score"] == 0
     with pytest.raises(UserError, match="official needs problems of one known benchmark; these are of no named"):
         run_evaluation(parrot, builder, grader, samples=1, mode="official")
+
+
+def test_problems_of_an_older_journal_have_their_cluster(builder, grader: Grader, tmp_path: Path) -> None:
+    problems = [dynamath_problem(1, variant, "float", "2.0") for variant in (1, 2)]
+    parrot = Parrot({p.id: r"\boxed{2}" for p in problems})
+    with Journal.open(tmp_path / "journal.jsonl", {}) as journal:
+        whole = run_evaluation(parrot, builder, grader, samples=1, problems=problems, journal=journal)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    older = [[{k: v for k, v in r.items() if k != "cluster"} for r in json.loads(line)] for line in lines[1:]]
+    (tmp_path / "journal.jsonl").write_text("".join(f"{line}\n" for line in [lines[0], *map(json.dumps, older)]))
+    parrot.prompts.clear()
+    with Journal.open(tmp_path / "journal.jsonl", {}) as journal:
+        again = run_evaluation(parrot, builder, grader, samples=1, problems=problems, journal=journal)
+    assert again.records == whole.records and parrot.prompts == []
+    assert {r.cluster for r in again.records} == {"seed 1"}
 
 
 def test_the_published_rule_knows_the_alternatives_of_a_gold(grader: Grader) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +20,7 @@ from vlm_rl.evaluation.benchmarks.judging import judge, summary_of
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations, read_responses
 from vlm_rl.grading.grader import Grader
+from vlm_rl.stats import score_interval
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -270,6 +272,35 @@ def test_dynamaths_published_verdict_tables_are_summed_up(tmp_path: Path, capsys
     answers = write(tmp_path / "answers.csv", 'Question ID,Variant 1,Variant 2\nQ1,"{""short answer"": 2}",no\n')
     found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=answers)
     assert {r["id"]: r["verdict"] for r in found["rows"]} == {"1-v1": "correct", "1-v2": "wrong"}
+
+
+def test_variants_and_versions_of_one_problem_are_one_cluster(tmp_path: Path) -> None:
+    """DynaMath's three seeds of two variants, five of six right; MathVerse's two problems of three versions."""
+    for trial in ("1", "2"):
+        (tmp_path / f"trial{trial}").mkdir()
+        rows = {str(q): {"question": "q", "answer": "2", "answer_type": "float", "subject": "s"} for q in (1, 2, 3)}
+        write(tmp_path / f"trial{trial}" / "dataset.json", rows)
+    table = "Question ID,Variant 1,Variant 2,Topic\nQ1,correct,correct,s\nQ2,correct,fail,s\nQ3,correct,correct,s\n"
+    responses = write(tmp_path / "model-result.csv", table)
+    found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=responses)
+    assert {row["id"]: row["cluster"] for row in found["rows"]} == {
+        f"{seed}-v{variant}": f"seed {seed}" for seed in (1, 2, 3) for variant in (1, 2)
+    }
+    three = list(score_interval(np.array([1, 0.5, 1])))
+    assert found["scores"]["average"]["interval"] == found["by"]["subject"]["s"]["interval"] == three
+    assert found["scores"]["worst_case"]["interval"] == list(score_interval(np.array([1, 0, 1])))
+
+    verdicts = [("7", "Text Lite", 1), ("7", "Vision Only", 1), ("8", "Text Lite", 0), ("8", "Vision Only", 0)]
+    tree = [
+        {"sample_index": place, "problem_index": problem, "problem_version": version, "answer": "14"}
+        | {"category": {"subject": "Solid Geometry"}, "model_answer": f"The answer is {14 if right else 15}"}
+        for place, (problem, version, right) in enumerate(verdicts)
+    ]
+    found = score(tmp_path, "mathverse", "official", responses=write(tmp_path / "out.json", tree))
+    assert [row["cluster"] for row in found["rows"]] == ["problem 7", "problem 7", "problem 8", "problem 8"]
+    two = list(score_interval(np.array([1, 0])))
+    assert found["scores"]["accuracy"]["interval"] == found["by"]["subject"]["Solid Geometry"]["interval"] == two
+    assert found["by"]["version"]["Text Lite"]["interval"] == two  # one version of each problem
 
 
 def test_mathverse_files_are_read_with_their_judgements(tmp_path: Path) -> None:

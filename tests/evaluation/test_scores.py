@@ -17,10 +17,12 @@ from vlm_rl.stats import score_interval
 from vlm_rl.types import Problem, Verdict
 
 
-def judged(name: str, correct: bool, *, sample: int = 0, category: str = "", **meta: object) -> JudgedResponse:
+def judged(
+    name: str, correct: bool, *, sample: int = 0, category: str = "", cluster: str | None = None, **meta: object
+) -> JudgedResponse:
     problem = Problem(name, "?", (), "1", "integer", category=category, meta=meta)
     judgement = Judgement("correct" if correct else "wrong", "1", "")
-    return JudgedResponse(problem, Response(name, "", sample), judgement, has_box=True)
+    return JudgedResponse(problem, Response(name, "", sample), judgement, has_box=True, cluster=cluster)
 
 
 # -- We-Math --------------------------------------------------------------------------------------------
@@ -48,6 +50,28 @@ def test_wemath_score_by_hand() -> None:
     # (n - IG/2 - RM - IK) / n, as published
     cases = scores["cases_strict"]
     assert scores["score_strict"]["score"] == (4 - 0.5 * cases["IG"] - cases["RM"] - cases["IK"]) / 4
+
+
+def test_the_steps_of_a_problem_are_one_cluster() -> None:
+    """Steps 11, 10 and 100, wholes 1, 0 and 0: S1 counts three problems of 2, 2 and 3 steps, S2 two wholes."""
+    table = {"2steps_1": "111", "2steps_2": "100", "3steps_3": "1000"}
+    rows = [
+        judged(f"{problem}-{part}", verdict == "1", cluster=problem, problem=problem, key=f"{problem[:6]}_{part}")
+        for problem, verdicts in table.items()
+        for part, verdict in zip([*map(str, range(1, len(verdicts))), "multi"], verdicts, strict=True)
+    ]
+    names = {BENCHMARKS["wemath"].cluster_of(row.problem) for row in rows}
+    assert names == {f"problem {problem}" for problem in table}
+    scores = wemath.scores(rows)
+    steps, labels = [1, 1, 1, 0, 1, 0, 0], list("aabbccc")
+    assert (
+        scores["S1"]["interval"]
+        == list(score_interval(np.array(steps), labels))
+        != list(score_interval(np.array(steps)))
+    )
+    assert scores["S2"]["interval"] == list(score_interval(np.array([1, 0])))
+    everything = score_interval(np.array([1, 1, 1, 1, 0, 0, 1, 0, 0, 0]), list("aaabbbcccc"))
+    assert scores["accuracy"]["interval"] == list(everything)
 
 
 # -- DynaMath -------------------------------------------------------------------------------------------
@@ -90,6 +114,22 @@ def test_avg_and_pass_at_k_by_hand() -> None:
 def test_a_score_comes_with_its_number_and_interval() -> None:
     scores = np.linspace(0, 1, 41) ** 2
     assert with_interval(scores) == {"score": scores.mean(), "n": 41, "interval": list(score_interval(scores))}
+
+
+def test_intervals_are_over_clusters() -> None:
+    """Four clusters of two problems with two samples each: the accuracy, pass@k and each facet count four values."""
+    right = {"a": (2, 2), "b": (1, 0), "c": (0, 0), "d": (2, 1)}  # of each problem's two samples
+    rows = [
+        judged(f"{name}{place}", k < num, sample=k, cluster=name, category="t")
+        for name, nums in right.items()
+        for place, num in enumerate(nums)
+        for k in range(2)
+    ]
+    scores = accuracy_and_pass(rows)
+    assert scores["accuracy"]["n"] == 8
+    assert scores["accuracy"]["interval"] == list(score_interval(np.array([1, 0.25, 0, 0.75])))
+    assert scores["pass@2"]["interval"] == list(score_interval(np.array([1, 0.5, 0, 1])))
+    assert facet_tables(BENCHMARKS["mathvista"], rows)["task"]["t"]["interval"] == scores["accuracy"]["interval"]
 
 
 def test_health_by_hand() -> None:

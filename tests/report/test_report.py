@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -19,6 +21,7 @@ from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.config import parse_config
 from vlm_rl.errors import UserError
+from vlm_rl.report.changes import changes_of
 from vlm_rl.report.charts.lines import Series, lines
 from vlm_rl.report.examples import ProblemExample, SampleAnswer, choose, side_by_side
 from vlm_rl.report.html import data_uri, environment, split_response
@@ -365,6 +368,30 @@ def test_a_score_is_counted_from_the_records(run):
     assert (score.accuracy, (score.low, score.high)) == (correct.mean(), score_interval(correct))
     assert score.mean_length == np.mean(result.rows()["length"].to_numpy())
     assert score.num_problems == 24 and score.truncated == 0.0
+
+
+def test_a_score_is_over_clusters_where_the_file_has_them(run, tmp_path):
+    result = run.evals()[-1]
+    table = pq.read_table(result.path)
+    correct = table["verdict"].to_numpy() == "correct"  # one response to each of 24 problems
+    older = table.drop_columns("cluster")
+    of_six = older.append_column("cluster", pa.array([f"seed {place // 6}" for place in range(24)]))
+    for rows, scores in ((table, correct), (older, correct), (of_six, correct.reshape(4, 6).mean(axis=1))):
+        pq.write_table(rows, tmp_path / "step-000001.parquet")
+        score = score_of(replace(result, path=tmp_path / "step-000001.parquet"))
+        assert (score.low, score.high) == score_interval(scores)
+
+
+def test_a_change_is_over_clusters_where_a_file_has_them(tmp_path):
+    run = build_run(tmp_path / "run", steps=2, eval_steps=(0, 2))
+    path = run.evals()[-1].path
+    rows = pq.read_table(path)
+    older = rows.drop_columns("cluster")
+    of_six = older.append_column("cluster", pa.array([f"seed {place // 6}" for place in range(24)]))
+    for table, num_clusters in ((rows, 24), (older, 24), (of_six, 4)):
+        pq.write_table(table, path)
+        (change,) = changes_of([RunCurves(run)])
+        assert (change.paired.n, change.paired.num_clusters) == (24, num_clusters)
 
 
 def test_a_chart_needs_a_finite_value():

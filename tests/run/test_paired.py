@@ -8,6 +8,7 @@ import math
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.cli import main
 from vlm_rl.run.paired import ProblemScore, by_category, pair, problem_scores
-from vlm_rl.stats import sign_test
+from vlm_rl.stats import score_interval, sign_test
 from vlm_rl.types import Problem
 
 
@@ -83,6 +84,51 @@ def test_nothing_in_common_and_categories() -> None:
     assert {name: (part.n, part.won) for name, part in parts.items()} == {"a": (2, 2), "b": (2, 0)}
 
 
+def variants(seeds: str, verdicts: str, *, known: bool = True, lengths: str | None = None) -> dict[str, ProblemScore]:
+    """One problem for each letter, which names its seed."""
+    return {
+        f"p{i}": ProblemScore(float(v), float(lengths[i]) if lengths else None, "", f"seed {seed}" if known else None)
+        for i, (seed, v) in enumerate(zip(seeds, verdicts, strict=True))
+    }
+
+
+@pytest.mark.parametrize(("a_knows", "b_knows"), [(True, True), (True, False), (False, True)])
+def test_variants_of_a_seed_are_one_toss(a_knows: bool, b_knows: bool) -> None:
+    """Seed a wins three variants, b two and c loses one of two: 5 to 1 of problems, 2 to 1 of seeds.
+
+    Differences 1 1 1 | 1 1 | 0 -1: mean 4/7; r = 3 - 12/7, 2 - 8/7 and -1 - 8/7; variance 3/2 (r . r) / 49, df 2.
+    An older file does not know the seeds: the other one says them.
+    """
+    compared = pair(variants("aaabbcc", "0000011", known=a_knows), variants("aaabbcc", "1111110", known=b_knows))
+    assert compared is not None and (compared.won, compared.lost, compared.n, compared.num_clusters) == (5, 1, 7, 3)
+    assert compared.p_value == 1.0  # 2 to 1; of problems it would be 2 x (1 + 6) / 2^6 = .22
+    half = 4.302653 * math.sqrt(1.5 * ((9 / 7) ** 2 + (6 / 7) ** 2 + (15 / 7) ** 2)) / 7
+    assert compared.interval == pytest.approx((max(-1, 4 / 7 - half), min(1, 4 / 7 + half)), abs=1e-6)
+    alone = pair(variants("aaabbcc", "0000011", known=False), variants("aaabbcc", "1111110", known=False))
+    assert alone is not None and (alone.num_clusters, alone.p_value) == (7, 2 * (1 + 6) / 64)
+
+
+def test_a_seed_whose_gains_and_losses_cancel_is_a_tie() -> None:
+    gains = [1 / 3, 1 / 3, -2 / 3]  # their sum is not 0 in floating point
+    assert sum(2 / 3 + gain - 2 / 3 for gain in gains) != 0
+    a = {f"p{i}": ProblemScore(2 / 3, None, "", "seed 0") for i in range(3)}
+    b = {f"p{i}": ProblemScore(2 / 3 + gain, None, "", "seed 0") for i, gain in enumerate(gains)}
+    a |= {f"q{i}": ProblemScore(0.0, None, "", f"seed {i}") for i in range(1, 6)}
+    b |= {f"q{i}": ProblemScore(1.0, None, "", f"seed {i}") for i in range(1, 6)}
+    compared = pair(a, b)
+    assert compared is not None and compared.p_value == sign_test(5, 0)
+
+
+def test_lengths_of_variants_are_paired_by_seed() -> None:
+    """Changes 1, 2 | 6: as a clustered estimate by hand, 3 +- 12.7062 x 2. Equal sums say nothing of the spread."""
+    a = variants("aabb", "1111", lengths="1110") | {"p3": ProblemScore(1.0, None, "", "seed b")}
+    compared = pair(a, variants("aabb", "1111", lengths="2370"))
+    assert compared is not None
+    assert compared.length_interval == pytest.approx((3 - 12.7062 * 2, 3 + 12.7062 * 2), abs=1e-3)
+    one_seed = pair(variants("aa", "11", lengths="11"), variants("aa", "11", lengths="25"))
+    assert one_seed is not None and one_seed.length_interval is None
+
+
 def test_samples_of_a_problem_are_one_score() -> None:
     rows = [
         {"problem_id": "a", "verdict": v, "length": n, "category": "c"} for v, n in [("correct", 4), ("wrong", 8)]
@@ -117,6 +163,34 @@ def test_the_command_compares_everything_with_the_first(tmp_path: Path, capsys: 
     printed = capsys.readouterr().out
     assert "50.0 -> 75.0: +25.0 points" in printed and "length 5.0 -> 9.0 tokens\n" in printed
     assert "better on 2, worse on 1 problems, exact sign test p = 1" in printed
+
+
+def test_the_command_compares_clusters_of_new_files_and_reads_older_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three seeds of four variants. Parquet with and without the column, and a JSON of vlm-rl score."""
+    file = records(tmp_path / "old" / "eval" / "set" / "step-000000.parquet", "000000001111", 5)
+    file.with_suffix(".json").write_text("{}")
+    plain = records(tmp_path / "new" / "set" / "r.parquet", "111111000011", 9)
+    table = pq.read_table(plain)
+    clusters = [f"seed {i // 4}" for i in range(12)]
+    pq.write_table(table.append_column("cluster", pa.array(clusters)), plain)
+    rows = [{**row, "id": row.pop("problem_id")} for row in pq.read_table(plain).to_pylist()]
+    (tmp_path / "score.json").write_text(json.dumps({"benchmark": "set", "rows": rows}))
+    out = tmp_path / "out.json"
+    for old, new in product((file, tmp_path / "old"), (plain, tmp_path / "score.json")):
+        assert main(["eval", "compare", str(old), str(new), "--json", str(out)]) == 0
+        tree = json.loads(out.read_text())
+        (compared,) = tree["compared"]
+        assert (compared["n"], compared["num_clusters"], compared["won"], compared["lost"]) == (12, 3, 6, 2)
+        assert compared["p_value"] == 1.0 and compared["by_category"]["c"]["num_clusters"] == 3
+        cells = [row["cells"]["set"]["interval"] for row in tree["table"]]
+        assert cells[0] == list(score_interval(np.array([0] * 8 + [1] * 4)))  # as before
+        assert cells[1] == list(score_interval(np.array([1, 0.5, 0.5])))
+        assert "better on 6, worse on 2 problems, exact sign test over 3 clusters p = 1" in capsys.readouterr().out
+    assert main(["eval", "compare", str(file), str(file), "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["compared"][0]["num_clusters"] == 12
+    assert "exact sign test p = 1" in capsys.readouterr().out
 
 
 def test_a_third_result_says_what_is_hard_medium_and_easy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,11 +24,12 @@ from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
 from vlm_rl.run.directory import RunDirectory, write_atomically
+from vlm_rl.run.eval_record import stored_columns
 from vlm_rl.run.paired import Paired, ProblemScore, by_category, pair, problem_scores
 from vlm_rl.stats import score_interval
 
 Scores = dict[str, ProblemScore]
-_COLUMNS = ["problem_id", "verdict", "length", "category"]
+_COLUMNS = ["problem_id", "verdict", "length", "category", "cluster"]
 _SETTINGS = (
     *("rule", "template", "images", "sampling", "dtype", "min_pixels", "max_pixels", "data_sha256", "grader_version"),
 )
@@ -217,14 +218,18 @@ def read_results(path: Path) -> dict[str, SetResult]:
         newest = {result.benchmark: result for result in sorted(RunDirectory(path).evals(), key=lambda r: r.step)}
         if not newest:
             raise UserError(f"{path}: no results in it; a results folder holds eval/SET/step-*.parquet")
-        return {name: _of_records(result.rows(_COLUMNS), result.summary) for name, result in newest.items()}
+        return {
+            name: _of_records(result.rows(stored_columns(result.path, _COLUMNS)), result.summary)
+            for name, result in newest.items()
+        }
     if not path.is_file():
         raise UserError(f"{path}: there is no such file or folder; check the path")
     try:
         if path.suffix == ".parquet":
             beside = path.with_suffix(".json")
             summary = _summary_in(beside) if beside.is_file() else {}
-            return {path.parent.name: _of_records(pq.read_table(path, columns=_COLUMNS), summary)}
+            rows = pq.read_table(path, columns=stored_columns(path, _COLUMNS))
+            return {path.parent.name: _of_records(rows, summary)}
         tree = _summary_in(path)
         return {tree["benchmark"]: SetResult(problem_scores(tree.pop("rows")), tree)}
     except (OSError, ValueError, KeyError, AttributeError, TypeError, pa.ArrowException) as error:
@@ -274,9 +279,10 @@ def _table(loaded: Sequence[Mapping[str, SetResult]], names: Sequence[str]) -> l
 def _cell(result: SetResult) -> dict[str, Any]:
     """Return the number that the benchmark's papers print (its headline) and the accuracy."""
     scores = [problem.score for problem in result.problems.values()]
+    clusters = [problem.cluster or name for name, problem in result.problems.items()]
     accuracy = {
         "score": sum(scores) / len(scores),
-        "interval": list(score_interval(np.array(scores))),
+        "interval": list(score_interval(np.array(scores), clusters)),
         "n": len(scores),
     }
     headline = result.summary.get("headline", "accuracy")
@@ -317,10 +323,11 @@ def _paired_text(
         other: settings that differ between A and B.
     """
     whole = scores["accuracy"]
+    over = f" over {whole.num_clusters} clusters" if whole.num_clusters < whole.n else ""
     lines = [
         f"\n{names[0]}: {names[2]} minus {names[1]}",
         *(f"  {name} {_line(paired)}" for name, paired in scores.items()),
-        f"  better on {whole.won}, worse on {whole.lost} problems, exact sign test p = {whole.p_value:.3g}",
+        f"  better on {whole.won}, worse on {whole.lost} problems, exact sign test{over} p = {whole.p_value:.3g}",
         f"  {_length_line(whole)}",
     ]
     if other:

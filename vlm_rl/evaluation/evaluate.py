@@ -139,6 +139,9 @@ def evaluate(
     if reasons := [reason for reason in all_gather(str(lost) if lost else "") if reason]:
         raise lost or ServersGoneError(reasons[0])  # on all ranks, which then save together
     records = [record for group in gather_shares([answered[p.id] for p in mine]) for record in group]
+    if benchmark is not None:  # here, so that problems of an older journal have it too
+        clusters = {problem.id: benchmark.cluster_of(problem) for problem in shown}
+        records = [replace(record, cluster=clusters[record.problem_id]) for record in records]
     if judge_model is not None:
         spent = all_gather({name: number - cost[name] for name, number in judge_model.cost.items()})
         cost = {name: sum(rank_cost[name] for rank_cost in spent) for name in cost}
@@ -304,6 +307,7 @@ def _benchmark_scores(
             Response(record.problem_id, record.response, record.sample_index),
             Judgement(record.verdict, record.extracted, record.reason),
             has_box=record.has_box,
+            cluster=record.cluster,
         )
         for record in records
     ]
@@ -320,14 +324,16 @@ def summarise(records: Sequence[EvalRecord]) -> dict[str, Any]:
     """Return the scores of an evaluation as plain JSON; a mean over nothing is None.
 
     accuracy            avg@k: the mean over problems of the share of right samples
-    interval            its 95 % interval over problems (stats.score_interval)
+    interval            its 95 % interval over problems, or their clusters (stats.score_interval)
     *_share             of the responses
     timeouts, errors    responses that the grader could not judge; they count as wrong
     *_length            tokens, the end-of-sequence token included
     """
     right: dict[str, list[bool]] = defaultdict(list)
+    clusters: dict[str, str] = {}
     for record in records:
         right[record.problem_id].append(record.correct)
+        clusters[record.problem_id] = record.cluster or record.problem_id
     score_P = np.array([np.mean(samples) for samples in right.values()])
     correct = np.array([record.correct for record in records], dtype=bool)
     length = np.array([record.length for record in records], dtype=np.float64)
@@ -336,7 +342,7 @@ def summarise(records: Sequence[EvalRecord]) -> dict[str, Any]:
         "num_responses": len(records),
         "k": max(map(len, right.values()), default=0),
         "accuracy": _mean(score_P),
-        "interval": list(score_interval(score_P)) if len(score_P) else None,
+        "interval": list(score_interval(score_P, [*clusters.values()])) if len(score_P) else None,
         "box_share": _mean([record.has_box for record in records]),
         "truncated_share": _mean([record.stop_reason == "length" for record in records]),
         "timeouts": sum(record.verdict == "timeout" for record in records),

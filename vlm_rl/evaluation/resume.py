@@ -111,9 +111,12 @@ def journal_path(run: RunDirectory, name: str, step: int) -> Path:
 
 
 def data_digest(problems: Sequence[Problem]) -> str:
-    """Return a hash of the questions, golds, images and times of frames, whatever the order of the rows."""
-    facts = [[p.id, p.question, p.answer, p.answer_type, *p.choices, *p.videos] for p in problems]
-    texts = [json.dumps(about).encode() for about in facts]
+    """Return a hash of questions, golds, images, times of frames and all that is known of a problem, in any order.
+
+    What is known decides verdicts too: a tolerance, further golds, a program's tests.
+    """
+    facts = [[p.id, p.question, p.answer, p.answer_type, *p.choices, *p.videos, dict(p.meta)] for p in problems]
+    texts = [json.dumps(about, sort_keys=True).encode() for about in facts]
     rows = [digest(text, *p.images) for text, p in zip(texts, problems, strict=True)]
     return digest(*(row.encode() for row in sorted(rows)))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.run.directory import EvalResult, RunDirectory
+from vlm_rl.run.eval_record import cluster_labels, stored_columns
 from vlm_rl.run.run_log import LOG
 from vlm_rl.stats import score_interval
 
@@ -34,7 +35,7 @@ class Score:
 
     step: int
     accuracy: float  # mean over the problems of the share of right samples
-    low: float  # ends of its 95 % interval over problems
+    low: float  # ends of its 95 % interval over problems, or their clusters
     high: float
     mean_length: float  # tokens
     truncated: float
@@ -102,11 +103,13 @@ class RunCurves:
 
 def score_of(result: EvalResult) -> Score:
     """Count an evaluation's numbers, all of them from its records."""
-    rows = result.rows(["problem_id", "verdict", "length", "stop_reason"])
+    columns = ["problem_id", "verdict", "length", "stop_reason", "cluster"]
+    rows = result.rows(stored_columns(result.path, columns))
     correct = rows["verdict"].to_numpy() == "correct"
     problem = rows["problem_id"].combine_chunks().dictionary_encode().indices.to_numpy()
     score_P = np.bincount(problem, weights=correct) / np.bincount(problem)
-    low, high = score_interval(score_P)
+    first_P = np.unique(problem, return_index=True)[1]
+    low, high = score_interval(score_P, cluster_labels(rows.take(first_P)))
     return Score(
         step=result.step,
         accuracy=_mean(score_P),

@@ -1,15 +1,18 @@
 """The record of one evaluated response: the only place that names the columns of eval/<benchmark>/step-*.parquet.
 
-Older files may lack the last columns. A reader that needs a few columns names them.
+Older files may lack the last columns (`LATER_COLUMNS`). A reader that needs a few columns names them, and leaves out
+what an older file lacks with `stored_columns`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vlm_rl.types import Verdict
 
@@ -35,6 +38,7 @@ class EvalRecord:
     image: Sequence[bytes] | None  # encoded images; None where the set is too large to keep them
     question: str
     image_sizes: Sequence[str] | None = None  # "WIDTHxHEIGHT" in pixels, as the model got them
+    cluster: str | None = None  # shared by problems that were made from one (Benchmark.cluster_of); None: on its own
 
     @property
     def correct(self) -> bool:
@@ -55,3 +59,20 @@ _COLUMN_TYPES: dict[Any, pa.DataType] = {
 _HINTS = get_type_hints(EvalRecord)
 
 EVAL_SCHEMA = pa.schema([(field.name, _COLUMN_TYPES[_HINTS[field.name]]) for field in fields(EvalRecord)])
+LATER_COLUMNS: dict[str, Any] = {f.name: f.default for f in fields(EvalRecord) if f.default is not MISSING}
+
+
+def stored_columns(path: Path, columns: Sequence[str]) -> list[str]:
+    """Return these columns without those that an older file lacks. A damaged file is left to its reader."""
+    try:
+        stored = pq.read_schema(path).names
+    except (OSError, pa.ArrowException):
+        return list(columns)
+    return [name for name in columns if name in stored or name not in LATER_COLUMNS]
+
+
+def cluster_labels(rows: pa.Table) -> list[str]:
+    """Return each row's cluster; where it has none, or the file is older, its problem."""
+    names = rows["problem_id"].to_pylist()
+    clusters = rows["cluster"].to_pylist() if "cluster" in rows.column_names else [None] * len(names)
+    return [cluster or name for name, cluster in zip(names, clusters, strict=True)]

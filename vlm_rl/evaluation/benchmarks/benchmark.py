@@ -52,6 +52,7 @@ class JudgedResponse:
     response: Response
     judgement: Judgement
     has_box: bool
+    cluster: str | None = None  # of the problem (Benchmark.cluster_of)
 
     @property
     def correct(self) -> bool:
@@ -155,6 +156,9 @@ class Benchmark:
 
     `facets` returns what a problem's score is reported by; a value may be a list, as MathVista's skills are.
 
+    `cluster_key` is the key of `meta` under which problems that were made from one problem have the same value. Their
+    verdicts are not independent, so intervals are over such clusters.
+
     `saved_rows` takes a row, its file and the file's place among several. It returns name -> row of what the row
     stands for in a layout of the authors' own, such as a table with a column per trial. The names are for messages.
     """
@@ -169,6 +173,7 @@ class Benchmark:
     emulation: str = ""
     response_ids: tuple[str, ...]  # columns, or templates of columns, that name a response's problem
     facets: Callable[[Problem], Mapping[str, Any]] = nothing
+    cluster_key: str = ""
     prompt: PublishedPrompt | None = None
     protocol: EvalProtocol  # how it is measured where the command line says nothing
 
@@ -206,6 +211,11 @@ class Benchmark:
     def own_id(self, problem: Problem) -> str:
         """Return the authors' id of a problem."""
         return problem.id.removeprefix(f"{self.name}-")
+
+    def cluster_of(self, problem: Problem) -> str | None:
+        """Return a name that problems made from the same one share, such as "seed 7"; None for one on its own."""
+        value = problem.meta.get(self.cluster_key)
+        return None if value is None else f"{self.cluster_key} {value}"
 
     def facet_values(self, problem: Problem) -> dict[str, tuple[str, ...]]:
         """Return facet -> the problem's values, as texts; one empty text where the row does not say."""

@@ -28,12 +28,17 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
 )
 from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, gold_text, id_text, problem_of, text, unwrapped
-from vlm_rl.evaluation.benchmarks.scores import accuracy_by_problem, with_interval
+from vlm_rl.evaluation.benchmarks.scores import accuracy_by_problem, clusters_of, with_interval
 from vlm_rl.types import AnswerType, Problem
 
 _TYPES: dict[str, AnswerType] = {"float": "float", "multiple choice": "choice", "text": "text"}
 TOLERANCE = 0.001
 _SHORT_ANSWER = "short answer"  # the key in a JSON reply
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9])")  # published where the minutes are less than ten
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
 _TRIAL = re.compile(r"(?i)(?:sample[_ -]?)?(?:trial|variant|split)[_ -]?(\d+)")
 
 
@@ -46,13 +51,14 @@ def read_row(row: RawRow) -> Problem:
     if published_type not in _TYPES:
         raise UnusableRowError("bad_type", f"answer_type is {published_type!r}; known: {', '.join(_TYPES)}")
     kind, question, gold = _TYPES[published_type], text(row, "question"), gold_text(row, "ground_truth", "answer")
+    answer = unwrapped(gold)
     seed, variant = id_text(row, "key", "_key", "id"), id_text(row, "trial")
     return problem_of(
         "dynamath",
         f"{seed}-v{variant}",
         question,
         gold=gold,
-        answer=unwrapped(gold),
+        answer=answer,
         answer_type=kind,
         choices=parse_choices(question) if kind == "choice" else (),
         category=row.get("subject"),
@@ -61,8 +67,21 @@ def read_row(row: RawRow) -> Problem:
             "variant": int(variant) if variant.isdecimal() else variant,
             "level": row.get("level") or row.get("knowledge_level"),
             "tolerance": TOLERANCE if kind == "float" else None,
+            "alternatives": (_other_spellings(answer, question) or None) if kind == "text" else None,
         },
     )
+
+
+def _other_spellings(gold: str, question: str) -> list[str]:
+    """Return 8:00 for the time 8:0, and the other names of a month (Sep, Sept, September); [] for other golds."""
+    asked = question.lower()
+    if "time" in asked and (clock := _CLOCK.fullmatch(gold)):
+        return [f"{clock[1]}:0{clock[2]}"]
+    for month in _MONTHS if "month" in asked else ():
+        names = {month, month[:3], month[:4]} if month == "September" else {month, month[:3]}
+        if gold in names:
+            return sorted(names - {gold})
+    return []
 
 
 def saved_rows(row: RawRow, path: Path, place: int) -> dict[str, RawRow]:
@@ -160,7 +179,7 @@ def _number(text: str) -> float | None:
 
 def scores(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
     """Return the average, the worst case, and the reasoning robustness, which is their quotient."""
-    average = with_interval(accuracy_by_problem(judged).values())
+    average = with_interval(accuracy_by_problem(judged).values(), clusters_of(judged))
     values: dict[str, Any] = {"average": average, "worst_case": with_interval(worst_cases(judged).values())}
     variants: dict[str, set[str]] = defaultdict(set)
     for item in judged:
@@ -205,6 +224,7 @@ BENCHMARK = Benchmark(
     protocol=replace(VISION, split=Stated("", "all ten variants, as its authors' worst case needs")),
     read_row=read_row,
     facets=facets,
+    cluster_key="seed",
     official_rule=official_rule,
     needs_judge_model=False,
     scores=scores,

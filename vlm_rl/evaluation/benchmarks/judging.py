@@ -94,7 +94,11 @@ def judge(
         judgements = _graded([(problem, response.text) for problem, response in answered], grader, template)
     return [
         JudgedResponse(
-            problem, response, judgement, states_answer(response.text, is_program=problem.answer_type == "code")
+            problem,
+            response,
+            judgement,
+            states_answer(response.text, is_program=problem.answer_type == "code"),
+            benchmark.cluster_of(problem),
         )
         for (problem, response), judgement in zip(answered, judgements, strict=True)
     ]
@@ -220,5 +224,6 @@ def response_record(benchmark: Benchmark, item: JudgedResponse) -> dict[str, Any
         "has_box": item.has_box,
         "published": item.response.published,
         "length": item.response.length,
+        "cluster": item.cluster,
         "category": next((value for values in facets for value in values), ""),
     }

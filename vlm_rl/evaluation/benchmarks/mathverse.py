@@ -205,6 +205,7 @@ BENCHMARK = Benchmark(
     image_folder="images",
     read_row=read_row,
     facets=facets,
+    cluster_key="problem",
     official_rule=official_rule,
     needs_judge_model=True,
     judge=PublishedJudge("gpt-3.5-turbo", "ZrrSkywalker/MathVerse, evaluation/prompts.py, MIT", judge_dialogue),

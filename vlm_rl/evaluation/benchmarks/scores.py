@@ -19,15 +19,18 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
-def with_interval(scores: Iterable[float]) -> dict[str, Any]:
-    """Return {score, n, interval}: the mean of independent scores in [0, 1] with its 95 % interval; None for none."""
+def with_interval(scores: Iterable[float], clusters: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return {score, n, interval}: the mean of scores in [0, 1] with its 95 % interval; None for none.
+
+    The scores are independent, except for those of one cluster.
+    """
     scores_P = np.array(list(scores), dtype=np.float64)
     if not len(scores_P):
         return {"score": None, "n": 0, "interval": None}
     return {
         "score": float(scores_P.mean()),
         "n": len(scores_P),
-        "interval": list(score_interval(scores_P)),
+        "interval": list(score_interval(scores_P, clusters)),
     }
 
 
@@ -46,15 +49,21 @@ def accuracy_by_problem(judged: Sequence[JudgedResponse]) -> dict[str, float]:
     }
 
 
+def clusters_of(judged: Sequence[JudgedResponse]) -> list[str]:
+    """Return each problem's cluster, or its id where it is on its own, in the order of `by_problem`."""
+    return [samples[0].cluster or name for name, samples in by_problem(judged).items()]
+
+
 def accuracy_and_pass(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
     """Return the accuracy and, where every problem has several samples, pass@1, 2, 4, ... and k."""
-    scores: dict[str, Any] = {"accuracy": with_interval(accuracy_by_problem(judged).values())}
+    clusters = clusters_of(judged)
+    scores: dict[str, Any] = {"accuracy": with_interval(accuracy_by_problem(judged).values(), clusters)}
     groups = by_problem(judged)
     k = min(map(len, groups.values()), default=0)
     if k > 1:
         counts = [(len(samples), sum(item.correct for item in samples)) for samples in groups.values()]
         for size in sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k}):
-            scores[f"pass@{size}"] = with_interval(pass_at_k(n, right, size) for n, right in counts)
+            scores[f"pass@{size}"] = with_interval((pass_at_k(n, right, size) for n, right in counts), clusters)
     return scores
 
 
@@ -62,13 +71,16 @@ def facet_tables(benchmark: Benchmark, judged: Sequence[JudgedResponse]) -> dict
     """Return facet -> value -> {score, n, interval}; a problem with several values (skills) counts in each."""
     accuracy = accuracy_by_problem(judged)
     problems = {item.problem.id: item.problem for item in judged}
-    tables: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, problem in problems.items():
+    tables: dict[str, dict[str, list[tuple[float, str]]]] = defaultdict(lambda: defaultdict(list))
+    for (name, problem), cluster in zip(problems.items(), clusters_of(judged), strict=True):
         for facet, values in benchmark.facet_values(problem).items():
             for value in filter(None, values):
-                tables[facet][value].append(accuracy[name])
+                tables[facet][value].append((accuracy[name], cluster))
     return {
-        facet: {value: with_interval(scores) for value, scores in sorted(table.items())}
+        facet: {
+            value: with_interval([score for score, _ in cells], [cluster for _, cluster in cells])
+            for value, cells in sorted(table.items())
+        }
         for facet, table in tables.items()
     }
 

@@ -131,10 +131,14 @@ def scores(judged: Sequence[JudgedResponse]) -> dict[str, Any]:
         values[f"rates_{how}"] = rates(cases)
         values[f"cases_{how}"] = {case: list(cases.values()).count(case) for case in ("IK", "IG", "CM", "RM")}
     # S1: the single steps; S2 and S3: the wholes of problems of two and of three steps.
-    by_steps: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    by_steps: dict[int, list[tuple[float, str]]] = {1: [], 2: [], 3: []}
     for row, correct in verdicts:
-        by_steps[int(str(row.meta["key"])[0]) if _part(row) == "multi" else 1].append(float(correct))
-    values |= {f"S{number}": with_interval(numbers) for number, numbers in by_steps.items()}
+        steps = int(str(row.meta["key"])[0]) if _part(row) == "multi" else 1
+        by_steps[steps].append((float(correct), str(row.meta["problem"])))
+    values |= {
+        f"S{number}": with_interval([score for score, _ in rows], [problem for _, problem in rows])
+        for number, rows in by_steps.items()
+    }
     num_problems = len({row.meta["problem"] for row, _ in verdicts})
     return values | {"incomplete_problems": num_problems - len(cases), **accuracy_and_pass(judged)}
 
@@ -160,6 +164,7 @@ BENCHMARK = Benchmark(
     needs_options=True,
     read_row=read_row,
     facets=facets,
+    cluster_key="problem",
     official_rule=official_rule,
     needs_judge_model=False,
     scores=scores,
