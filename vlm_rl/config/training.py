@@ -29,7 +29,6 @@ MUTABLE_KEYS = (
     *(f"reward.judge.{key}" for key in ("url", "api_key_env", "concurrency", "timeout", "retries", "cache")),
 )
 
-
 ENGINE_SHARE = 0.45  # what vLLM gets of a card on which the learner lives as well
 LARGEST_ENGINE_SHARE = 0.85  # of a card without a learner; the rest is for what vLLM does not count
 _LONGEST_WAIT = 3600.0  # for servers: half of distributed.COLLECTIVE_TIMEOUT

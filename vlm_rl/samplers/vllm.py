@@ -40,12 +40,7 @@ from vlm_rl.samplers.fingerprint import (
     join_shards,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.samplers.vllm_options import (
-    ENVIRONMENT,
-    engine_options,
-    prompt_request,
-    sampling_options,
-)
+from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options, prompt_request, sampling_options
 from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
