@@ -19,6 +19,7 @@ from vlm_rl.samplers.fingerprint import join_shards
 from vlm_rl.types import Prompt
 
 _MOST_BYTES = 1 << 28  # of a reply
+_IDLE = 2.0  # seconds after which a connection is not used again: vLLM closes it after 5, also under a new request
 _BODY = 60.0  # seconds for a reply's body, which a server has whole when it begins to send it
 
 
@@ -38,7 +39,7 @@ class ServerResponse:
 @asynccontextmanager
 async def connected(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of one server, for the requests of one event loop."""
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE)
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
     options: dict[str, Any] = {"timeout": None, "limits": limits}
     options["trust_env"] = False  # a proxy of the environment is for the outside, and could read the token
