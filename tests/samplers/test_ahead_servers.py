@@ -90,7 +90,8 @@ def test_a_server_lost_in_flight_costs_time_only(fleet: Fleet) -> None:
         hung.send(signal.SIGCONT)
     fleet.sync(sampler, 2)
     begin_batch(sampler, fleet, 4, PARAMS)
-    assert len(sampler.take(4, lambda *_: None)) == 8 and len(sampler.fleet.rooms) == 2
+    assert len(sampler.take(4, lambda *_: None)) == 8
+    assert len(sampler.fleet.rooms) == 2, fleet.notes
     sampler.close()
 
 
