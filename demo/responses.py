@@ -19,7 +19,7 @@ import pyarrow.compute
 from vlm_rl.demo.token_counts import Split, TokenCounter
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import EvalResult
-from vlm_rl.run.eval_record import EVAL_SCHEMA, cluster_labels, stored_columns
+from vlm_rl.run.eval_record import EVAL_SCHEMA, cluster_labels
 from vlm_rl.templates import TEMPLATES
 
 _LIGHT = ["problem_id", "sample_index", "length", "stop_reason", "verdict", "has_box", "category", "cluster"]
@@ -141,10 +141,7 @@ def read_records(results: Sequence[EvalResult], columns: Sequence[str] | None = 
 
     Columns of other names are left out. Raises UserError for a column that has a different type or gaps.
     """
-    tables = [
-        _typed(result.rows(None if columns is None else stored_columns(result.path, columns)), result.path)
-        for result in results
-    ]
+    tables = [_typed(result.rows(columns), result.path) for result in results]
     return pa.concat_tables(tables, promote_options="default").combine_chunks()
 
 

@@ -227,7 +227,9 @@ def test_held_out_problems_are_a_set_of_their_own_and_share_no_image(said, tmp_p
     dropped = manifest_of(tmp_path / "set-held-out")["dropped"]
     assert dropped == {"near_duplicate": 40, "other_set": 80 - len(sets[1])}
     code, text = said(file, "--hold-out", "0.25", "--limit", "20", "--out", tmp_path / "few")
-    assert code == 0 and len(rows_of(tmp_path / "few")) + len(rows_of(tmp_path / "few-held-out")) <= 20
+    few, held_out = (rows_of(tmp_path / name) for name in ("few", "few-held-out"))
+    assert code == 0 and held_out and len(few) + len(held_out) <= 20
+    assert not {row["question"].split()[-1] for row in few} & {row["question"].split()[-1] for row in held_out}
 
 
 def test_a_picture_of_all_problems_divides_none_of_them(said, tmp_path: Path) -> None:

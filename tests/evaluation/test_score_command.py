@@ -255,14 +255,19 @@ def test_missing_repeated_and_foreign_rows_are_counted(tmp_path: Path, capsys: p
     assert "between 1 and 2 responses a question" in capsys.readouterr().out
 
 
+def write_dynamath(folder: Path) -> Path:
+    """Write three seeds of two variants, and the table of their verdicts as its authors publish it; return that."""
+    for trial in ("1", "2"):
+        (folder / f"trial{trial}").mkdir()
+        rows = {str(q): {"question": "q", "answer": "2", "answer_type": "float", "subject": "s"} for q in (1, 2, 3)}
+        write(folder / f"trial{trial}" / "dataset.json", rows)
+    table = "Question ID,Variant 1,Variant 2,Topic\nQ1,correct,correct,s\nQ2,correct,fail,s\nQ3,correct,correct,s\n"
+    return write(folder / "model-result.csv", table)
+
+
 def test_dynamaths_published_verdict_tables_are_summed_up(tmp_path: Path, capsys) -> None:
     """Its authors publish a verdict per seed and variant: 5 of 6 right, one seed of three not in all variants."""
-    for trial in ("1", "2"):
-        (tmp_path / f"trial{trial}").mkdir()
-        rows = {str(q): {"question": "q", "answer": "2", "answer_type": "float", "subject": "s"} for q in (1, 2, 3)}
-        write(tmp_path / f"trial{trial}" / "dataset.json", rows)
-    table = "Question ID,Variant 1,Variant 2,Topic\nQ1,correct,correct,s\nQ2,correct,fail,s\nQ3,correct,correct,s\n"
-    responses = write(tmp_path / "model-result.csv", table)
+    responses = write_dynamath(tmp_path)
     found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=responses)
     assert found["scores"]["average"]["score"] == 5 / 6 and found["published_verdicts"] == 6
     assert found["scores"]["worst_case"]["score"] == 2 / 3
@@ -275,14 +280,8 @@ def test_dynamaths_published_verdict_tables_are_summed_up(tmp_path: Path, capsys
 
 
 def test_variants_and_versions_of_one_problem_are_one_cluster(tmp_path: Path) -> None:
-    """DynaMath's three seeds of two variants, five of six right; MathVerse's two problems of three versions."""
-    for trial in ("1", "2"):
-        (tmp_path / f"trial{trial}").mkdir()
-        rows = {str(q): {"question": "q", "answer": "2", "answer_type": "float", "subject": "s"} for q in (1, 2, 3)}
-        write(tmp_path / f"trial{trial}" / "dataset.json", rows)
-    table = "Question ID,Variant 1,Variant 2,Topic\nQ1,correct,correct,s\nQ2,correct,fail,s\nQ3,correct,correct,s\n"
-    responses = write(tmp_path / "model-result.csv", table)
-    found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=responses)
+    """DynaMath's three seeds of two variants, five of six right; MathVerse's two problems of two versions."""
+    found = score(tmp_path, "dynamath", "official", annotations=tmp_path, responses=write_dynamath(tmp_path))
     assert {row["id"]: row["cluster"] for row in found["rows"]} == {
         f"{seed}-v{variant}": f"seed {seed}" for seed in (1, 2, 3) for variant in (1, 2)
     }

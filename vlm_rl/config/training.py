@@ -104,7 +104,7 @@ class RolloutConfig(ConfigSection):
     server_token: str = "~/.cache/vlm_rl/server_token"
     """The file with the token that the servers ask for. `vlm-rl serve` writes it where it is missing."""
     server_timeout: PositiveFloat = 600.0
-    """Seconds to wait while no server answers; then the run saves its state and ends with exit code 75."""
+    """Seconds to wait while no server answers, at most 3600; then the run saves its state and ends with code 75."""
     prompts_per_step: PositiveInt = 128
     """P: prompts in a rollout batch, over all ranks."""
     responses_per_prompt: PositiveInt = 8

@@ -218,10 +218,7 @@ def read_results(path: Path) -> dict[str, SetResult]:
         newest = {result.benchmark: result for result in sorted(RunDirectory(path).evals(), key=lambda r: r.step)}
         if not newest:
             raise UserError(f"{path}: no results in it; a results folder holds eval/SET/step-*.parquet")
-        return {
-            name: _of_records(result.rows(stored_columns(result.path, _COLUMNS)), result.summary)
-            for name, result in newest.items()
-        }
+        return {name: _of_records(result.rows(_COLUMNS), result.summary) for name, result in newest.items()}
     if not path.is_file():
         raise UserError(f"{path}: there is no such file or folder; check the path")
     try:

@@ -12,7 +12,6 @@ from vlm_rl.report.html import PageSection, macros
 from vlm_rl.report.run_curves import RunCurves
 from vlm_rl.report.vega import embed
 from vlm_rl.run.directory import EvalResult
-from vlm_rl.run.eval_record import stored_columns
 from vlm_rl.run.paired import Paired, ProblemScore, pair, problem_scores
 
 _PARTS = macros("vlm_rl.report", "parts.html")
@@ -85,4 +84,4 @@ def change_section(runs: Sequence[RunCurves]) -> PageSection | None:
 
 
 def _scores(result: EvalResult) -> dict[str, ProblemScore]:
-    return problem_scores(result.rows(stored_columns(result.path, _COLUMNS)).to_pylist())
+    return problem_scores(result.rows(_COLUMNS).to_pylist())

@@ -10,7 +10,7 @@ import numpy as np
 
 from vlm_rl.config import Config
 from vlm_rl.run.directory import EvalResult, RunDirectory
-from vlm_rl.run.eval_record import cluster_labels, stored_columns
+from vlm_rl.run.eval_record import cluster_labels
 from vlm_rl.run.run_log import LOG
 from vlm_rl.stats import score_interval
 
@@ -103,8 +103,7 @@ class RunCurves:
 
 def score_of(result: EvalResult) -> Score:
     """Count an evaluation's numbers, all of them from its records."""
-    columns = ["problem_id", "verdict", "length", "stop_reason", "cluster"]
-    rows = result.rows(stored_columns(result.path, columns))
+    rows = result.rows(["problem_id", "verdict", "length", "stop_reason", "cluster"])
     correct = rows["verdict"].to_numpy() == "correct"
     problem = rows["problem_id"].combine_chunks().dictionary_encode().indices.to_numpy()
     score_P = np.bincount(problem, weights=correct) / np.bincount(problem)

@@ -41,7 +41,7 @@ from vlm_rl.config import (
     save_config,
 )
 from vlm_rl.errors import UserError
-from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord
+from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord, stored_columns
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
 from vlm_rl.run.writing import writing
 
@@ -60,9 +60,10 @@ class EvalResult:
     def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the records as a table, with the file's columns (EvalRecord) or the named ones.
 
-        Raises UserError for a damaged file.
+        Named columns that an older file lacks are left out. Raises UserError for a damaged file.
         """
-        return _read_parquet(self.path, columns, "delete it, or evaluate again")
+        there = None if columns is None else stored_columns(self.path, columns)
+        return _read_parquet(self.path, there, "delete it, or evaluate again")
 
 
 class RunDirectory:

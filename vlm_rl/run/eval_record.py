@@ -1,7 +1,7 @@
 """The record of one evaluated response: the only place that names the columns of eval/<benchmark>/step-*.parquet.
 
-Older files may lack the last columns (`LATER_COLUMNS`). A reader that needs a few columns names them, and leaves out
-what an older file lacks with `stored_columns`.
+Older files may lack the last columns (`LATER_COLUMNS`). A reader that needs a few columns names them, and gets those
+that the file has (`stored_columns`).
 """
 
 from __future__ import annotations
