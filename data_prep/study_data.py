@@ -61,7 +61,7 @@ class StudyTask:
 
 
 def _rate(lr: float) -> TrainConfig:
-    return TrainConfig(lr=lr, warmup_steps=20, schedule="cosine", zero_stage=0)
+    return TrainConfig(lr=lr, warmup_steps=20, schedule="cosine")
 
 
 # A lesson ends at a learning rate of almost 0, so the mixture of styles has its own: without it the styles do not

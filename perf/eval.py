@@ -28,7 +28,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.distributed import default_device, model_dtype
+from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.evaluation.evaluate import evaluate
 from vlm_rl.evaluation.journal import Journal
 from vlm_rl.grading.grader import Grader

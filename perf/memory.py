@@ -71,7 +71,7 @@ def train(model: Path, config: Any, *, steps: int) -> tuple[int, int]:
     from tests.helpers.groups import make_prompt, noise_image, pack, random_group
     from tests.helpers.learner_worker import loss_function
     from vlm_rl.data.prompts import rope_positions
-    from vlm_rl.distributed import default_device, model_dtype
+    from vlm_rl.devices import default_device, model_dtype
     from vlm_rl.learner.learner import Learner
     from vlm_rl.learner.packing import Chunk
     from vlm_rl.learner.policy import Policy, load_model

@@ -1,4 +1,4 @@
-"""Ranks: how a process joins its group, its device, and the few collectives on plain values that training needs."""
+"""Ranks: how a process joins its group, and the few collectives on plain values that training needs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)  # for one wait, however large the save;
 
 def init_ranks() -> torch.device:
     """Join the process group that torchrun describes, or make one of a single rank, and return this rank's device."""
-    use_gpu = torch.cuda.is_available()
+    use_gpu = has_gpu()
     alone = "RANK" not in os.environ
     if alone:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
@@ -43,22 +44,6 @@ def _own_store() -> TCPStore:
     store = TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
     os.environ["MASTER_PORT"] = str(store.port)
     return store
-
-
-def default_device() -> torch.device:
-    """Return this process's accelerator, or the CPU where there is none."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator or torch.device("cpu")
-
-
-def model_dtype(device: torch.device, setting: str = "auto") -> torch.dtype:
-    """Return the dtype of a model's weights on the device: bfloat16 on an accelerator, float32 on a CPU.
-
-    ``setting`` is model.dtype; anything but "auto" names the dtype itself.
-    """
-    if setting == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return getattr(torch, setting)
 
 
 def rank() -> int:

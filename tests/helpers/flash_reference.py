@@ -1,7 +1,7 @@
 """torch's variable-length flash attention written out, with what its kernels require and do not all check.
 
 Registered with the dispatcher in place of the CUDA kernels, so that code which calls the operators runs on a CPU, in
-any dtype, through the operators' own schema.
+any dtype, through the operators' own schema. As in the kernels, scores, softmax and sums are float32 at least.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def scores(query: Tensor, key: Tensor, *, causal: bool, scale: float, left: int 
     """
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     all_scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    before, everything = key.shape[0] - query.shape[0], torch.ones(all_scores.shape[1:], dtype=torch.bool)
+    before, everything = key.shape[0] - query.shape[0], torch.ones_like(all_scores[0], dtype=torch.bool)
     right = 0 if causal else right
     hidden = everything.triu(1 + before + right) if right >= 0 else ~everything
     if left >= 0:
@@ -43,10 +43,13 @@ def sides(left: int | None, right: int | None) -> dict[str, int]:
 
 def forward(
     query, key, value, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, return_debug_mask,
-    *, scale, window_size_left=None, window_size_right=None, **unused,
+    *, scale=None, window_size_left=None, window_size_right=None, **unused,
 ):  # fmt: skip
     check(query, key, value, (cut_q, cut_k, max_q, max_k))
     assert dropout_p == 0 and not return_debug_mask
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    dtype, precise = query.dtype, torch.promote_types(query.dtype, torch.float32)
+    query, key, value = (x.to(precise) for x in (query, key, value))
     out, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1])
     group = query.shape[1] // key.shape[1]
     for run in range(len(cut_q) - 1):
@@ -54,17 +57,20 @@ def forward(
         s = scores(query[q], key[k], causal=is_causal, scale=scale, **sides(window_size_left, window_size_right))
         lse[:, q] = s.logsumexp(-1)
         out[q] = torch.einsum("hqk,khd->qhd", s.softmax(-1), value[k].repeat_interleave(group, dim=1))
-    return out, lse, query.new_empty(2), query.new_empty(0), query.new_empty(0)
+    return out.to(dtype), lse, query.new_empty(2), query.new_empty(0), query.new_empty(0)
 
 
 def backward(
     grad, query, key, value, out, lse, cut_q, cut_k, max_q, max_k, dropout_p, is_causal, rng_state, unused,
-    *, scale, window_size_left=None, window_size_right=None,
+    *, scale=None, window_size_left=None, window_size_right=None,
 ):  # fmt: skip
     check(query, key, value, (cut_q, cut_k, max_q, max_k))
     assert dropout_p == 0 and grad.shape == out.shape == query.shape
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     assert lse.shape == query.shape[1::-1] and lse.is_contiguous(), "the kernel reads on from its first element"
-    group = query.shape[1] // key.shape[1]
+    dtype, group = query.dtype, query.shape[1] // key.shape[1]
+    precise = torch.promote_types(dtype, torch.float32)
+    grad, query, key, value, out = (x.to(precise) for x in (grad, query, key, value, out))
     grad_q, grad_k, grad_v = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for run in range(len(cut_q) - 1):
         q, k = slice(cut_q[run], cut_q[run + 1]), slice(cut_k[run], cut_k[run + 1])
@@ -75,7 +81,7 @@ def backward(
         grad_q[q] = torch.einsum("hqk,khd->qhd", of_scores, key[k].repeat_interleave(group, dim=1))
         grad_k[k] = torch.einsum("hqk,qhd->khd", of_scores, query[q]).unflatten(1, (-1, group)).sum(2)
         grad_v[k] = torch.einsum("hqk,qhd->khd", p, grad[q]).unflatten(1, (-1, group)).sum(2)
-    return grad_q, grad_k, grad_v
+    return grad_q.to(dtype), grad_k.to(dtype), grad_v.to(dtype)
 
 
 @contextmanager

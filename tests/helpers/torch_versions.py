@@ -91,7 +91,7 @@ VARLEN: dict[str, Callable[..., Tensor]] = {"2.11": varlen_attn_of_2_11, "2.13":
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, cut_q: Tensor, cut_k: Tensor, scale: float, window: tuple[int, int]
 ) -> Tensor:
-    outputs = []
+    outputs, scale = [], query.shape[-1] ** -0.5 if scale is None else scale
     for (q, q_end), (k, k_end) in zip(pairwise(cut_q.tolist()), pairwise(cut_k.tolist()), strict=True):
         s = flash_reference.scores(
             query[q:q_end], key[k:k_end], causal=False, scale=scale, left=window[0], right=window[1]

@@ -413,7 +413,15 @@ def record_card(out: str) -> None:
         noted(Learner, name, doing)
 
 
+def pretend_gpu() -> None:
+    """Let the process compute on a pretended GPU (tests.helpers.pretended_cuda)."""
+    from tests.helpers.pretended_cuda import PretendedCuda
+
+    PretendedCuda().__enter__()
+
+
 FAULTS: dict[str, Callable[..., None]] = {
+    "pretend_gpu": pretend_gpu,
     "undecided": undecided,
     "die_at_point": die_at_point,
     "list_points": list_points,

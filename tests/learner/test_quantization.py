@@ -67,7 +67,7 @@ def test_a_packed_base_gives_the_log_probs_and_gradients_of_its_merged_weights(t
     """What is streamed to the engine is the model that the learner computes with."""
     pytest.importorskip("bitsandbytes")
     config = LoraConfig(rank=4, alpha=6, load_in_4bit=True)
-    model: Any = load_model(tiny_model, dtype=torch.float32, in_4bit_on=torch.device("cpu"))
+    model: Any = load_model(tiny_model, dtype=torch.float32, in_4bit=True)
     policy = Policy(model, banned_ids=(), temperature=1.0)
     policy.add_adapters(config, base=BaseModel(str(tiny_model), ""), seed=5)
     generator = torch.Generator().manual_seed(1)

@@ -104,7 +104,7 @@ def _tiny_setup(out: Path, options: argparse.Namespace) -> Setup:
             "train.steps": 2,
             "train.mini_batch_prompts": 2,
             "train.micro_batch_tokens": 600,
-            "train.zero_stage": 0,
+            "train.zero_stage": 2,
             "eval.every": 0,
             "checkpoint.every": 2,
         }

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vlm_rl.distributed import default_device
+from vlm_rl.devices import default_device
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.packing import TokenSpan, row_layout
 from vlm_rl.learner.shared_prefix_attention import shared_prefix_attention

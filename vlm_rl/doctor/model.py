@@ -20,7 +20,7 @@ from torch import Tensor
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.model_folder import check_model_folder, check_weights, open_config
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import default_device, model_dtype
+from vlm_rl.devices import default_device, gpu_memory, model_dtype
 from vlm_rl.doctor.check import Check
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import PADDED_COST, check_architecture, is_padded
@@ -83,7 +83,6 @@ class ModelUnderTest:
         weights(self)
         banned = self.builder.banned_ids
         model = load_model(self.path, dtype=model_dtype(default_device()))
-        model.to(default_device())  # type: ignore[arg-type]
         check = SelfCheck(model, self.prompts, banned_ids=banned, temperature=1.0)
         policy = Policy(model, banned_ids=banned, temperature=1.0)
         return policy, check.compare(policy, path=self.path), check.limit
@@ -91,7 +90,7 @@ class ModelUnderTest:
     def too_large(self, copies: int) -> str:
         """Return why so many copies of the weights do not fit into this machine's memory, or an empty string."""
         device = default_device()
-        free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else psutil.virtual_memory().available
+        free = gpu_memory()[0] if device.type == "cuda" else psutil.virtual_memory().available
         count = 0
         for file in self.path.glob("*.safetensors"):
             with safe_open(file, framework="pt") as opened:

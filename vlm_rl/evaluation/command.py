@@ -31,7 +31,8 @@ from vlm_rl.data.model_folder import (
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, check_runnable, load_set, refuse_contaminated
 from vlm_rl.data.sets import read_manifest as read_set_manifest
-from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, model_dtype, share
+from vlm_rl.devices import model_dtype
+from vlm_rl.distributed import all_gather, barrier, from_main, init_ranks, share
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.evaluation.benchmarks.judge_model import JudgeModel, open_judge
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of

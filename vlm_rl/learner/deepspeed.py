@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ValidationError
 from torch import nn
 
 from vlm_rl.config import TrainConfig, explain
+from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError, near
 from vlm_rl.learner.regroup import regrouped
 
@@ -235,6 +236,11 @@ def _move_shards(engine: Any, device: torch.device) -> None:
         torch.cuda.empty_cache()  # so that the engine finds the room
 
 
+def least_zero_stage(dtype: torch.dtype) -> Literal[0, 2]:
+    """Return the stage that costs a small model least: 0 without masters in float32, 2 with them."""
+    return 0 if dtype == torch.float32 else 2
+
+
 def check_zero_stage(zero_stage: int, dtype: torch.dtype) -> None:
     """Raise UserError for weights that this ZeRO stage cannot train."""
     if dtype == torch.bfloat16 and zero_stage == 0:
@@ -330,7 +336,7 @@ def import_deepspeed() -> ModuleType:
     On a CPU it would build a shared-memory all-reduce behind a lock file. A process that is killed meanwhile
     leaves the lock behind, and every later start waits for it forever. torch's own gloo does the same work.
     """
-    if not torch.cuda.is_available():
+    if not has_gpu():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         os.environ.setdefault("LOCAL_SIZE", "1")  # ZeRO 3 would start numactl at each reduction to count devices
     level = logging.INFO if os.environ.get("VLM_RL_OUTPUT") == "verbose" else logging.ERROR

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from vlm_rl.algorithms import resolve_algorithm
 from vlm_rl.config import Config, ModelPart, RewardConfig, RolloutConfig, SftConfig
 from vlm_rl.data.model_folder import check_context, check_divides, read_model_config
-from vlm_rl.distributed import model_dtype
+from vlm_rl.devices import has_gpu, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing, is_padded
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
@@ -85,7 +85,7 @@ def dry_run(config: Config, *, num_ranks: int | None = None, ranks_shown: Sequen
     source, raw = read_model_config(config.model.path)
     model = _build(json.dumps(raw), source)
     _check_model(model.config, config, source)
-    on_gpu = torch.cuda.is_available() or not any(Path(source).parent.glob("*.safetensors"))
+    on_gpu = has_gpu() or not any(Path(source).parent.glob("*.safetensors"))
     dtype = model_dtype(torch.device("cuda" if on_gpu else "cpu"), config.model.dtype)
     check_zero_stage(config.train.zero_stage, dtype)
     check_deepspeed_options(config.train)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +13,8 @@ from vlm_rl.data.adapters import BaseModel, base_of
 from vlm_rl.data.model_folder import check_model_folder, check_weights, weights_sha256
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size
-from vlm_rl.distributed import from_main, model_dtype, rank
+from vlm_rl.devices import model_dtype
+from vlm_rl.distributed import from_main, rank
 from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches
 from vlm_rl.learner.architectures import PADDED_COST
@@ -98,11 +98,14 @@ def load_policy(
     settings, dtype = config.model, model_dtype(device, config.model.dtype)
     from_main(lambda: check_whole(path))
     in_4bit = settings.lora is not None and settings.lora.load_in_4bit
-    if in_4bit:
-        model: Any = load_model(path, dtype=dtype, rows=settings.rows, in_4bit_on=device)
-    else:
-        model = load_model(path, dtype=dtype, rows=settings.rows, shard_for=config.train)
-        model.to(device)
+    model = load_model(
+        path,
+        dtype=dtype,
+        device=device,
+        rows=settings.rows,
+        shard_for=None if in_4bit else config.train,
+        in_4bit=in_4bit,
+    )
     check = SelfCheck(model, prompts, banned_ids=banned_ids, temperature=temperature)
     policy = policy_of(model, settings, banned_ids=banned_ids, temperature=temperature)
     if settings.lora is not None:
@@ -116,7 +119,7 @@ def load_policy(
             console.print(f"rows: padded, through transformers' own attention, {PADDED_COST}", soft_wrap=True)
     policy.freeze(settings.freeze)
     if settings.offload_activations or settings.gradient_checkpointing:
-        policy.enable_checkpointing(offload=settings.offload_activations)
+        policy.enable_checkpointing(offload=settings.offload_activations, zero_stage=config.train.zero_stage)
     return policy, check
 
 

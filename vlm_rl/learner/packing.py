@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vlm_rl.data.vision import join_vision
+from vlm_rl.devices import has_gpu
 from vlm_rl.types import Group, LossInputs, Prompt
 
 PositionFunction = Callable[[Prompt], Tensor]  # -> int64 [3, prompt tokens]
@@ -94,7 +95,7 @@ class PackedRow:
 def _move(value: Any, device: torch.device | str) -> Any:
     """Return the value with every tensor in it on the device, however deeply nested."""
     if isinstance(value, Tensor):
-        if torch.device(device).type != "cuda" or value.is_cuda or not torch.cuda.is_available():
+        if torch.device(device).type != "cuda" or value.is_cuda or not has_gpu():
             return value.to(device)
         return value.pin_memory().to(device, non_blocking=True)  # the host does not wait for the copy
     if is_dataclass(value) and not isinstance(value, type):

@@ -9,15 +9,17 @@ again in the backward pass, so that the memory of logits does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,6 +35,7 @@ from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.checkpoint_layout import use_published_layout
 from vlm_rl.data.model_folder import check_transformers, own_attention
 from vlm_rl.data.vision import vision_of
+from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.errors import UserError
 from vlm_rl.learner import layer_patches as patches
 from vlm_rl.learner import lora
@@ -51,22 +54,27 @@ def load_model(
     path: str | Path,
     *,
     dtype: torch.dtype,
+    device: torch.device | None = None,
     rows: RowFormat = "auto",
     shard_for: TrainConfig | None = None,
-    in_4bit_on: torch.device | None = None,
+    in_4bit: bool = False,
 ) -> PreTrainedModel:
-    """Return the model of a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
+    """Load a Hugging Face folder, vision-language or text-only, with the attention that its rows need.
+
+    Every weight and every buffer of the returned model is on the device. DeepSpeed moves a model only when it gets
+    one, and never the buffers of a model in shards, and the self-check computes before that.
 
     Args:
         path: the folder.
         dtype: of the weights.
+        device: where the model goes; None for this process's GPU, or the CPU where there is none.
         rows: model.rows; Policy is given the same.
         shard_for: a training whose ZeRO stage 3 shards the model over the ranks while it is loaded, on all together.
-        in_4bit_on: put the linear layers of the language model in 4 bits on this device; None leaves them whole, on
-            the CPU.
+        in_4bit: put the linear layers of the language model in 4 bits.
 
     Raises UserError for a transformers that is too old.
     """
+    device = device or default_device()
     check_transformers()
     disable_progress_bar()  # a bar for every load would bury what the run says
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -75,7 +83,7 @@ def load_model(
     vision = "flash_attention_2" if dtype == torch.bfloat16 and is_flash_attn_2_available() else "sdpa"
     text = own_attention(config) if is_padded(config, rows) else attention.NAME
     implementation = {"text_config": text, "vision_config": vision} if is_vision else text
-    extra = {} if in_4bit_on is None else quantized_loading(_whole_layers(auto, config), dtype, in_4bit_on)
+    extra = quantized_loading(_whole_layers(auto, config), dtype, device) if in_4bit else {}
     with sharded_loading(shard_for, dtype):
         model = auto.from_pretrained(
             path,
@@ -86,6 +94,8 @@ def load_model(
             **extra,
         )
     use_published_layout(model)
+    if not in_4bit:  # whose loading has put it there
+        model.to(device)  # pyright: ignore[reportArgumentType]
     return model
 
 
@@ -140,7 +150,7 @@ class Policy(nn.Module):
         self.base: BaseModel | None = None  # of the adapters, where there are any
         self.routers = RouterWatch(model)
         model.config.use_cache = False
-        self.replaced_layers = patches.install(model, layer_patches, on_gpu=torch.cuda.is_available())
+        self.replaced_layers = patches.install(model, layer_patches, on_gpu=has_gpu())
 
     def freeze(self, parts: Collection[ModelPart]) -> None:
         """Do not train these parts; those that the model does not have do not matter."""
@@ -168,15 +178,25 @@ class Policy(nn.Module):
             p.requires_grad for name, p in named if self.family.part_of(name) != "language_model"
         )
 
-    def enable_checkpointing(self, *, offload: bool = False) -> None:
-        """Keep only the layers' inputs for the backward pass; with ``offload`` in host memory.
+    def enable_checkpointing(self, *, offload: bool = False, zero_stage: int = 0) -> None:
+        """Keep only the layers' inputs for the backward pass, and compute the rest again in it.
 
-        Freeze parts first: a tower that is frozen keeps nothing, and would warn that its inputs have no gradient.
+        Freeze parts first: a tower that is frozen keeps nothing.
+
+        Args:
+            offload: keep the inputs in host memory.
+            zero_stage: of the training.
         """
         self.offloads = offload
-        # Reentrant: ZeRO-3 frees parameters between forward and recomputation, which the
-        # non-reentrant variant takes for a change of shape.
-        self.model.gradient_checkpointing_enable({"use_reentrant": True})
+        self.model.gradient_checkpointing_enable()
+        # ZeRO 3 frees parameters between forward and recomputation, which the variant that is not reentrant takes
+        # for a change of shape.
+        reentrant = zero_stage == 3
+        for module in self.model.modules():
+            if hasattr(module, "_gradient_checkpointing_func"):
+                module._gradient_checkpointing_func = partial(  # type: ignore[assignment]
+                    _recomputed, reentrant=reentrant, paused=self.routers.paused
+                )
         inputs = [self.model.get_input_embeddings()]
         named = self.model.named_parameters()
         if self.vision is not None:
@@ -185,7 +205,7 @@ class Policy(nn.Module):
                 inputs.append(tower.get_submodule(self.vision.first_layer))
             else:
                 tower.gradient_checkpointing_disable()
-        if self.base is not None:
+        if self.base is not None and reentrant:
             # That variant gives gradients to what is inside a layer only if the layer's input has one.
             for module in inputs:
                 module.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
@@ -252,6 +272,27 @@ class Policy(nn.Module):
         return [features_FH[:0] for features_FH in features]
 
 
+def _recomputed(
+    function: Callable[..., Any],
+    *args: Any,
+    reentrant: bool,
+    paused: Callable[[], AbstractContextManager[None]],
+) -> Any:
+    """Call the function of a layer now, and again in the backward pass; once where no gradient is wanted.
+
+    Args:
+        function: the layer.
+        args: of the function.
+        reentrant: whether the backward pass starts one of its own for the layer.
+        paused: entered while the layer is computed again.
+    """
+    if not torch.is_grad_enabled():  # the reentrant variant would warn, once a layer
+        return function(*args)
+    if reentrant:
+        return checkpoint(function, *args, use_reentrant=True)
+    return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), paused()))
+
+
 class Head(nn.Module):
     """The model's output head, from hidden states to log-probs and entropies, as one module.
 
@@ -283,7 +324,8 @@ class Head(nn.Module):
         self.weight = head.weight
         self.temperature, self.soft_cap = temperature, soft_cap
         self.banned: Tensor
-        self.register_buffer("banned", torch.tensor(sorted(banned_ids), dtype=torch.int64), persistent=False)
+        banned = torch.tensor(sorted(banned_ids), dtype=torch.int64, device=self.weight.device)
+        self.register_buffer("banned", banned, persistent=False)
 
     def forward(self, hidden_KH: Tensor, target_K: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [K] and entropies [K] of the targets, float32."""

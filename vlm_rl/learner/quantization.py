@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm_rl.config import ModelConfig
+from vlm_rl.devices import has_gpu
 from vlm_rl.errors import UserError
 
 BITS_PER_WEIGHT = 4 + 8 / 64 + 32 / (64 * 256)
@@ -22,7 +23,7 @@ def check_quantization(config: ModelConfig) -> None:
     """Raise UserError where the configuration asks for 4 bits and this machine cannot train so."""
     if config.lora is None or not config.lora.load_in_4bit:
         return
-    if not torch.cuda.is_available():
+    if not has_gpu():
         raise UserError(
             "model.lora.load_in_4bit is true, and there is no GPU here: 4-bit training is for GPUs; remove it, or "
             "see what the run needs with --dry-run"

@@ -6,6 +6,8 @@ for. So the metrics show whether routing collapses.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,16 +24,26 @@ class RouterWatch:
     of that token then differ by far more than rounding. With replay the learner takes the sampler's experts, weighted
     by its own scores, through which the router is trained (arXiv 2510.11370, rollout routing replay).
 
-    Only passes with gradients count, so that an update counts once: gradient checkpointing runs every layer first
-    without gradients and then with them.
+    Only passes with gradients count, and none while it is `paused`, so that an update counts once: gradient
+    checkpointing runs every layer twice, the first time without gradients where it is reentrant.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._sums: dict[str, Tensor] = {}
         self.is_padding: Tensor | None = None  # bool [T], of the pass in progress: tokens that do not count
+        self._is_paused = False
         self.replayed: Tensor | None = None  # [T, layers, K] of the pass in progress; -1 where the router chooses
         for layer, router in routers_of(model).items():
             router.register_forward_hook(partial(self._route, layer=layer))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing in a `with` block; the choices are replayed all the same."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def take(self) -> dict[str, Tensor]:
         """Return the sums since the last call, {} for a model without routers.
@@ -59,12 +71,15 @@ class RouterWatch:
         return logits_TE, scores.to(scores_TK.dtype), chosen_TK
 
     def _add(self, logits_TE: Tensor, _: Tensor, chosen_TK: Tensor, *, replaced_T: Tensor | None = None) -> None:
-        if not torch.is_grad_enabled():
-            return
+        if not self._is_paused and torch.is_grad_enabled():
+            self._count(logits_TE.detach(), chosen_TK, replaced_T)
+
+    @torch.no_grad()
+    def _count(self, logits_TE: Tensor, chosen_TK: Tensor, replaced_T: Tensor | None) -> None:
         if self.is_padding is not None:
             logits_TE, chosen_TK = logits_TE[~self.is_padding], chosen_TK[~self.is_padding]
             replaced_T = None if replaced_T is None else replaced_T[~self.is_padding]
-        logp_TE = logits_TE.detach().float().log_softmax(-1)
+        logp_TE = logits_TE.float().log_softmax(-1)
         load_E = logp_TE.new_zeros(logp_TE.shape[1])
         load_E.scatter_add_(0, chosen_TK.flatten(), torch.ones_like(chosen_TK.flatten(), dtype=load_E.dtype))
         num_tokens = torch.tensor(float(len(logp_TE)), device=logp_TE.device)

@@ -16,8 +16,10 @@ import numpy as np
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder, PromptCache, rope_positions
-from vlm_rl.distributed import barrier, gather_shares, init_ranks, model_dtype, rank, share, world_size
+from vlm_rl.devices import model_dtype
+from vlm_rl.distributed import barrier, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.learner.architectures import check_architecture
+from vlm_rl.learner.deepspeed import least_zero_stage
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
 from vlm_rl.learner.planning import plan_rows
@@ -46,19 +48,23 @@ def warm_start(
 ) -> Path:
     """Train on the examples and write the model as a Hugging Face folder. Returns the folder.
 
+    The ZeRO stage is the least that the dtype of the weights allows.
+
     Args:
         examples: in training order.
         out: the folder to write.
         model_path: the Hugging Face folder to start from.
         builder: renders the problems for this model.
-        config: the optimizer's settings; ``mini_batch_prompts`` is not used.
+        config: the optimizer's settings; ``mini_batch_prompts`` and ``zero_stage`` are not used.
         batch_size: examples per optimizer step.
 
     Raises UserError for a model that the learner would compute wrongly.
     """
     check_architecture(builder.config, path=model_path)
-    dtype = model_dtype(init_ranks())
-    model = load_model(model_path, dtype=dtype, shard_for=config)
+    device = init_ranks()
+    dtype = model_dtype(device)
+    config = config.model_copy(update={"zero_stage": least_zero_stage(dtype)})
+    model = load_model(model_path, dtype=dtype, device=device)
     # The ban, as in the reinforcement that follows: no probability is spent on ids that it never draws.
     policy = Policy(model, banned_ids=builder.banned_ids, temperature=1.0)
     batches = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]

@@ -18,7 +18,7 @@ from typing import Any
 from vlm_rl.config import Config
 from vlm_rl.data.model_folder import check_divides, check_model_folder, check_weights
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import default_device, model_dtype
+from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import PROBE_PLACES
 from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options

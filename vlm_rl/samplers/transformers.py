@@ -21,7 +21,7 @@ from vlm_rl.data.model_folder import own_attention
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.data.routers import RoutingRecord
 from vlm_rl.data.vision import join_vision
-from vlm_rl.distributed import default_device
+from vlm_rl.devices import default_device
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms

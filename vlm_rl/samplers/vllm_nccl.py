@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm_rl.distributed import default_device
+from vlm_rl.devices import default_device
 from vlm_rl.samplers.vllm import import_vllm
 
 

@@ -12,7 +12,8 @@ from vlm_rl.config import Config, LoraConfig, TrainConfig
 from vlm_rl.data.model_folder import check_model_folder
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import contaminated_sources, load_eval_sets, load_training_sets, refuse_contaminated
-from vlm_rl.distributed import from_main, model_dtype
+from vlm_rl.devices import model_dtype
+from vlm_rl.distributed import from_main
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_whole, policy_of
 from vlm_rl.learner.policy import load_model
@@ -47,7 +48,11 @@ def load_reference(config: Config, learner: Learner, builder: PromptBuilder) -> 
     check_model_folder(path)
     from_main(lambda: check_whole(path))
     stage, dtype = config.train.zero_stage, model_dtype(learner.device, config.model.dtype)
-    model = load_model(path, dtype=dtype, rows=config.model.rows, shard_for=TrainConfig(zero_stage=stage))
+    # In shards it stays on the device; whole, it waits in host memory.
+    device = learner.device if stage == 3 else torch.device("cpu")
+    model = load_model(
+        path, dtype=dtype, device=device, rows=config.model.rows, shard_for=TrainConfig(zero_stage=stage)
+    )
     policy = policy_of(model, config.model, banned_ids=builder.banned_ids, temperature=config.rollout.temperature)
     return Reference(policy, zero_stage=stage)
 

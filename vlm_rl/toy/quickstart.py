@@ -39,7 +39,7 @@ TEMPLATE = TEMPLATES["think_answer"]
 MAX_PROMPT_TOKENS, MAX_TOKENS = 160, 72
 WEIGHT_STD = 0.08  # about 1 / sqrt(128), the model's width
 WARM_BATCH = 8
-WARM_START = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine", zero_stage=0)
+WARM_START = TrainConfig(lr=1.5e-3, warmup_steps=20, schedule="cosine")
 RL_STEPS = 40
 
 

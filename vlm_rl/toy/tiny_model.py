@@ -114,6 +114,8 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
     from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
     from transformers.utils.logging import disable_progress_bar
 
+    from vlm_rl.devices import has_gpu
+
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: already exists and is not an empty folder; choose a different one or remove it")
@@ -135,7 +137,7 @@ def build_tiny_model(out: Path, *, seed: int = 0, tokenizer_texts: Sequence[str]
         repetition_penalty=1.05,
     )
     disable_progress_bar()
-    if not torch.cuda.is_available():
+    if not has_gpu():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports deepspeed, which would warn that it guessed
     model.save_pretrained(out)
     _save_processor(tokenizer, out, max_pixels=shape.max_pixels)

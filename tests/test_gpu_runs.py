@@ -1,0 +1,131 @@
+"""Whole runs on a pretended GPU: to the end, and in float32 with the CPU's numbers.
+
+Settings meet each other in pairs: every value of one setting runs beside every value of each other that it allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.toy_runs import Runner, Toys, make_toys, metrics_of
+from vlm_rl.run.directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+ON_GPU: dict[str, Any] = {"pretend_gpu": {}}
+Row = dict[str, str]
+
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "stage": {str(n): {"train": {"zero_stage": n}} for n in range(4)},
+    "dtype": {name: {"model": {"dtype": name}} for name in ("float32", "bfloat16")},
+    "ranks": {"1": {}, "2": {}},
+    "trains": {
+        "all": {},
+        "adapters": {"model": {"lora": {"rank": 4}}},
+        "frozen tower": {"model": {"freeze": ["tower", "merger"]}},
+    },
+    "keeps": {
+        "all": {},
+        "layer inputs": {"model": {"gradient_checkpointing": True}},
+        "layer inputs on the host": {"model": {"gradient_checkpointing": True, "offload_activations": True}},
+    },
+    "rows": {"packed": {}, "padded": {"model": {"rows": "padded"}}},
+    "optimizer": {"on the card": {}, "moved": {"rollout": {"offload_optimizer": True}}},
+    "loss": {
+        "grpo": {"algorithm": {"name": "grpo"}},
+        "kl": {"algorithm": {"name": "grpo", "kl_coef": 0.01, "entropy_coef": 0.01}},
+        "luspo, hadw": {"algorithm": {"name": "luspo", "hadw": {"enabled": True}}},
+    },
+    "batch": {
+        "on policy": {},
+        "dynamic": {"algorithm": {"dynamic_sampling": True}},
+        "carried over": {"rollout": {"carry_over": 2}},
+    },
+}
+
+
+def is_allowed(row: Mapping[str, str]) -> bool:
+    """Tell whether a configuration may hold these values together."""
+    stage = row.get("stage", "2")
+    return not (
+        (row.get("dtype") == "bfloat16" and stage == "0")
+        or (row.get("optimizer") == "moved" and stage in "01")
+        or (row.get("loss") == "luspo, hadw" and row.get("batch") == "dynamic")
+        or (row.get("batch") == "carried over" and row.get("loss") == "kl" and False)
+    )
+
+
+def pairs_of(row: Row) -> Iterator[tuple[tuple[str, str], ...]]:
+    return combinations(sorted(row.items()), 2)
+
+
+def covering_rows() -> list[Row]:
+    """Return few rows in which every allowed pair of values is: the best completion of each pair still missing."""
+    names = list(SETTINGS)
+    wanted = {
+        pair
+        for a, b in combinations(names, 2)
+        for values in product(SETTINGS[a], SETTINGS[b])
+        if is_allowed(dict(pair := tuple(sorted(zip((a, b), values, strict=True)))))
+    }
+    rows: list[Row] = []
+    while wanted:
+        row: Row = dict(min(wanted))
+        for name in sorted(set(names) - {*row}, key=lambda name: -len(SETTINGS[name])):
+            choices = [{**row, name: value} for value in SETTINGS[name] if is_allowed({**row, name: value})]
+            row = max(choices, key=lambda choice: sum(pair in wanted for pair in pairs_of(choice)))
+        rows.append(row)
+        wanted -= {*pairs_of(row)}
+    return rows
+
+
+ROWS = covering_rows()
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for part in parts:
+        for section, values in part.items():
+            tree[section] = {**tree.get(section, {}), **values}
+    return tree
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Toys]:
+    folder = tmp_path_factory.mktemp("gpu-runs")
+    with Runner(folder) as runner:
+        yield make_toys(folder, tiny_model=tiny_model, runner=runner)
+
+
+def check_close(run: RunDirectory, expected: RunDirectory, *, only_first: bool = False) -> None:
+    """Compare metrics: all steps to float32's rounding, or the first one to bfloat16's."""
+    ours, theirs = metrics_of(run), metrics_of(expected)
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    tolerance = {"rel_tol": 0.1, "abs_tol": 0.02} if only_first else {"rel_tol": 1e-3, "abs_tol": 1e-5}
+    for row, wanted in zip(ours[:1] if only_first else ours, theirs, strict=not only_first):
+        assert row.keys() == wanted.keys()
+        different = {
+            key: (value, wanted[key])
+            for key, value in row.items()
+            if value != wanted[key] and not math.isclose(value, wanted[key], **tolerance)
+        }
+        assert not different, (row["step"], different)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: ", ".join(row.values()))
+def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) -> None:
+    parts = [SETTINGS[name][value] for name, value in row.items()]
+    data = {"data": {"train": [str(toys.train)], "eval": [str(toys.heldout)]}}
+    changes = merged([data, {"eval": {"every": 2}, "train": {"steps": 2}}, *parts])
+    number = ROWS.index(row)
+    ranks = {"ranks": int(row["ranks"])}
+    for name, faults in ((f"cpu-{number}", {}), (f"gpu-{number}", ON_GPU)):
+        result = toys.runner("train", str(toys.config(name, **changes)), faults=faults, **ranks)
+        assert result.code == 0, result.output[-3000:]
+    check_close(toys.run(f"gpu-{number}"), toys.run(f"cpu-{number}"), only_first=row["dtype"] == "bfloat16")

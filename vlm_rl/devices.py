@@ -1,0 +1,42 @@
+"""Where this process computes: the only file that asks whether there is a GPU, so that a test can answer.
+
+`has_gpu` is one question for all that differs on a GPU. What is asked of the card itself (its memory, its name) is
+here too. tests/test_architecture.py refuses these questions anywhere else.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def has_gpu() -> bool:
+    """Tell whether this process has a CUDA GPU."""
+    return torch.cuda.is_available()
+
+
+def num_gpus() -> int:
+    """Return the number of this machine's GPUs that torch can use."""
+    return torch.cuda.device_count() if has_gpu() else 0
+
+
+def gpu_memory(index: int | None = None) -> tuple[int, int]:
+    """Return the free and the total bytes of a GPU; None for the current one."""
+    return torch.cuda.mem_get_info(index)
+
+
+def default_device() -> torch.device:
+    """Return this process's device: its GPU, a different accelerator that torch knows, or the CPU."""
+    if has_gpu():
+        return torch.device("cuda", torch.cuda.current_device())
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def model_dtype(device: torch.device, setting: str = "auto") -> torch.dtype:
+    """Return the dtype of a model's weights on the device: bfloat16 on an accelerator, float32 on a CPU.
+
+    ``setting`` is model.dtype; anything but "auto" names the dtype itself.
+    """
+    if setting == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return getattr(torch, setting)
