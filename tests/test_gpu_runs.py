@@ -5,20 +5,29 @@ Settings meet each other in pairs: every value of one setting runs beside every 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
+from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Runner, Toys, make_toys, metrics_of
-from vlm_rl.run.directory import RunDirectory
+from vlm_rl.data.sets import load_set
+from vlm_rl.errors import EXIT_STOPPED
+from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 
 pytestmark = pytest.mark.slow
 
 ON_GPU: dict[str, Any] = {"pretend_gpu": {}}
+TRACE = "<think> I guess {0}. </think> <answer> \\boxed{{{0}}} </answer>"
 Row = dict[str, str]
 
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -45,7 +54,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "batch": {
         "on policy": {},
         "dynamic": {"algorithm": {"dynamic_sampling": True}},
-        "carried over": {"rollout": {"carry_over": 2}},
+        "carried over": {"rollout": {"carry_over": 0.5}},
     },
 }
 
@@ -57,7 +66,6 @@ def is_allowed(row: Mapping[str, str]) -> bool:
         (row.get("dtype") == "bfloat16" and stage == "0")
         or (row.get("optimizer") == "moved" and stage in "01")
         or (row.get("loss") == "luspo, hadw" and row.get("batch") == "dynamic")
-        or (row.get("batch") == "carried over" and row.get("loss") == "kl" and False)
     )
 
 
@@ -129,3 +137,59 @@ def test_a_run_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, row: Row) ->
         result = toys.runner("train", str(toys.config(name, **changes)), faults=faults, **ranks)
         assert result.code == 0, result.output[-3000:]
     check_close(toys.run(f"gpu-{number}"), toys.run(f"cpu-{number}"), only_first=row["dtype"] == "bfloat16")
+
+
+def test_a_killed_run_resumes_on_a_gpu_with_the_numbers_of_one_on_a_cpu(toys: Toys) -> None:
+    changes = {"model": {"dtype": "float32"}, "train": {"steps": 4, "zero_stage": 2}}
+    toys.train_run("cpu-resumed", **changes)
+    config = toys.config("gpu-resumed", **changes)
+    killed = toys.runner("train", str(config), faults={**ON_GPU, "terminate_in": {"phase": "rollout", "step": 4}})
+    assert killed.code == EXIT_STOPPED, killed.output[-3000:]
+    resumed = toys.runner("train", str(toys.run("gpu-resumed").path), "--resume", faults=ON_GPU)
+    assert resumed.code == 0, resumed.output[-3000:]
+    check_close(toys.run("gpu-resumed"), toys.run("cpu-resumed"))
+
+
+def test_a_checkpoint_is_evaluated_on_a_gpu(toys: Toys) -> None:
+    """In bfloat16, as a GPU evaluates by default: greedily, and every answer is there."""
+    run = toys.train_run("evaluated", train={"steps": 2, "zero_stage": 2})
+    out = toys.folder / "on-gpu"
+    words = ["--model", run.path / "2", "--data", toys.heldout, "--sampler", "transformers", "--out", out]
+    result = toys.runner("eval", *words, "--max-tokens", 14, faults=ON_GPU)
+    assert result.code == 0, result.output[-3000:]
+    (summary,) = (json.loads(path.read_text()) for path in out.rglob("step-*.json"))
+    assert summary["num_problems"] == 4
+
+
+def test_supervised_training_on_a_gpu_has_the_numbers_of_one_on_a_cpu(toys: Toys, tmp_path: Path) -> None:
+    problems = [replace(problem, meta={"response": TRACE.format(problem.answer)}) for problem in load_set(toys.train)]
+    prepared = write_problems(problems, tmp_path / "set", {"min_pixels": 3136, "max_pixels": 1_003_520})
+    runs = []
+    for name, faults in (("cpu", {}), ("gpu", ON_GPU)):
+        tree = {
+            "out": str(tmp_path / name),
+            "model": {"path": str(toys.random_model), "dtype": "float32", "gradient_checkpointing": True},
+            "data": {"train": [str(prepared)], "max_prompt_tokens": 160, "max_response_tokens": 40},
+            "train": {"steps": 3, "mini_batch_prompts": 4, "lr": 1e-3, "zero_stage": 2},
+        }
+        config = tmp_path / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(tree))
+        result = toys.runner("sft", str(config), faults=faults)
+        assert result.code == 0, result.output[-3000:]
+        runs.append(RunDirectory(tmp_path / name, config_file=SFT_CONFIG))
+    check_close(runs[1], runs[0])
+
+
+def test_a_warm_start_on_a_gpu_takes_the_stage_that_bfloat16_allows(toys: Toys, tmp_path: Path) -> None:
+    traces = tmp_path / "traces.json"
+    traces.write_text(json.dumps([(problem.id, TRACE.format(problem.answer)) for problem in load_set(toys.train)]))
+    job = {
+        "model": str(toys.random_model),
+        "train": str(toys.train),
+        "traces": str(traces),
+        "out": str(tmp_path / "warm"),
+    }
+    result = toys.runner(warm_start=job, faults=ON_GPU)
+    assert result.code == 0, result.output[-3000:]
+    weights = load_file(tmp_path / "warm" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}

@@ -143,16 +143,19 @@ def test_chunked_head_equals_the_whole_matrix(tiny_model: Path, banned: list[int
         assert (a - b).norm() <= 1e-5 * b.norm()  # single elements that nearly cancel differ by more
 
 
-def test_gradient_checkpointing_computes_every_layer_again(tiny_model: Path, banned: list[int]) -> None:
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_gradient_checkpointing_computes_every_layer_again(
+    zero_stage: int, tiny_model: Path, banned: list[int]
+) -> None:
     """transformers checkpoints in training mode only, and loads models in the other one."""
     calls = {}
     for checkpointing in (False, True):
         policy = Policy(load_model(tiny_model, dtype=torch.float32), banned_ids=banned, temperature=1.0)
         if checkpointing:
-            policy.enable_checkpointing()
+            policy.enable_checkpointing(zero_stage=zero_stage)
         layer = policy.model.model.language_model.layers[0]
         count = []
-        layer.mlp.register_forward_hook(lambda *_, count=count: count.append(1))
+        layer.input_layernorm.register_forward_hook(lambda *_, count=count: count.append(1))
         groups = groups_of("one_image", tiny_model, policy.model.config.text_config.vocab_size, banned)
         packed_logps(policy, groups, one_row(groups))[0][0].sum().backward()
         calls[checkpointing] = len(count)
