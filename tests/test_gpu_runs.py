@@ -23,6 +23,7 @@ from tests.helpers.toy_runs import Runner, Toys, make_toys, metrics_of
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
+from vlm_rl.toy.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -193,3 +194,14 @@ def test_a_warm_start_on_a_gpu_takes_the_stage_that_bfloat16_allows(toys: Toys, 
     assert result.code == 0, result.output[-3000:]
     weights = load_file(tmp_path / "warm" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+def test_the_doctors_ranks_are_well_on_a_gpu(toys: Toys, tmp_path: Path) -> None:
+    """Its ZeRO 3 was not, on the first GPU: what a tower's rotary embedding multiplies with was on the CPU."""
+    build_tiny_model(tmp_path / "model", weight_std=0.1)
+    job = {"module": "tests.helpers.doctor_worker", "ranks": 2, "faults": ON_GPU}
+    result = toys.runner("vlm_rl.doctor.ranks", tmp_path, **job)
+    answers = [json.loads(line) for line in (tmp_path / "vlm_rl.doctor.ranks.jsonl").read_text().splitlines()]
+    assert [(answer["name"], answer["outcome"]) for answer in answers] == [
+        (name, "ok") for name in ("collectives", "ZeRO 2", "ZeRO 3")
+    ], (answers, result.output[-3000:])
