@@ -10,6 +10,7 @@ have:
     scores       every benchmark's scores and verdicts, official and strict, for made-up answers to the sample
                  annotations in --samples (`vlm-rl score`)
     steps        loss and gradient norm of one optimizer step at some points of versus_trl.py
+    runs         runs, checkpoints, sets and evaluations that the first commit wrote, opened by both (same_runs.py)
     quickstart   every metric of the quickstart's training and every evaluation, seed 0
 
 The table gives the number of values and the largest relative difference. Any difference makes the exit code 1.
@@ -24,20 +25,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from same_runs import TIMES, Results, flat, probe_runs, python
 
 ROOT = Path(__file__).resolve().parents[1]
 POINTS = ("tiny 340 8 100", "tiny 1000 4 300")
 RULES = ("grpo", "gspo", "luspo", "ba", "dapo")
-TIMES = ("timing/", "step_time", "verifier/")  # these differ from run to run
 UNCOMPARED = ("version", "interval", "/low", "/high", "/ci")  # how sure a score is depends on the interval policy
-Results = dict[str, Any]  # name of a value -> the value
 
 
 def main() -> int:
@@ -64,7 +64,8 @@ def main() -> int:
                 largest = max((size for _, size in changed), default=0.0)
                 print(f"| {probe} | {len(results[0])} | {len(changed)} | {largest:.2g} |", flush=True)
                 for key, _ in changed[:5]:
-                    print(f"    {key}: {results[0].get(key)!r} -> {results[1].get(key)!r}", file=sys.stderr)
+                    left, right = (f"{result.get(key)!r:.2000}" for result in results)
+                    print(f"    {key}: {left} -> {right}", file=sys.stderr)
         finally:
             for tree in trees:
                 subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
@@ -82,25 +83,10 @@ def corpus(tree: Path) -> Path:
 
 def run(tree: Path, *command: str) -> str:
     """Return what Python prints with the tree's code. Raises SystemExit with the errors of a command that fails."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
+    done = python(tree, *command, folder=tree)
     if done.returncode:
         raise SystemExit(f"{tree.name}: {' '.join(command)} ended with {done.returncode}\n{done.stderr[-3000:]}")
     return done.stdout
-
-
-def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, leaf) of every value in nested JSON."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from flat(value, f"{path}/{key}")
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from flat(value, f"{path}/{index}")
-    else:
-        yield path, tree
 
 
 def differences(base: Results, other: Results) -> Iterator[tuple[str, float]]:
@@ -183,6 +169,7 @@ PROBES: dict[str, Callable[[Path, Path, Path], Results]] = {
     "grader": probe_grader,
     "scores": probe_scores,
     "steps": probe_steps,
+    "runs": probe_runs,
     "quickstart": probe_quickstart,
 }
 
