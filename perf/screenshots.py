@@ -26,8 +26,8 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from tests.helpers.browser import open_browser, open_page
+from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_process import demo_process
-from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
@@ -150,7 +150,7 @@ def places(runs: Sequence[Path], study: Path | None) -> Iterator[Places]:
         (token := folder / "token").write_text("0123456789abcdef")
         (guard := folder / "guarded").mkdir()
         with (
-            endpoint_server() as server,
+            chat_server() as server,
             demo_process(folder, "--endpoint", f"a server={server.url('good')},m", run=folder / "runs") as demo,
             demo_process(guard, "--token-file", str(token), run=folder / "runs") as guarded,
         ):

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 from tests.helpers.browser import axe_faults, open_browser, open_page
-from tests.helpers.endpoint_server import endpoint_server
+from tests.helpers.chat_server import chat_server
 from tests.helpers.example_run import build_run
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.served import Served
@@ -73,7 +73,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def served(runs) -> Iterator[Served]:
     pins = PinFile(runs[0].parent / "demo_notes.jsonl", is_writable=True)
-    with endpoint_server() as models:
+    with chat_server() as models:
         server = Served(make_server(runs, pins=pins, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
         yield server
         server.stop()

@@ -18,6 +18,7 @@ from tests.helpers.benchmark_rows import write_annotations
 from tests.helpers.example_run import square_image
 from tests.helpers.toy_runs import toy_problem
 from tests.helpers.vllm_server import vllm_server
+from vlm_rl.chat_endpoint.cache import ReplyCache, key_of
 from vlm_rl.cli import main
 from vlm_rl.config import JudgeConfig
 from vlm_rl.demo.backends import AskableCheckpoint, CheckpointBackend, ModelCache, load_checkpoint
@@ -26,7 +27,6 @@ from vlm_rl.demo.replies import AskSettings, LiveQuestion
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
 from vlm_rl.reward_parts.judge import Judge, read_score
-from vlm_rl.reward_parts.judge_cache import ReplyCache, key_of
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 from tests.helpers.browser import Visit, open_page
-from tests.helpers.endpoint_server import endpoint_server
+from tests.helpers.chat_server import chat_server
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import attack, hostile_run
 from tests.helpers.served import Served
@@ -47,7 +47,7 @@ def runs(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def served(runs) -> Iterator[Served]:
-    with endpoint_server() as models:
+    with chat_server() as models:
         endpoints = [
             Endpoint(attack("endpoint"), models.url("hostile"), "m"),
             Endpoint("refuses", models.url("refuse"), attack("model")),

@@ -16,8 +16,8 @@ import httpx
 from PIL import Image
 
 from tests.helpers.browser import Visit, open_browser, open_page
+from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_events import event_of, run_event
-from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
 from vlm_rl.demo.access import Access
@@ -248,7 +248,7 @@ def test_training_shows_curves_and_the_rollouts_of_a_step(visit):
 
 @pytest.mark.slow
 def test_the_live_panel_asks_about_the_problem_shown_and_stays_open(runs, visit):
-    with endpoint_server() as models:
+    with chat_server() as models:
         server = Served(make_server(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
         try:
             with visit("?base=luspo@0&others=luspo@40&at=toy-test-0003", url=server.url) as opened:

@@ -20,8 +20,8 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 import gradio as gr
 from starlette.responses import HTMLResponse
 
+from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_events import JOIN, arrival, first_bodies, run_event
-from tests.helpers.endpoint_server import endpoint_server
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
 from vlm_rl.demo import request_guard
@@ -47,7 +47,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
     """Return a client of a page with every panel, whose live panel has a model to ask."""
     run = build_run(tmp_path_factory.mktemp("guard") / "run", steps=2, num_problems=4)
     pins = PinFile(run.path.parent / "notes.jsonl", is_writable=True)
-    with endpoint_server() as models:
+    with chat_server() as models:
         live = LiveOptions([Endpoint("far", models.url("good"), "m")])
         server = Served(make_server([run.path], live=live, pins=pins))
         with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.benchmark_rows import write_annotations
-from tests.helpers.judge_server import REPLY, JudgeServer, judge_server
+from tests.helpers.chat_server import REPLY, ChatServer, chat_server
 from tests.helpers.served import free_port
 from vlm_rl.cli import main
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, Judgement, Response, UnreadableReplyError
@@ -23,8 +23,8 @@ JUDGED = ("mathvista", "mathverse", "logicvista")
 
 
 @pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with judge_server() as server:
+def server() -> Iterator[ChatServer]:
+    with chat_server() as server:
         yield server
 
 
@@ -118,25 +118,25 @@ def score(words: list[Any], *more: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_score_names_its_judge_and_asks_once(
-    tmp_path: Path, server: JudgeServer, name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, server: ChatServer, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reply, a sentence, is an extraction for one, neither 0 nor 1 for another, and no JSON for the third."""
     words = answered(tmp_path, name, "It is a sentence.")
-    judge = ["--mode", "official", "--judge", server.url("good"), "--judge-model", "wise"]
+    judge = ["--mode", "official", "--judge", server.url("good"), "--judge-model", "only"]
     first = score(words, *judge)
     asked = len(server.asked)
-    assert first["rule"] == "official, judge wise" and "emulation" not in first
+    assert first["rule"] == "official, judge only" and "emulation" not in first
     assert first["judge"]["requests"] == asked > 0 and first["judge"]["authors_model"].startswith("gpt-")
     body = server.asked[0]
     published = BENCHMARKS[name].judge
-    assert published is not None and body["model"] == "wise"
+    assert published is not None and body["model"] == "only"
     assert (body["temperature"], body["max_tokens"]) == (published.temperature, published.max_tokens)
     if name == "mathvista":
         assert {row["extracted"] for row in first["rows"]} == {REPLY} and first["errors"] == 0
     else:
         assert first["errors"] == first["num_responses"]
         assert all("the judge's reply" in row["reason"] for row in first["rows"])
-    assert "judge wise (the authors asked gpt-" in capsys.readouterr().out
+    assert "judge only (the authors asked gpt-" in capsys.readouterr().out
     second = score(words, *judge)
     assert len(server.asked) == asked and second["judge"]["requests"] == 0 < second["judge"]["cached"]
     assert second["scores"] == first["scores"] and second["rows"] == first["rows"]
@@ -145,10 +145,10 @@ def test_a_score_names_its_judge_and_asks_once(
     assert BENCHMARKS[name].emulation in capsys.readouterr().out
 
 
-def test_a_judge_that_fails_is_counted(tmp_path: Path, server: JudgeServer) -> None:
+def test_a_judge_that_fails_is_counted(tmp_path: Path, server: ChatServer) -> None:
     """No verdict is made up: each of these responses is an error, with the server's words."""
     words = answered(tmp_path, "logicvista", "It is a sentence.")
-    found = score(words, "--mode", "official", "--judge", server.url("refuse"), "--judge-model", "wise")
+    found = score(words, "--mode", "official", "--judge", server.url("refuse"), "--judge-model", "only")
     assert found["errors"] == found["num_responses"] and found["scores"]["accuracy"]["score"] == 0
     assert all(row["reason"].startswith("no reply of the judge: ") for row in found["rows"])
 
@@ -162,7 +162,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-def test_what_is_no_judge(tmp_path: Path, server: JudgeServer, refused: Callable[..., str]) -> None:
+def test_what_is_no_judge(tmp_path: Path, server: ChatServer, refused: Callable[..., str]) -> None:
     official = ("--mode", "official", "--judge")
     words = answered(tmp_path, "logicvista", "B")
     assert "--mode official" in refused(words, "--judge", server.url("good"))
@@ -170,7 +170,9 @@ def test_what_is_no_judge(tmp_path: Path, server: JudgeServer, refused: Callable
     nowhere = f"http://127.0.0.1:{free_port()}/v1"
     message = refused(words, *official, nowhere)
     assert nowhere in message and "no server answers" in message
-    assert "--judge-model" in refused(words, *official, server.url("good"))  # which lists no models
+    assert "--judge-model is missing; " in refused(words, *official, server.url("none"))  # which lists no models
+    assert "/two/v1 serves a, b" in refused(words, *official, server.url("two"))
+    assert "--judge-model is 'c'; " in refused(words, *official, server.url("two"), "--judge-model", "c")
     key = refused(words, *official, server.url("good"), "--judge-key-env", "NO_SUCH_KEY")
     assert "--judge-key-env" in key and "NO_SUCH_KEY" in key
     assert "asks no model" in refused(answered(tmp_path, "mathvision", "B"), *official, server.url("good"))

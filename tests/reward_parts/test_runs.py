@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.judge_server import judge_server
+from tests.helpers.chat_server import chat_server
 from tests.helpers.toy_runs import Toys
 from vlm_rl.run.directory import RunDirectory
 
@@ -33,7 +33,7 @@ def test_a_run_survives_a_hostile_judge_and_broken_functions(
         "exits": {"path": f"{OWN}.exits_at_once", "role": "logged"},
         "short": {"path": f"{OWN}.short_words", "weight": 0.5},
     }
-    with judge_server() as server:
+    with chat_server() as server:
         reward = {"functions": functions, "allow_function": True}
         section = judge(tmp_path, server.url("hang"), timeout=0.3, api_key_env="JUDGE_KEY")
         path = toys.config("hostile", reward={**reward, "judge": section}, train=STEP)

@@ -19,7 +19,7 @@ DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.v
 
 from vlm_rl.config.base import ConfigSection
 from vlm_rl.config.messages import explain
-from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address
+from vlm_rl.config.names import check_benchmark_name, is_plain_address, is_server_address, is_variable_name
 from vlm_rl.config.policy import DataConfig, LayerPatches, LoraConfig, ModelConfig, ModelPart, RowFormat
 from vlm_rl.config.reading import (
     changed_keys,
@@ -85,6 +85,7 @@ __all__ = [
     "foreign_names",
     "is_plain_address",
     "is_server_address",
+    "is_variable_name",
     "leaves",
     "load_config",
     "load_sft_config",

@@ -26,6 +26,11 @@ def is_server_address(text: str) -> bool:
     return is_plain_address(text) and urlsplit(text).port is not None and urlsplit(text).path in ("", "/")
 
 
+def is_variable_name(text: str) -> bool:
+    """Tell whether this is how variables of the environment are called; an API key hardly is."""
+    return re.fullmatch(r"[A-Z_][A-Z0-9_]*", text) is not None
+
+
 def check_benchmark_name(name: str) -> str:
     """Return the name if results can be stored under it. Raises UserError otherwise.
 

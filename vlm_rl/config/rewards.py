@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vlm_rl.config.base import ConfigSection
-from vlm_rl.config.names import is_plain_address
+from vlm_rl.config.names import is_plain_address, is_variable_name
 
 
 class RewardPartConfig(ConfigSection):
@@ -89,7 +89,7 @@ class JudgeConfig(RewardPartConfig):
                 "url is not a plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into an environment "
                 "variable, see api_key_env"
             )
-        if self.api_key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+        if self.api_key_env and not is_variable_name(self.api_key_env):
             yield "api_key_env must be the name of an environment variable, such as JUDGE_API_KEY"
         if not self.lowest < self.highest:
             yield f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest"

@@ -1,13 +1,11 @@
 """Parts of the reward that need more than a formula; vlm_rl.rewards adds them up.
 
-    functions       your own functions, each in a process of its own
-    judge           a model behind an OpenAI-compatible endpoint
-    judge_endpoint  many requests to such an endpoint, which evaluation sends too
-    grounding       boxes and points against a gold box
+    functions  your own functions, each in a process of its own
+    judge      a model behind an OpenAI-compatible endpoint
+    grounding  boxes and points against a gold box
 
 Each gives an outcome for each response: a number, or the reason why there is none (vlm_rl.types.Outcome). Private to
-this room: function_worker (what runs in a function's process), judge_cache (replies on disk), judge_client (one
-request, with limits).
+this room: function_worker (what runs in a function's process).
 """
 
-__all__ = ["functions", "grounding", "judge", "judge_endpoint"]
+__all__ = ["functions", "grounding", "judge"]

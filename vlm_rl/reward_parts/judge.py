@@ -3,7 +3,7 @@
     judge = Judge(config, cache=Path("runs/a/judge_cache"))
     judge.verdicts([(problem, response, grade, num_tokens), ...])
 
-Each response gets a value from 0 to 1 or the reason why it has none. vlm_rl.reward_parts.judge_endpoint asks.
+Each response gets a value from 0 to 1 or the reason why it has none. vlm_rl.chat_endpoint asks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.chat_endpoint.batch import COSTS, BatchClient, BatchReply
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, read_key
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
-from vlm_rl.reward_parts.judge_endpoint import COSTS, JudgeEndpoint, JudgeReply
 from vlm_rl.templates import END_THINK
 from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
 
@@ -66,13 +67,11 @@ class Judge:
         """Read the prompt file and the API key. Raises UserError where one is missing or cannot be used."""
         self._config = config
         self._prompt = _read_prompt(Path(config.prompt))
-        self._endpoint = JudgeEndpoint(
-            config.url,
+        key = read_key(config.api_key_env, setting="reward.judge.api_key_env")
+        self._batch = BatchClient(
+            ChatEndpoint(config.url, key=key, called="the judge", timeouts=Timeouts(config.timeout)),
             cache=Path(config.cache) if config.cache else cache,
-            key_env=config.api_key_env,
-            key_setting="reward.judge.api_key_env",
             concurrency=config.concurrency,
-            timeout=config.timeout,
             retries=config.retries,
             tokens_setting="reward.judge.max_tokens",
         )
@@ -84,14 +83,14 @@ class Judge:
 
         Raises OSError where the cache cannot be written.
         """
-        replies = self._endpoint.ask(calls, body_of=self._body, is_stopped=is_stopped)
+        replies = self._batch.ask(calls, body_of=self._body, is_stopped=is_stopped)
         return [JudgeVerdict(self._outcome(reply), reply.cost) for reply in replies]
 
     def abort(self) -> None:
         """Ask no further; `verdicts` in another thread ends."""
-        self._endpoint.abort()
+        self._batch.abort()
 
-    def _outcome(self, reply: JudgeReply) -> Outcome:
+    def _outcome(self, reply: BatchReply) -> Outcome:
         if reply.text is None:
             return reply.failure or 0.0
         score = read_score(reply.text, self._config)

@@ -8,11 +8,13 @@ Equal requests are sent once, and replies are kept on the disk by server, model,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.config import is_plain_address
+from vlm_rl.chat_endpoint.batch import COSTS, BatchClient
+from vlm_rl.chat_endpoint.client import ChatEndpoint, EndpointError, Timeouts, check_address, read_key
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import (
     Benchmark,
@@ -21,8 +23,9 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
     Response,
     UnreadableReplyError,
 )
-from vlm_rl.reward_parts.judge_endpoint import COSTS, JudgeEndpoint
 from vlm_rl.types import Problem
+
+_TIMEOUTS = Timeouts(60.0)
 
 
 class JudgeModel:
@@ -30,7 +33,7 @@ class JudgeModel:
 
     Attributes:
         name: of the model, as its server calls it.
-        cost: what all requests so far have taken, by judge_endpoint.COSTS.
+        cost: what all requests so far have taken, by chat_endpoint.batch.COSTS.
     """
 
     def __init__(self, url: str, *, name: str = "", cache: Path, key_env: str = "") -> None:
@@ -45,14 +48,20 @@ class JudgeModel:
         Raises UserError for an address that is not plain http(s), a server that does not answer, and a model that
         the server does not have.
         """
-        if not is_plain_address(url):
-            raise UserError(
-                f"--judge is {url!r}: give a plain http(s) address such as http://127.0.0.1:8000/v1; a key goes into "
-                "an environment variable, see --judge-key-env"
-            )
-        self._endpoint = JudgeEndpoint(url, cache=cache, key_env=key_env)
+        check_address(url, setting="--judge", key_setting="--judge-key-env")
+        key = read_key(key_env, setting="--judge-key-env")
+        self._endpoint = ChatEndpoint(url, key=key, called="the judge", timeouts=_TIMEOUTS)
+        self._batch = BatchClient(self._endpoint, cache=cache)
         self.cost = dict.fromkeys(COSTS, 0)
-        self.name = self._known(name, self._endpoint.models())
+        self.name = self._known(name, asyncio.run(self._models()))
+
+    async def _models(self) -> list[str]:
+        try:
+            async with self._endpoint.connected() as http:
+                return await self._endpoint.models(http)
+        except EndpointError as error:
+            url = self._endpoint.url
+            raise UserError(f"{url}: no server answers ({error}); start it, or correct the address") from None
 
     def _known(self, name: str, served: Sequence[str]) -> str:
         shown = ", ".join(served[:8])
@@ -96,7 +105,7 @@ class JudgeModel:
             }
 
         replies: dict[int, str | None] = {}
-        for place, reply in zip(asked, self._endpoint.ask([*asked.values()], body_of=body_of), strict=True):
+        for place, reply in zip(asked, self._batch.ask([*asked.values()], body_of=body_of), strict=True):
             for name, number in reply.cost.items():
                 self.cost[name] += number
             if reply.text is None:

@@ -133,7 +133,7 @@ def judge_facts(
         benchmark: None where the problems belong to none.
         mode: of the scoring.
         judge_model: that was asked; None where its rule was emulated.
-        cost: what it took, by judge_endpoint.COSTS.
+        cost: what it took, by chat_endpoint.batch.COSTS.
     """
     if benchmark is None or mode != "official" or not benchmark.needs_judge_model:
         return {}

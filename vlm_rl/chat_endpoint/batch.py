@@ -1,7 +1,7 @@
-"""Many requests to one OpenAI-compatible endpoint: side by side, tried again, kept on the disk and counted.
+"""Send many requests to one endpoint: side by side, tried again, kept on the disk and counted.
 
-    endpoint = JudgeEndpoint("http://127.0.0.1:8000/v1", cache=Path("judge_cache"), key_env="JUDGE_API_KEY")
-    replies = endpoint.ask(texts, body_of=request_of)
+    batch = BatchClient(endpoint, cache=Path("judge_cache"))
+    replies = batch.ask(texts, body_of=request_of)
 
 Whatever the endpoint does, each request gets a reply or the reason why it has none, within
 (retries + 1) * timeout and the pauses between attempts. Where `concurrency` requests in a row have failed, the others
@@ -11,9 +11,7 @@ of the batch are not sent.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +20,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from vlm_rl.errors import UserError
-from vlm_rl.reward_parts.judge_cache import ReplyCache, key_of
-from vlm_rl.reward_parts.judge_client import Completion, JudgeError, complete, make_client
+from vlm_rl.chat_endpoint.cache import ReplyCache, key_of
+from vlm_rl.chat_endpoint.client import ChatEndpoint, Completion, EndpointError
 
 _LONGEST_PAUSE = 30.0  # seconds between two attempts
 _WAIT_SECONDS = 0.1  # between two looks at whether the run is stopped
@@ -36,7 +33,7 @@ COSTS: tuple[str, ...] = ("requests", "cached", "prompt_tokens", "completion_tok
 
 
 @dataclass(slots=True)
-class JudgeReply:
+class BatchReply:
     """What came back for one request, and what that took."""
 
     text: str | None = None
@@ -44,41 +41,31 @@ class JudgeReply:
     cost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
 
 
-class JudgeEndpoint:
-    """A server to ask. It holds no connection between batches."""
+class BatchClient:
+    """Asks one endpoint many things. It holds no connection between batches."""
 
     def __init__(
         self,
-        url: str,
+        endpoint: ChatEndpoint,
         *,
         cache: Path,
-        key_env: str = "",
-        key_setting: str = "--judge-key-env",
         concurrency: int = 16,
-        timeout: float = 60.0,
         retries: int = 3,
         tokens_setting: str = "the judge's token limit",
     ) -> None:
-        """Read the API key.
+        """Take the settings.
 
         Args:
-            url: of the server, up to and including /v1.
+            endpoint: to ask.
             cache: folder of replies that are not asked for again.
-            key_env: the environment variable that holds the API key; "" sends none.
-            key_setting: what the user calls `key_env`, for the message.
             concurrency: requests at the same time.
-            timeout: seconds for a whole reply.
             retries: further attempts after a failure that may pass.
             tokens_setting: what the user calls the limit of a reply's tokens, for the message.
-
-        Raises UserError for a key that is missing or that no header may hold.
         """
-        self.url = url
-        self._key = _read_key(key_env, key_setting)
+        self.endpoint = endpoint
         self._cache = ReplyCache(cache)
-        self._concurrency, self._timeout, self._retries = concurrency, timeout, retries
+        self._concurrency, self._retries = concurrency, retries
         self._tokens_setting = tokens_setting
-        self._certificates = httpx.create_ssl_context()
         self._is_aborted = False
 
     def ask(
@@ -87,7 +74,7 @@ class JudgeEndpoint:
         *,
         body_of: Callable[[T], dict[str, Any]],
         is_stopped: Callable[[], bool] = lambda: False,
-    ) -> list[JudgeReply]:
+    ) -> list[BatchReply]:
         """Return a reply for each item, in order. Once `is_stopped` says so, the missing ones stay empty.
 
         Args:
@@ -98,42 +85,18 @@ class JudgeEndpoint:
 
         Raises OSError where the cache cannot be written.
         """
-        replies = [JudgeReply() for _ in items]
+        replies = [BatchReply() for _ in items]
         batch = _Batch((body_of(item), reply) for item, reply in zip(items, replies, strict=True))
         asyncio.run(self._ask_all(batch, min(self._concurrency, len(items)), is_stopped))
         return replies
-
-    def models(self) -> list[str]:
-        """Return the names of the models that the server lists; [] where it keeps no list.
-
-        Raises UserError where no server answers.
-        """
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        try:
-            answer = httpx.get(
-                f"{self.url.rstrip('/')}/models",
-                headers=headers,
-                timeout=self._timeout,
-                trust_env=False,
-                verify=self._certificates,
-            )
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            reason = self._masked(str(error)) or type(error).__name__
-            raise UserError(f"{self.url}: no server answers ({reason}); start it, or correct the address") from None
-        try:
-            return [str(model["id"]) for model in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError):
-            return []
 
     def abort(self) -> None:
         """Ask no further; `ask` in another thread ends."""
         self._is_aborted = True
 
     async def _ask_all(self, batch: _Batch, num_workers: int, is_stopped: Callable[[], bool]) -> None:
-        async with make_client(
-            key=self._key, concurrency=self._concurrency, certificates=self._certificates
-        ) as client:
-            workers = {asyncio.create_task(self._work(client, batch)) for _ in range(num_workers)}
+        async with self.endpoint.connected(self._concurrency) as http:
+            workers = {asyncio.create_task(self._work(http, batch)) for _ in range(num_workers)}
             while workers and not (self._is_aborted or is_stopped()):
                 done, workers = await asyncio.wait(workers, timeout=_WAIT_SECONDS)
                 for worker in done:
@@ -142,68 +105,54 @@ class JudgeEndpoint:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _work(self, client: httpx.AsyncClient, batch: _Batch) -> None:
+    async def _work(self, http: httpx.AsyncClient, batch: _Batch) -> None:
         """Take requests from the batch until none is left."""
         for body, reply in batch.left:
             if batch.failures >= max(_MIN_FAILURES, self._concurrency):
-                reply.failure = f"the judge was not asked: {batch.failures} requests in a row had failed"
+                asked = f"{self.endpoint.called} was not asked"
+                reply.failure = f"{asked}: {batch.failures} requests in a row had failed"
                 continue
             try:
-                reply.text = await self._answer(client, body, reply.cost, batch)
+                reply.text = await self._answer(http, body, reply.cost, batch)
                 batch.failures = 0
-            except JudgeError as error:
-                reply.failure = self._masked(str(error))
+            except EndpointError as error:
+                reply.failure = str(error)
                 batch.failures += 1
 
     async def _answer(
-        self, client: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int], batch: _Batch
+        self, http: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int], batch: _Batch
     ) -> str:
-        key = key_of(self.url, body)
+        key = key_of(self.endpoint.url, body)
         async with batch.locks[key]:  # of equal requests, one is sent
             text = self._cache.get(key)
             if text is not None:
                 cost["cached"] = 1
                 return text
-            completion = await self._complete(client, body, cost)
+            completion = await self._complete(http, body, cost)
             cost.update(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
             if not completion.text.strip():
-                raise JudgeError(
-                    f"the judge's reply holds no text; a reasoning model may need more {self._tokens_setting}"
-                )
-            text = self._masked(completion.text)  # a hostile server may send the key back
-            self._cache.put(key, text)
-            return text
+                empty = f"{self.endpoint.called}'s reply holds no text"
+                raise EndpointError(f"{empty}; a reasoning model may need more {self._tokens_setting}")
+            self._cache.put(key, completion.text)
+            return completion.text
 
-    async def _complete(self, client: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int]) -> Completion:
+    async def _complete(self, http: httpx.AsyncClient, body: dict[str, Any], cost: dict[str, int]) -> Completion:
         for attempt in range(self._retries + 1):
             cost["requests"] += 1
             try:
-                return await complete(client, self.url, body, timeout=self._timeout)
-            except JudgeError as error:
+                return await self.endpoint.complete(http, body)
+            except EndpointError as error:
                 if not error.may_pass or attempt == self._retries:
                     raise
             # Spread, so that requests that failed together do not come back together.
             await asyncio.sleep(min(_LONGEST_PAUSE, 2.0**attempt) * random.SystemRandom().uniform(0.5, 1.0))
         raise AssertionError
 
-    def _masked(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
-
 
 @dataclass(slots=True)
 class _Batch:
     """What the workers of one batch share."""
 
-    left: Iterator[tuple[dict[str, Any], JudgeReply]]
+    left: Iterator[tuple[dict[str, Any], BatchReply]]
     failures: int = 0  # in a row
     locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-
-
-def _read_key(variable: str, setting: str) -> str:
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "")
-    if not re.fullmatch(r"[!-~]+", key):
-        problem = "holds a space, a line end or a letter that no header may hold" if key else "is not set"
-        raise UserError(f"{setting}: the environment variable {variable} {problem}: set it to the key")
-    return key
