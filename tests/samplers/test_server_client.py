@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
-from vlm_rl.samplers.server_client import ask, connected
+import pytest
+
+from tests.helpers.chat_server import chat_server, self_signed
+from vlm_rl.samplers.server_client import ServerError, ask, connected
 
 _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -30,3 +34,17 @@ def test_an_idle_connection_is_not_used_again() -> None:
             return [first, await ask(client, "/weight_info", seconds=10, post=False)]
 
     assert asyncio.run(look_twice()) == [{}, {}]
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+def test_a_certificate_is_checked_before_the_token_is_sent(tmp_path: Path, scheme: str) -> None:
+    async def look(url: str) -> None:
+        async with connected(url, "token") as client:
+            await ask(client, "/good/v1", {}, seconds=10)
+
+    context, _ = self_signed(tmp_path)
+    with chat_server(context) as server:
+        address = f"{scheme}://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(ServerError, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(look(address))
+        assert not server.asked
