@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_rl.config import load_config
-from vlm_rl.learner.dry_run import dry_run
+from vlm_rl.planning.dry_run import dry_run
 
 IMAGE_SHARE = 0.75  # of the prompt's tokens, as in learner.py
 PATCHES = 4  # of a visual token

@@ -54,10 +54,10 @@ from vlm_rl.data.prompts import rope_positions
 from vlm_rl.doctor.attention import AttentionKernels
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.layer_patches import is_patched
-from vlm_rl.learner.memory_plan import memory_of_rank
 from vlm_rl.learner.packing import Chunk, PackedRow
 from vlm_rl.learner.policy import Policy
 from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.planning.memory import memory_of_rank
 from vlm_rl.types import Prompt, Rollout
 
 CLIP = {"ratio": "sequence", "surrogate": "clip", "clip_low": 2e-3, "clip_high": 2.5e-3, "cap": 2.0}  # LUSPO's

@@ -35,7 +35,7 @@ def work(side: str, point: Point, folder: Path) -> None:
     from weighed_groups import pack
 
     from vlm_rl.data.prompts import rope_positions
-    from vlm_rl.learner.planning import plan_rows
+    from vlm_rl.learner.row_plan import plan_rows
     from vlm_rl.losses import policy_loss
 
     learner = learner_of(side, point, folder)

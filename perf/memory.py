@@ -105,7 +105,7 @@ def measure(model: Path, small: Path, tokens: int, stage: int, overrides: list[s
     import torch
 
     from vlm_rl.distributed import init_ranks
-    from vlm_rl.learner.dry_run import dry_run
+    from vlm_rl.planning.dry_run import dry_run
 
     config = configuration(model, tokens, stage, overrides)
     memory, device = dry_run(config, num_ranks=1).memory, init_ranks()

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from vlm_rl.learner import planning
+from vlm_rl.learner import row_plan
 from vlm_rl.scaling.lengths import made_up
 from vlm_rl.scaling.update import Rows, plan_update
 
@@ -39,7 +39,7 @@ def main() -> None:
     for prompts, ranks in product((16, 64), (2, 4, 8, 16, 32)):
         rng = np.random.default_rng(0)
         batches = [made_up(rng, prompts) for _ in range(options.draws)]
-        with patch.object(planning, "PARTS", ()):
+        with patch.object(row_plan, "PARTS", ()):
             whole = [plan_update(batch, rows, ranks=ranks).efficiency for batch in batches]
         begun = time.process_time()
         plans = [plan_update(batch, rows, ranks=ranks) for batch in batches]

@@ -25,8 +25,8 @@ from versus_trl import Point, build_models, groups_of, our_step
 from weighed_groups import pack
 
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.row_plan import plan_rows
 
 KINDS = {
     "matrix products": ("mm", "addmm", "bmm"),

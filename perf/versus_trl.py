@@ -278,8 +278,8 @@ def our_step(point: Point, folder: Path) -> Callable[[], Any]:
     from vlm_rl.data.prompts import rope_positions
     from vlm_rl.distributed import init_ranks
     from vlm_rl.learner.learner import Learner
-    from vlm_rl.learner.planning import plan_rows
     from vlm_rl.learner.policy import Policy, load_model
+    from vlm_rl.learner.row_plan import plan_rows
     from vlm_rl.losses import policy_loss
 
     init_ranks()

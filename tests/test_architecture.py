@@ -26,13 +26,13 @@ ROOMS: dict[str, set[str]] = {
     "learner": {"data", "run"},
     "evaluation": {"chat_endpoint", "data", "grading", "run", "samplers"},
     "report": {"data", "run"},
-    "recipe": {"data", "learner", "run"},
-    "scaling": {"data", "learner", "report", "run", "samplers"},
+    "planning": {"data", "learner", "run"},
+    "scaling": {"data", "learner", "planning", "report", "run", "samplers"},
     "study": {"data", "report", "run"},
     "papers": {"data", "evaluation", "run", "study"},
     "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
     "demo": {"chat_endpoint", "data", "evaluation", "grading", "report", "run", "samplers"},
-    "doctor": {"data", "grading", "learner", "run", "samplers", "sandbox", "toy"},
+    "doctor": {"data", "grading", "learner", "planning", "run", "samplers", "sandbox", "toy"},
     "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
 }
 # A run, which no room below it knows, and the command line, which may use every room.

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from vlm_rl import cli
 from vlm_rl.config import Config, HadwConfig, load_config, parse_config, save_config
 from vlm_rl.config.foreign_names import SETTINGS
+from vlm_rl.config.key_reference import find_keys, pages
 from vlm_rl.errors import UserError
-from vlm_rl.recipe.reference import find_keys, pages
 from vlm_rl.study.plan import load_study
 from vlm_rl.toy.quickstart import ToyData, quickstart_config
 
@@ -413,7 +413,7 @@ def test_every_setting_of_theirs_leads_to_a_key() -> None:
 def test_every_key_is_described_and_the_pages_are_current() -> None:
     assert [key.path for key in find_keys() if not key.text] == []
     for name, page in pages().items():
-        assert (CONFIGS.parent / "docs" / name).read_text() == page, "run: python -m vlm_rl.recipe.reference docs"
+        assert (CONFIGS.parent / "docs" / name).read_text() == page, "run: python -m vlm_rl.config.key_reference docs"
 
 
 def test_a_key_is_found_by_path_section_and_name(capsys: pytest.CaptureFixture[str]) -> None:

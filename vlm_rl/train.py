@@ -21,7 +21,7 @@ from vlm_rl.data.prompts import PromptCache, rope_positions
 from vlm_rl.distributed import rank, world_size
 from vlm_rl.learner.learner import UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
-from vlm_rl.learner.planning import plan_rows
+from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
 from vlm_rl.run.lock import RunLock
 from vlm_rl.samplers.servers import ServersGoneError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vlm_rl import cli
-from vlm_rl.learner.dry_run import DryRun
+from vlm_rl.planning.dry_run import DryRun
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 GIB = 2**30
@@ -80,7 +80,7 @@ def test_the_numbers_are_those_of_the_dry_run(outcomes, plan: DryRun) -> None:
 @pytest.fixture(scope="module")
 def plan() -> DryRun:
     from vlm_rl.config import load_config
-    from vlm_rl.learner.dry_run import dry_run
+    from vlm_rl.planning.dry_run import dry_run
 
     return dry_run(load_config(RECIPES / "virl39k_luspo_7b.yaml"), num_ranks=8)
 

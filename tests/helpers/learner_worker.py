@@ -35,14 +35,14 @@ from vlm_rl.distributed import all_gather, barrier, init_ranks, rank, world_size
 from vlm_rl.errors import UserError
 from vlm_rl.hadw import Belief, difficulty_weights
 from vlm_rl.learner import policy as policy_module
-from vlm_rl.learner.dry_run import without_sampling
 from vlm_rl.learner.guard import GuardAbortError
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import Chunk, PackedRow
-from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.reference import BaseReference, Reference
+from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import policy_loss, token_weights
+from vlm_rl.planning.dry_run import without_sampling
 from vlm_rl.types import LossInputs
 
 TEMPERATURE = 0.9

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vlm_rl.learner import memory_plan
 from vlm_rl.learner import shared_prefix_attention as attention
 from vlm_rl.learner.packing import row_layout
 from vlm_rl.learner.shared_prefix_attention import may_attend, shared_prefix_attention
+from vlm_rl.planning import memory
 
 CPU = torch.device("cpu")
 ROWS = [  # spans of each prompt, and of its responses
@@ -116,17 +116,17 @@ def test_the_planned_peak_is_the_dry_runs_count(script: Any, monkeypatch: pytest
     before = planned()
     assert before > 16 * parameters and planned(checkpointing=True) < before
     for name in ("_head", "_activations"):
-        counted = getattr(memory_plan, name)
-        monkeypatch.setattr(memory_plan, name, lambda *a, _f=counted, **k: _f(*a, **k) + 2**20)
+        counted = getattr(memory, name)
+        monkeypatch.setattr(memory, name, lambda *a, _f=counted, **k: _f(*a, **k) + 2**20)
     assert planned() - before == pytest.approx(2 * 2**20)
 
 
 def test_the_plan_is_for_one_image_of_the_groups_size(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(script, "memory_of_rank", lambda config, *a, **k: seen.append(config) or memory())
+    monkeypatch.setattr(script, "memory_of_rank", lambda config, *a, **k: seen.append(config) or nothing())
 
-    def memory() -> Any:
-        return memory_plan.Memory(0, 0, 0, 0, 0, 0, 0, 0)
+    def nothing() -> Any:
+        return memory.Memory(0, 0, 0, 0, 0, 0, 0, 0)
 
     policy = script.make_policy(script.make_config("tiny"), torch.device("meta"), torch.float32, way="auto")
     groups = script.make_groups(512, prompts=1, responses=2, tokens=40, side=8, text=30)
@@ -134,8 +134,8 @@ def test_the_plan_is_for_one_image_of_the_groups_size(script: Any, monkeypatch: 
     script.planned_peak(policy, groups, "auto", options)
     (config,) = seen
     tokens = len(groups[0].prompt.ids) + sum(len(rollout.ids) for rollout in groups[0].rollouts)
-    assert memory_plan.row_images(config) == 1
-    assert memory_plan.row_tokens(config) == tokens + 1  # a prompt, and one token of a response at least
+    assert memory.row_images(config) == 1
+    assert memory.row_tokens(config) == tokens + 1  # a prompt, and one token of a response at least
     assert config.data.max_pixels == (8 * 28) ** 2
 
 

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.helpers.groups import WeighedGroup, pack
-from vlm_rl.learner import planning
+from vlm_rl.learner import row_plan
 from vlm_rl.learner.packing import Chunk, padded_rows, row_layout
-from vlm_rl.learner.planning import plan_rows, row_costs
+from vlm_rl.learner.row_plan import plan_rows, row_costs
 from vlm_rl.types import Prompt, Rollout
 
 GROUPS = st.lists(
@@ -173,7 +173,7 @@ def test_a_group_stays_whole_where_its_prompt_costs_more() -> None:
 
 @given(groups=GROUPS, budget=st.integers(1, 2000), num_ranks=st.integers(1, 5))
 def test_cutting_never_takes_longer_and_one_rank_never_cuts(groups, budget, num_ranks) -> None:
-    with patch.object(planning, "PARTS", ()):
+    with patch.object(row_plan, "PARTS", ()):
         whole = plan_of(groups, budget, num_ranks)
     plan = plan_of(groups, budget, num_ranks)
     assert waits(groups, plan) <= waits(groups, whole)

@@ -21,8 +21,8 @@ from tests.helpers.groups import (
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.learner import policy as policy_module
 from vlm_rl.learner.packing import Chunk
-from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.row_plan import plan_rows
 
 CASES = ["one_image", "several_images", "text_only", "length_one", "unequal_images", "unequal_prompts", "everything"]
 

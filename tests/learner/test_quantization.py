@@ -16,10 +16,10 @@ from vlm_rl.config import LoraConfig, load_config
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import dry_run
 from vlm_rl.learner.lora import weight_sources
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.types import Problem
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

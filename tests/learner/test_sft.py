@@ -21,11 +21,11 @@ from vlm_rl.config import load_sft_config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.counting_squares import SQUARES
-from vlm_rl.learner.dry_run import dry_run, without_sampling
-from vlm_rl.learner.dry_run_page import print_dry_run
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sft import Example, pack_examples
 from vlm_rl.losses import supervised_loss
+from vlm_rl.planning.dry_run import dry_run, without_sampling
+from vlm_rl.planning.page import print_dry_run
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem

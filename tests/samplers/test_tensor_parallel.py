@@ -19,7 +19,7 @@ from vlm_rl.cli import main
 from vlm_rl.config import RolloutConfig, load_config, parse_config
 from vlm_rl.data.model_folder import check_divides, read_model_config
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import dry_run
+from vlm_rl.planning.dry_run import dry_run
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.serve import server_options
 from vlm_rl.session.preflight import preflight, preflight_eval

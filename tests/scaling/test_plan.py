@@ -16,7 +16,7 @@ from tests.helpers.example_run import build_run
 from vlm_rl.cli import main
 from vlm_rl.config import Config, load_config
 from vlm_rl.errors import UserError
-from vlm_rl.learner.fit import misfits
+from vlm_rl.planning.fits import misfits
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.divisions import Division, best_of, plans, server_cards
 from vlm_rl.scaling.lengths import BatchLengths, check_measures, groups_of_run, made_up, of_groups

@@ -83,7 +83,7 @@ def _eval(options: argparse.Namespace) -> None:
         options.model, options.data, sampler=options.sampler, tensor_parallel=options.tensor_parallel
     )
     from vlm_rl.evaluation.command import evaluate_sets
-    from vlm_rl.learner.out_of_memory import advised, eval_memory_advice
+    from vlm_rl.planning.out_of_memory import advised, eval_memory_advice
 
     with advised(eval_memory_advice):
         evaluate_sets(options)

@@ -44,7 +44,7 @@ def _init(options: argparse.Namespace) -> None:
     from vlm_rl.session.preflight import preflight_sets
 
     preflight_sets([*options.data, *options.eval])
-    from vlm_rl.recipe.command import init
+    from vlm_rl.planning.init import init
 
     init(options)
 
@@ -56,7 +56,7 @@ def add_config(commands: Commands) -> None:
 
 
 def _config(options: argparse.Namespace) -> None:
-    from vlm_rl.recipe.reference import find_keys
+    from vlm_rl.config.key_reference import find_keys
 
     print("\n".join(map(str, find_keys(options.key))))
 

@@ -42,15 +42,15 @@ def _sft(options: argparse.Namespace) -> None:
 
     if options.dry_run:
         config = with_planned_model(config)
-        from vlm_rl.learner.dry_run import dry_run, without_sampling
-        from vlm_rl.learner.dry_run_page import print_dry_run
+        from vlm_rl.planning.dry_run import dry_run, without_sampling
+        from vlm_rl.planning.page import print_dry_run
 
         plan = dry_run(without_sampling(config), num_ranks=options.ranks)
         print_dry_run(plan, samples=False, card=_card(options))
         return
     config = preflight_sft(config, resume=options.resume)
-    from vlm_rl.learner.out_of_memory import advised, memory_advice
     from vlm_rl.learner.sft_run import sft
+    from vlm_rl.planning.out_of_memory import advised, memory_advice
 
     with advised(partial(memory_advice, config)):
         sft(config, resume=options.resume)
@@ -87,13 +87,13 @@ def _train(options: argparse.Namespace) -> None:
 
     if options.dry_run:
         config = preflight_plan(config)
-        from vlm_rl.learner.dry_run import dry_run
-        from vlm_rl.learner.dry_run_page import print_dry_run
+        from vlm_rl.planning.dry_run import dry_run
+        from vlm_rl.planning.page import print_dry_run
 
         print_dry_run(dry_run(config, num_ranks=options.ranks), card=_card(options))
         return
     config = preflight(config, resume=options.resume)
-    from vlm_rl.learner.out_of_memory import advised, memory_advice
+    from vlm_rl.planning.out_of_memory import advised, memory_advice
     from vlm_rl.train import train
 
     try:

@@ -12,6 +12,7 @@
     messages        what is wrong in it, in words
     names           checks of names and addresses
     foreign_names   what other trainers call our keys
+    key_reference   describe every key, in the terminal and in docs/config.md
 
 The text below each key is its documentation: `vlm-rl config` and docs/config.md are made from it. Options of
 DeepSpeed and vLLM pass through unchanged in ``train.deepspeed`` and ``rollout.vllm``. Nothing here imports torch.
@@ -86,6 +87,7 @@ __all__ = [
     "is_plain_address",
     "is_server_address",
     "is_variable_name",
+    "key_reference",
     "leaves",
     "load_config",
     "load_sft_config",

@@ -13,8 +13,8 @@ import torch
 from vlm_rl.config import Config, load_config
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.doctor.check import Check
-from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE, engine_share
+from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, engine_share
 
 _GIB = 2**30
 ADAM_BYTES = 12  # a trained parameter in a checkpoint: float32 master and two moments

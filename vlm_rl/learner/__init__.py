@@ -1,10 +1,12 @@
 """The learner: packed rows in, log-probs, gradients and new weights out.
 
     packing         groups to rows, with what the loss needs of them
-    planning        which rank computes which responses, in which row
+    row_plan        which rank computes which responses, in which row
+    lora            adapters on linear layers
     quantization    a base model in 4 bits, under adapters
     policy          the model, and the log-probs of a packed row
     learner         one DeepSpeed engine around the policy; every optimizer step
+    deepspeed       the only file that imports DeepSpeed: its engine, its options, and checks of them
     architectures   the families of models: which it computes exactly, and their parts; all others are refused
     self_check      at start-up: its log-probs against the unmodified model's
     sync_probe      after each sync: its log-probs of what the sampler draws
@@ -15,16 +17,10 @@
     saving          the learner's state, to checkpoints and back
     sft             the steps of supervised fine-tuning, and a pass over examples in order
     sft_run         a run of `vlm-rl sft`
-    dry_run         what a run needs, before anything is loaded
-    memory_plan     the bytes of a rank, by formula
-    dry_run_page    the tables of a dry run
-    fit             whether that fits on a card, and which settings would make it
-    out_of_memory   what to change where it was not there
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for a different number of ranks),
-checkpoint_files (what a rank writes into a checkpoint, at once or later), and deepspeed, the only file that imports
-DeepSpeed.
+routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for a different number of ranks) and
+checkpoint_files (what a rank writes into a checkpoint, at once or later).
 
 A change to transformers is outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation.
@@ -32,19 +28,16 @@ attention implementation.
 
 __all__ = [
     "architectures",
-    "dry_run",
-    "dry_run_page",
-    "fit",
+    "deepspeed",
     "layer_patches",
     "learner",
     "loading",
-    "memory_plan",
-    "out_of_memory",
+    "lora",
     "packing",
-    "planning",
     "policy",
     "quantization",
     "reference",
+    "row_plan",
     "saving",
     "self_check",
     "sft",

@@ -6,7 +6,7 @@ Each response attends to its own prompt and to itself, so the prompt and the vis
 instead of G times. The M-RoPE positions of every response start at max(prompt positions) + 1, which with
 images is not the prompt's length. The prompt's last hidden state predicts the first token of each response.
 
-A group may be split into rows that repeat the prompt (vlm_rl.learner.planning); a response is never split.
+A group may be split into rows that repeat the prompt (vlm_rl.learner.row_plan); a response is never split.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from vlm_rl.learner.architectures import check_architecture
 from vlm_rl.learner.deepspeed import least_zero_stage
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.packing import PackedRow, pack_row
-from vlm_rl.learner.planning import plan_rows
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.learner.row_plan import plan_rows
 from vlm_rl.losses import supervised_loss
 from vlm_rl.run.terminal import progress
 from vlm_rl.types import Group, Problem, Rollout

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from vlm_rl.config import Config, RolloutConfig
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.fit import engine_share, misfits
+from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.fits import engine_share, misfits
 from vlm_rl.scaling.lengths import BatchLengths
 from vlm_rl.scaling.rates import PhaseRates
 from vlm_rl.scaling.steps import Pace, Sides, simulate

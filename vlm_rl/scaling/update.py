@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 
 from vlm_rl.learner.packing import Chunk
-from vlm_rl.learner.planning import plan_rows, row_costs
+from vlm_rl.learner.row_plan import plan_rows, row_costs
 from vlm_rl.scaling.lengths import BatchLengths
 
 

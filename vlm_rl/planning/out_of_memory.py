@@ -9,8 +9,8 @@ import torch
 
 from vlm_rl.config import Config, SftConfig
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import dry_run, without_sampling
-from vlm_rl.learner.fit import single_settings
+from vlm_rl.planning.dry_run import dry_run, without_sampling
+from vlm_rl.planning.fits import single_settings
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from vlm_rl.config import ENGINE_SHARE, Config, with_overrides
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import DryRun, dry_run
+from vlm_rl.planning.dry_run import DryRun, dry_run
 
 UPDATE_SHARE = 0.9  # of the free memory: the plan leaves out allocator overhead and communication buffers
 ROLLOUT_SHARE = 0.95  # the engine keeps to its share by itself

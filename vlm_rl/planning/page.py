@@ -9,9 +9,9 @@ from rich.table import Table
 
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
-from vlm_rl.learner.dry_run import DryRun
-from vlm_rl.learner.fit import engine_share, sft_verdict, verdict
-from vlm_rl.learner.memory_plan import most_resident, optimizer_is_offloaded, row_images, row_tokens
+from vlm_rl.planning.dry_run import DryRun
+from vlm_rl.planning.fits import engine_share, sft_verdict, verdict
+from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens
 from vlm_rl.run.terminal import make_console
 
 _GIB = 2**30

@@ -1,4 +1,4 @@
-"""Planning: which rank computes which responses of a mini-batch, in which row.
+"""The row plan: which rank computes which responses of a mini-batch, in which row.
 
 Ranks wait for each other at every row, so the slowest row of each round decides. A few plans are made and the fastest
 is taken: one of whole groups, and some that start from groups in parts and then take single responses away from the

@@ -7,8 +7,8 @@ import torch
 
 from vlm_rl.cli import main
 from vlm_rl.config import load_config
-from vlm_rl.learner.dry_run import dry_run
-from vlm_rl.learner.out_of_memory import is_out_of_memory, memory_advice
+from vlm_rl.planning.dry_run import dry_run
+from vlm_rl.planning.out_of_memory import is_out_of_memory, memory_advice
 
 RECIPE = Path(__file__).parents[2] / "configs" / "virl39k_luspo_7b.yaml"
 

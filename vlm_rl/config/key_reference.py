@@ -2,7 +2,7 @@
 
 The only source is the room vlm_rl.config: its types, its defaults, and the docstring below each key.
 
-    python -m vlm_rl.recipe.reference docs      # write docs/config.md and docs/other_trainers.md again
+    python -m vlm_rl.config.key_reference docs      # write docs/config.md and docs/other_trainers.md again
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ An unknown key, a wrong value and values that do not fit together are refused, a
 `extends: OTHER.yaml`, a path seen from its folder, a file gives only what differs from another, as
 `configs/virl39k_gspo_7b.yaml` does.
 
-This page is made from `vlm_rl/config/`: `python -m vlm_rl.recipe.reference docs`.
+This page is made from `vlm_rl/config/`: `python -m vlm_rl.config.key_reference docs`.
 """
 _SFT_HEAD = """
 ## vlm-rl sft
@@ -157,7 +157,7 @@ _NAMES_HEAD = """\
 What the settings of EasyR1, verl, TRL and OpenRLHF are called here. The same table is behind the message for an
 unknown key: `rollout.n=8` is answered with `rollout.responses_per_prompt`.
 
-This page is made from `vlm_rl/config/foreign_names.py`: `python -m vlm_rl.recipe.reference docs`.
+This page is made from `vlm_rl/config/foreign_names.py`: `python -m vlm_rl.config.key_reference docs`.
 """
 
 

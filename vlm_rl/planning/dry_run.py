@@ -29,7 +29,7 @@ from vlm_rl.learner.architectures import check_architecture, check_parts, check_
 from vlm_rl.learner.deepspeed import check_deepspeed_options, check_zero_stage, deepspeed_block
 from vlm_rl.learner.layer_patches import is_patched
 from vlm_rl.learner.lora import target_layers
-from vlm_rl.learner.memory_plan import (
+from vlm_rl.planning.memory import (
     Memory,
     cache_bytes,
     count_parameters,

@@ -12,8 +12,8 @@ from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import Config, load_config
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.learner.dry_run import dry_run
-from vlm_rl.recipe.command import _longest_prompt
+from vlm_rl.planning.dry_run import dry_run
+from vlm_rl.planning.init import _longest_prompt
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
 
@@ -45,7 +45,7 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     ("gpus", "gigabytes", "options"), [(8, 80, []), (4, 80, []), (1, 48, ["--lora"]), (1, 24, ["--lora"])]
 )
 def test_a_recipe_for_7b_fits_the_cards(written, gpus: int, gigabytes: int, options: list[str]) -> None:
-    """The same bounds as for the shipped recipes, in tests/learner/test_dry_run.py."""
+    """The same bounds as for the shipped recipes, in tests/planning/test_dry_run.py."""
     config = written("--model", SEVEN_B, "--gpus", str(gpus), "--gpu-memory", str(gigabytes), *options)
     plan, card = dry_run(config, num_ranks=gpus), gigabytes * 1e9
     engine = config.rollout.vllm["gpu_memory_utilization"] * card

@@ -25,11 +25,11 @@ from vlm_rl.data.model_folder import SHIPPED
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.dry_run_page import print_dry_run
-from vlm_rl.learner.memory_plan import cache_bytes, stack_bytes_per_token
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
+from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.memory import cache_bytes, stack_bytes_per_token
+from vlm_rl.planning.page import print_dry_run
 
 PAPERS = [pytest.param(path, marks=pytest.mark.slow) for path in PAPER_RECIPES]
 LUSPO_7B = next(path for path in RECIPES if path.stem == "virl39k_luspo_7b")

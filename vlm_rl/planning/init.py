@@ -27,8 +27,8 @@ from vlm_rl.data.model_folder import context_of, is_shipped, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
 from vlm_rl.errors import UserError
-from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE
+from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import start_command
 from vlm_rl.templates import TEMPLATES

@@ -6,8 +6,8 @@ import pytest
 
 from vlm_rl.cli import main
 from vlm_rl.config import load_config
-from vlm_rl.learner.dry_run import DryRun, dry_run
-from vlm_rl.learner.fit import ROLLOUT_SHARE, UPDATE_SHARE, fitting_settings, misfits, verdict
+from vlm_rl.planning.dry_run import DryRun, dry_run
+from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, fitting_settings, misfits, verdict
 
 RECIPES = Path(__file__).parents[2] / "configs"
 RECIPE = RECIPES / "virl39k_luspo_3b.yaml"

@@ -1,0 +1,13 @@
+"""What a run needs, whether a machine has it, and a recipe that fits: `--dry-run` and `vlm-rl init`.
+
+    dry_run         what a run needs, before anything is loaded
+    memory          the bytes of a rank, by formula
+    fits            whether that fits on a card, and which settings would make it
+    page            the tables of a dry run
+    out_of_memory   what to change where memory ran out
+    init            write a recipe for a model, a set and a machine
+
+Nothing is private to this room.
+"""
+
+__all__ = ["dry_run", "fits", "init", "memory", "out_of_memory", "page"]
