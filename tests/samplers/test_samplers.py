@@ -29,7 +29,8 @@ from vlm_rl.samplers.base import InProcessSampler, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
-from vlm_rl.samplers.vllm import _request, _threads_kept
+from vlm_rl.samplers.vllm import _request
+from vlm_rl.samplers.vllm_start import threads_kept
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 
@@ -390,7 +391,7 @@ def test_the_engine_leaves_the_function_that_sets_threads(sampler: Sampler) -> N
 def test_the_number_of_threads_from_before_the_engine_is_restored() -> None:
     """On a GPU vLLM sets it to 1, through torch."""
     before = torch.get_num_threads()
-    with _threads_kept():
+    with threads_kept():
         torch.set_num_threads(before + 1)
     assert torch.get_num_threads() == before
 

@@ -19,7 +19,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from vlm_rl.config import ENGINE_SHARE, LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.distributed import from_main
 from vlm_rl.errors import UserError, near
 from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed, seeds_of
 from vlm_rl.samplers.fingerprint import (
@@ -41,6 +39,7 @@ from vlm_rl.samplers.fingerprint import (
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
 from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options, prompt_request, sampling_options
+from vlm_rl.samplers.vllm_start import compiler_kept, starting
 from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
     repack_heads,
@@ -51,8 +50,6 @@ from vlm_rl.types import NamedTensors, Prompt, Rollout
 
 if TYPE_CHECKING:
     import vllm
-
-_COMPILER = ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS")  # the second, on a CPU
 
 
 class VllmSampler:
@@ -111,13 +108,7 @@ class VllmSampler:
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
         try:
-            with (
-                _global_random_state_kept(),
-                _memory_left_alone(),
-                _threads_kept(),
-                _compiler_kept(),
-                _own_shared_memory(),
-            ):
+            with _global_random_state_kept(), starting():
                 self._llm = self._vllm.LLM(**settings)
         except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
             reason = " ".join(str(error).split())
@@ -367,7 +358,7 @@ def import_vllm() -> Any:
     # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.distributed\.c10d_logger")
-    with _compiler_kept():
+    with compiler_kept():
         import vllm
 
     return vllm
@@ -412,74 +403,6 @@ def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
 
 def _request(prompt: Prompt) -> dict[str, Any]:
     return prompt_request(prompt.sampler_ids.tolist(), prompt.images, prompt.videos)
-
-
-@contextmanager
-def _memory_left_alone() -> Iterator[None]:
-    """Keep vLLM's CPU worker from binding this process's memory, the learner's too, to one NUMA node."""
-    operators: Any = torch.ops._C
-    operators.init_cpu_memory_env = lambda nodes: None
-    try:
-        yield
-    finally:
-        del operators.init_cpu_memory_env  # torch looks it up again at its next use
-
-
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    """Restore torch's number of threads, and the function that sets it, which vLLM's CPU worker replaces.
-
-    On a GPU vLLM leaves one thread to this process, in which an offloaded optimizer computes on the host.
-    """
-    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_threads
-        set_threads(threads)
-
-
-@contextmanager
-def _compiler_kept() -> Iterator[None]:
-    """Restore what vLLM sets for torch's compiler: one process that compiles, here and in what is started from here.
-
-    These are variables of the environment, which torch itself has read by the time that this file is imported.
-    """
-    before = {name: os.environ.get(name) for name in _COMPILER}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _own_shared_memory() -> Iterator[None]:
-    """Give this run's engines shared memory of their own.
-
-    Without a GPU the ranks of an engine reduce in shared memory, which vLLM names after the end of the address where
-    they meet. To a launcher's ranks that is env:// in every run, so two runs on a machine would share it, and what a
-    killed run left behind would keep every later one from starting. The name goes once all ranks have joined.
-    """
-    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
-
-    method = ExecutorWithExternalLauncher._distributed_args
-    name = from_main(lambda: f"vlm-rl-{uuid4().hex}")
-
-    def with_name(self: ExecutorWithExternalLauncher) -> tuple[str, int, int]:
-        _, rank, local_rank = method(self)
-        return f"env://:{name}", rank, local_rank
-
-    ExecutorWithExternalLauncher._distributed_args = with_name
-    try:
-        yield
-    finally:
-        ExecutorWithExternalLauncher._distributed_args = method
-        for path in Path("/dev/shm").glob(f"{name}-*"):
-            path.unlink(missing_ok=True)
 
 
 @contextmanager
