@@ -7,3 +7,4 @@ Everything else is private to this room. The folder is at the top of the reposit
 """
 
 __all__ = ["command", "quickstart_data"]
+_USES = ["data", "evaluation", "grading", "learner", "report", "run", "toy"]

@@ -9,3 +9,4 @@ Everything else is private to this room. The folder is at the top of the reposit
 """
 
 __all__ = ["bundle", "default_runs", "endpoints", "library", "live", "server"]
+_USES = ["chat_endpoint", "data", "evaluation", "grading", "report", "run", "samplers"]

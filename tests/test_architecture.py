@@ -8,36 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Room -> the rooms whose doors it may use. A new room must be added here.
-ROOMS: dict[str, set[str]] = {
-    "config": set(),
-    "grading": {"sandbox"},
-    "data": set(),
-    "chat_endpoint": set(),
-    "reward_parts": {"chat_endpoint", "data"},
-    "run": {"data"},
-    "sandbox": set(),
-    "samplers": {"data"},
-    "learner": {"data", "run"},
-    "evaluation": {"chat_endpoint", "data", "grading", "run", "samplers"},
-    "report": {"data", "run"},
-    "planning": {"data", "learner", "run"},
-    "scaling": {"data", "learner", "planning", "report", "run", "samplers"},
-    "study": {"data", "report", "run"},
-    "papers": {"data", "evaluation", "run", "study"},
-    "data_prep": {"data", "evaluation", "grading", "learner", "report", "run", "toy"},
-    "demo": {"chat_endpoint", "data", "evaluation", "grading", "report", "run", "samplers"},
-    "doctor": {"data", "grading", "learner", "planning", "run", "samplers", "sandbox", "toy"},
-    "toy": {"data", "evaluation", "grading", "learner", "report", "run", "samplers"},
-}
-# A run, which no room below it knows, and the command line, which may use every room.
-ROOMS["session"] = {"data", "evaluation", "grading", "learner", "run", "samplers"}
-ROOMS["commands"] = {*ROOMS}
 # Modules above the rooms: they import rooms, and no room imports them. Every other module is below the rooms.
 ABOVE = {"train", "collecting", "rewards", "api", "cli", "__main__"}
 ABOVE_BUT_FOR = {"toy": {"train"}, "session": {"rewards"}, "commands": {"train"}}
@@ -45,9 +21,6 @@ ABOVE_BUT_FOR = {"toy": {"train"}, "session": {"rewards"}, "commands": {"train"}
 GROUND = "config"
 # Room -> the only modules below the rooms that it may import; a room that is not named may import them all.
 BELOW_ONLY = {"grading": {"errors", "templates", "types"}}
-# Folders inside a room that have a door of their own.
-INNER_ROOMS = {"evaluation/benchmarks", "report/charts"}
-
 # library -> the one file (or folder) of the package that may import it
 HOMES = {
     "deepspeed": "vlm_rl/learner/deepspeed.py",
@@ -107,11 +80,35 @@ def room_of(module: str) -> str | None:
     return parts[1] if parts[0] == "vlm_rl" and len(parts) > 1 and (ROOT / "vlm_rl" / parts[1]).is_dir() else None
 
 
-def door_of(room: str) -> set[str]:
-    """Return what others may import from a room, its modules or names: `__all__` of its `__init__.py`."""
+def declared(room: str, name: str) -> Any:
+    """Return what a room's `__init__.py` says by a name: `__all__`, its door, or `_USES`, the rooms it may enter."""
     tree = ast.parse((ROOT / "vlm_rl" / room / "__init__.py").read_text(encoding="utf-8"))
-    values = [node.value for node in tree.body if isinstance(node, ast.Assign)]
-    return set(ast.literal_eval(values[0])) if values else set()
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}  # type: ignore
+    return ast.literal_eval(values[name]) if name in values else None
+
+
+@cache
+def door_of(room: str) -> set[str]:
+    """Return what others may import from a room, its modules or names."""
+    return set(declared(room, "__all__") or ())
+
+
+@cache
+def folders() -> set[str]:
+    """Return every folder of the package that has an `__init__.py`, by its path below vlm_rl."""
+    return {path.parent.relative_to(ROOT / "vlm_rl").as_posix() for path in ALL if path.name == "__init__.py"} - {"."}
+
+
+def inner_rooms() -> set[str]:
+    """Return the folders inside a room; each has a door of its own."""
+    return {folder for folder in folders() if "/" in folder}
+
+
+@cache
+def rooms() -> dict[str, set[str]]:
+    """Return each room and the rooms whose doors it may enter, as its `__init__.py` declares."""
+    named = {room: declared(room, "_USES") for room in folders() - inner_rooms()}
+    return {room: set(named) if uses == "every room" else set(uses or ()) for room, uses in named.items()}
 
 
 def module_of(path: Path) -> str:
@@ -131,15 +128,15 @@ def wrong_ways(path: Path, tree: ast.Module) -> Iterator[str]:
             elif parts[1] not in BELOW_ONLY.get(own, {parts[1]}):
                 yield f"{where}: below the rooms {own} may import {sorted(BELOW_ONLY[own])} only"
         if room and room != own:
-            if room != GROUND and own and room not in ROOMS[own]:
-                yield f"{where}: {own} may import {sorted(ROOMS[own]) or 'no other room'}"
+            if room != GROUND and own and room not in rooms()[own]:
+                yield f"{where}: {own} may import {sorted(rooms()[own]) or 'no other room'}"
             if room != GROUND and own is None and path.stem not in ABOVE:
                 yield f"{where}: {path.stem} is below the rooms"
             if len(parts) > 2 and parts[2] not in door_of(room):
                 yield f"{where}, which is not in the door of {room} (__all__ of its __init__.py)"
         inner = "/".join(parts[1:3])
         is_inside = ROOT / "vlm_rl" / inner == path.parent
-        if inner in INNER_ROOMS and not is_inside and len(parts) > 3 and parts[3] not in door_of(inner):
+        if inner in inner_rooms() and not is_inside and len(parts) > 3 and parts[3] not in door_of(inner):
             yield f"{where}, which is not in the door of {inner} (__all__ of its __init__.py)"
 
 
@@ -233,14 +230,22 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert circles({module_of(path): runtime_tree(path) for path in ALL}) == []
 
 
-def test_every_room_is_named_and_has_a_door() -> None:
-    packages = {path.parent.relative_to(ROOT / "vlm_rl").as_posix() for path in ALL if path.name == "__init__.py"}
-    assert packages - {"."} == ROOMS.keys() | INNER_ROOMS
-    for room in ROOMS.keys() | INNER_ROOMS:
+def test_every_room_has_a_door_and_says_what_it_uses() -> None:
+    for room in folders():
         folder = ROOT / "vlm_rl" / room
         present = {path.stem for path in folder.iterdir()}
         present |= {name.rpartition(".")[2] for name, _ in imports(runtime_tree(folder / "__init__.py"))}
         assert door_of(room) and door_of(room) <= present, room
+        assert ("/" in room) == (declared(room, "_USES") is None), room
+    for room, uses in rooms().items():
+        assert uses <= rooms().keys(), (room, uses - rooms().keys())
+
+
+def test_rooms_lie_one_above_another() -> None:
+    left = {room: uses - {room} for room, uses in rooms().items()}
+    while lowest := {room for room, uses in left.items() if not uses & left.keys()}:
+        left = {room: uses for room, uses in left.items() if room not in lowest}
+    assert not left, f"these rooms use each other in a circle: {sorted(left)}"
 
 
 def test_vlm_rl_itself_holds_the_method_and_little_else() -> None:

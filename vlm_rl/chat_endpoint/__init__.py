@@ -8,3 +8,4 @@ Private to this room: cache (replies on disk).
 """
 
 __all__ = ["batch", "client", "stream"]
+_USES = []

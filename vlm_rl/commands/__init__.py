@@ -10,3 +10,4 @@ Private to this room: shared, options and checks of several commands.
 """
 
 __all__ = ["measuring", "papers", "preparing", "reporting", "training"]
+_USES = "every room"

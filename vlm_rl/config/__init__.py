@@ -97,3 +97,4 @@ __all__ = [
     "save_config",
     "with_overrides",
 ]
+_USES = []

@@ -38,3 +38,4 @@ __all__ = [
     "stored_images",
     "vision",
 ]
+_USES = []

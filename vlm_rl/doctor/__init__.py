@@ -10,3 +10,4 @@ Private to this room: check (what a check answers, and how checks are run), mach
 """
 
 __all__ = ["attention", "command"]
+_USES = ["data", "grading", "learner", "planning", "run", "samplers", "sandbox", "toy"]

@@ -38,3 +38,4 @@ table of docs/grading.md; the tests run both.
 """
 
 __all__ = ["code_tests", "command", "first_answer", "grader"]
+_USES = ["sandbox"]

@@ -45,3 +45,4 @@ __all__ = [
     "shared_prefix_attention",
     "sync_probe",
 ]
+_USES = ["data", "run"]

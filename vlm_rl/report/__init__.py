@@ -12,3 +12,4 @@ Private to this room: examples and sections.
 """
 
 __all__ = ["charts", "figures", "html", "model_export", "readme_figure", "run_curves", "run_report", "vega"]
+_USES = ["data", "run"]

@@ -9,3 +9,4 @@ this room: function_worker (what runs in a function's process).
 """
 
 __all__ = ["functions", "grounding", "judge"]
+_USES = ["chat_endpoint", "data"]

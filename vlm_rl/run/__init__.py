@@ -37,3 +37,4 @@ __all__ = [
     "tracking",
     "writing",
 ]
+_USES = ["data"]

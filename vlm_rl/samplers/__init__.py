@@ -16,3 +16,4 @@ gloo_link are the parts of `servers`.
 """
 
 __all__ = ["base", "factory", "fingerprint", "missing_vllm", "schedule", "serve", "servers"]
+_USES = ["data"]

@@ -9,3 +9,4 @@ calls a function, inside the walls).
 """
 
 __all__ = ["functions", "programs"]
+_USES = []

@@ -7,3 +7,4 @@ Nothing is private to this room. It alone calls vlm_rl.train.
 """
 
 __all__ = ["quickstart", "tiny_model"]
+_USES = ["data", "evaluation", "grading", "learner", "report", "run", "samplers"]
