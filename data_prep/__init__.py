@@ -3,6 +3,8 @@
     command           the command
     quickstart_data   the quickstart's data
 
+The folder readers has a door of its own: the data sets' own files, row by row.
+
 Everything else is private to this room. The folder is at the top of the repository; vlm_rl/data_prep is a link to it.
 """
 

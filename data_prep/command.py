@@ -13,9 +13,9 @@ from vlm_rl.errors import UserError
 
 if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder
-    from vlm_rl.data_prep.generic import GenericSet
     from vlm_rl.data_prep.options import Options
     from vlm_rl.data_prep.preparation import PrepareReport
+    from vlm_rl.data_prep.readers.generic import GenericSet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,8 +151,8 @@ def _out(arguments: argparse.Namespace) -> Path:
 
 def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet | None]:
     """Return the source, where its files are, their commit, and, for a user's own data, the guessed mapping."""
-    from vlm_rl.data_prep.own_data import map_own_data
-    from vlm_rl.data_prep.sources import SOURCES
+    from vlm_rl.data_prep.readers.own_data import map_own_data
+    from vlm_rl.data_prep.readers.sources import SOURCES
 
     given = {ours: getattr(arguments, ours) for ours in ("question", "answer", "images", "choices", "response")}
     given = {ours: [names] if isinstance(names, str) else names for ours, names in given.items() if names}
@@ -172,9 +172,9 @@ def _inputs(arguments: argparse.Namespace) -> tuple[str, Path, str, GenericSet |
 
 
 def _print_examples(source: str, path: Path, mapping: GenericSet | None, split: str) -> None:
-    from vlm_rl.data_prep.generic import read_mapped
-    from vlm_rl.data_prep.own_data import print_examples
-    from vlm_rl.data_prep.sources import SOURCES
+    from vlm_rl.data_prep.readers.generic import read_mapped
+    from vlm_rl.data_prep.readers.own_data import print_examples
+    from vlm_rl.data_prep.readers.sources import SOURCES
 
     print_examples(read_mapped(path, mapping, named=path) if mapping else SOURCES[source].read(path, split))
 
@@ -195,9 +195,9 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _locate(source: str, named: str, revision: str) -> tuple[Path, str]:
     """Return the data set's path and its commit, "" for a local one; a generic table's YAML file may name it."""
-    from vlm_rl.data_prep.generic import load_mapping
-    from vlm_rl.data_prep.hub import locate
-    from vlm_rl.data_prep.sources import SOURCES
+    from vlm_rl.data_prep.readers.generic import load_mapping
+    from vlm_rl.data_prep.readers.hub import locate
+    from vlm_rl.data_prep.readers.sources import SOURCES
 
     path, commit = locate(named, revision, SOURCES[source].files if source in SOURCES else ())
     return path, load_mapping(path).revision if source == "generic" and path.is_file() else commit

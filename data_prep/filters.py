@@ -7,7 +7,7 @@ from dataclasses import replace
 from vlm_rl.data_prep.options import GoldCheck, Options, TokenCount
 from vlm_rl.data_prep.records import BlankImage, RowError, TypesetImage, UsableRow
 from vlm_rl.errors import UserError
-from vlm_rl.toy.tiny_model import CONTROL_TOKENS
+from vlm_rl.templates import CONTROL_TOKENS
 from vlm_rl.types import IMAGE_MARKER, Problem
 
 TYPESET_QUESTION = f"{IMAGE_MARKER}\nSolve the problem in the image."

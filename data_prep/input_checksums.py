@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.generic import GenericSet, data_path, image_root, load_mapping, tables_of
-from vlm_rl.data_prep.image_files import ARCHIVES
 from vlm_rl.data_prep.prepared_set import sha256
+from vlm_rl.data_prep.readers.generic import GenericSet, data_path, image_root, load_mapping, tables_of
+from vlm_rl.data_prep.readers.image_files import ARCHIVES
 
 _TABLES = {".parquet", ".json", ".jsonl", ".arrow", ".yaml", ".yml"}
 _IMAGE_FOLDERS = {"images", "image", "figures"}

@@ -19,17 +19,17 @@ from typing import Any
 
 from vlm_rl.data_prep.card import licence_of, write_card
 from vlm_rl.data_prep.filters import cached, count_prompt_tokens, screen_row
-from vlm_rl.data_prep.generic import GenericSet, read_mapped
 from vlm_rl.data_prep.input_checksums import describe_inputs
 from vlm_rl.data_prep.leakage import check_prepared
 from vlm_rl.data_prep.merge_shards import SetCounts, merge_shards
 from vlm_rl.data_prep.options import GoldCheck, Options, TokenCount
 from vlm_rl.data_prep.partial_set import HopelessError, PartialSet
 from vlm_rl.data_prep.prepared_set import FORMAT, schema, write_manifest
+from vlm_rl.data_prep.readers.generic import GenericSet, read_mapped
+from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, RowError, UsableRow
 from vlm_rl.data_prep.report import write_report
 from vlm_rl.data_prep.shards import ScreenedRow, ShardRecord, ShardTask, make_shards
-from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import GRADER_VERSION
 from vlm_rl.run.terminal import make_console

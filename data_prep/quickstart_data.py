@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.counting_squares import FORCED_SCAN, SQUARES
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.learner.sft import Example
 from vlm_rl.run.terminal import make_console
+from vlm_rl.toy.counting_squares import FORCED_SCAN, SQUARES
 from vlm_rl.toy.quickstart import ToyData
 
 DRAWN = Options(keep_duplicates=True)

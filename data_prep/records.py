@@ -19,7 +19,7 @@ from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, Problem, marker_fault, spli
 
 
 class StoredImage(Protocol):
-    """A reference to an encoded image in the data set's files (vlm_rl.data_prep.image_files)."""
+    """A reference to an encoded image in the data set's files (vlm_rl.data_prep.readers.image_files)."""
 
     def read(self) -> bytes:
         """Return the encoded bytes. Raises RowError if they cannot be read."""

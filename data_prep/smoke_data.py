@@ -24,9 +24,9 @@ from PIL import Image
 from vlm_rl.data.sets import load_set
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.toy.tiny_model import build_tiny_model
+from vlm_rl.toy.virl_layout import write_virl
 
 BENCHMARKS = ("mathvision", "dynamath", "wemath", "logicvista")
 ROWS = 12  # of each set

@@ -22,14 +22,14 @@ from typing import Any
 
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.counting_shades import SHADED_SQUARES
-from vlm_rl.data_prep.counting_task import CountingTask
-from vlm_rl.data_prep.counting_votes import MAX_LEAD, VOTES, CountingVotes
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.quickstart_data import DRAWN, warm_examples
 from vlm_rl.learner.sft import Example, warm_start
 from vlm_rl.run.terminal import make_console
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_shades import SHADED_SQUARES
+from vlm_rl.toy.counting_task import CountingTask
+from vlm_rl.toy.counting_votes import MAX_LEAD, VOTES, CountingVotes
 
 STARTS = {"a": 0, "b": 1}  # name -> seed
 SETS_SEED = 7

@@ -29,11 +29,11 @@ from typing import Any
 
 import yaml
 
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.scaling.command import measure
 from vlm_rl.scaling.rates import Card
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 

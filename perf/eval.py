@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.evaluation.evaluate import evaluate
@@ -35,6 +34,7 @@ from vlm_rl.grading.grader import Grader
 from vlm_rl.samplers.base import OnGroup, Sampler, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 from vlm_rl.types import Problem, Prompt, Rollout
 

@@ -22,11 +22,11 @@ import torch
 from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.vllm import VllmSampler
 from vlm_rl.samplers.vllm_options import prompt_request
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 from vlm_rl.types import Problem
 

@@ -32,16 +32,16 @@ from PIL import Image, ImageDraw, ImageFilter
 from vlm_rl.data.images import decode, encode_jpeg, encode_png, fit_to_grid
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import read_manifest
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.filters import cached
-from vlm_rl.data_prep.image_files import ImageFile
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.prepared_images import perceptual_hash, prepare_image
 from vlm_rl.data_prep.prepared_set import SetWriter, schema, sha256, to_row
-from vlm_rl.data_prep.virl_layout import VIRL_COLUMNS
+from vlm_rl.data_prep.readers.image_files import ImageFile
 from vlm_rl.grading.grader import Grader
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
+from vlm_rl.toy.virl_layout import VIRL_COLUMNS
 from vlm_rl.types import Problem
 
 POOL = 200  # different images

@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from weighed_groups import WeighedGroup, pack
 
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.learner.packing import Chunk
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 from vlm_rl.types import Problem
 

@@ -29,7 +29,6 @@ from tests.helpers.browser import open_browser, open_page
 from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_process import demo_process
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.demo.bundle import write_bundle
 from vlm_rl.demo.default_runs import RECORDED, first_view
@@ -38,6 +37,7 @@ from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study.plan import load_study
 from vlm_rl.study.run import run_study
+from vlm_rl.toy.counting_squares import SQUARES
 
 MAX_BYTES, MAX_SHEET = 150_000, 400_000  # of a picture, and of a sheet of pages
 DESK, PHONE = (1440, 1000), (390, 844)  # pixels of a window

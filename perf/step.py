@@ -64,8 +64,8 @@ def print_phases(run: RunDirectory) -> None:
 def toy_run(folder: Path, *, sampler: str) -> RunDirectory:
     """Train a few steps of LUSPO in the quickstart's shape, from a random tiny model."""
     from vlm_rl.config import parse_config
-    from vlm_rl.data_prep.counting_squares import SQUARES
     from vlm_rl.data_prep.preparation import prepare
+    from vlm_rl.toy.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
     from vlm_rl.train import train
 

@@ -101,7 +101,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a random tiny Qwen2.5-VL, to read only."""
-    from vlm_rl.data_prep.counting_squares import SQUARES
+    from vlm_rl.toy.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"

@@ -34,8 +34,8 @@ from tests.helpers.toy_runs import (
     assert_sound,
     make_toys,
 )
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 SAMPLERS = ("transformers", "vllm")

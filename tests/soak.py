@@ -102,7 +102,7 @@ def is_flat(uses: list[Use], what: str) -> bool:
 
 def train(folder: Path) -> bool:
     """Train the toy policy for STEPS steps."""
-    from vlm_rl.data_prep.counting_squares import SQUARES
+    from vlm_rl.toy.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     tiny = build_tiny_model(folder / "tiny", seed=0, tokenizer_texts=SQUARES.tokenizer_texts())

@@ -17,7 +17,6 @@ from tests.helpers.example_run import build_run
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from tests.helpers.served import Served
 from vlm_rl.cli import main
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.demo.access import Access
 from vlm_rl.demo.bundle import write_bundle
@@ -29,6 +28,7 @@ from vlm_rl.demo.url_state import TABS
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study.plan import load_study
+from vlm_rl.toy.counting_squares import SQUARES
 
 pytestmark = pytest.mark.slow
 

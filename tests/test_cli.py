@@ -22,10 +22,10 @@ from vlm_rl.commands import measuring, reporting
 from vlm_rl.config import parse_config
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import Problem
 
 COMMANDS = (

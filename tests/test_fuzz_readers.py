@@ -29,8 +29,8 @@ from tests.helpers.images import encoded, smooth_noise
 from vlm_rl.config import load_config, parse_config
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.sets import load_set, read_manifest
+from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
-from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.demo.url_state import UrlState
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS

@@ -57,7 +57,7 @@ def test_a_short_training_repeats_its_recorded_curve(toys: Toys, rule: str) -> N
 
 def record_curves(out: Path) -> None:
     """Train every rule from the untrained tiny model and write the curves."""
-    from vlm_rl.data_prep.counting_squares import SQUARES
+    from vlm_rl.toy.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     with tempfile.TemporaryDirectory() as name, Runner(Path(name)) as runner:

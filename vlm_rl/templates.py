@@ -17,6 +17,17 @@ from dataclasses import dataclass
 THINK, END_THINK = "<think>", "</think>"
 ANSWER, END_ANSWER = "<answer>", "</answer>"
 _TAGS = (THINK, END_THINK, ANSWER, END_ANSWER)
+CONTROL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Qwen's special tokens, in the order of their ids; skipped when decoding."""
 _BOX = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 

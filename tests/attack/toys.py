@@ -14,7 +14,7 @@ from tests.helpers.toy_runs import Toys, shared_runner, toy_set
 @cache
 def toys() -> Toys:
     """Make them once, in a folder that goes with this process."""
-    from vlm_rl.data_prep.counting_squares import SQUARES
+    from vlm_rl.toy.counting_squares import SQUARES
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     folder = Path(tempfile.mkdtemp(prefix="attack-toys-"))

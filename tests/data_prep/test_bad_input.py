@@ -18,13 +18,13 @@ from PIL.PngImagePlugin import PngInfo
 from tests.helpers.images import encoded, sixteen_bit_grey, smooth_noise
 from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl.data.images import decode_image, encode_png
-from vlm_rl.data_prep.image_files import ZipMember
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.readers.image_files import ZipMember
 from vlm_rl.data_prep.records import DroppedRow, RowError, convert_rows
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
+from vlm_rl.toy.virl_layout import write_virl
 
 
 def files_below(folder: Path) -> Counter[str]:

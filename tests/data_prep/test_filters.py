@@ -17,8 +17,8 @@ from vlm_rl.data_prep.filters import cached
 from vlm_rl.data_prep.leakage import BenchmarkIndex
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
+from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import Problem
 
 

@@ -15,12 +15,12 @@ from PIL import Image
 
 from vlm_rl import cli
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.hub import locate
 from vlm_rl.data_prep.mix_sets import allot, mix_sets
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.virl_layout import write_virl
+from vlm_rl.data_prep.readers.hub import locate
 from vlm_rl.errors import UserError
+from vlm_rl.toy.virl_layout import write_virl
 
 
 def prepared(folder: Path, name: str, count: int, options: Options | None = None) -> Path:
@@ -206,7 +206,7 @@ def test_a_pinned_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch, 
     write_virl(snapshot, [{}], {})
     monkeypatch.chdir(tmp_path)
     command = ["prepare", "virl39k", "--source", "TIGER-Lab/ViRL39K", "--revision", COMMIT, "--out", "out"]
-    monkeypatch.setattr("vlm_rl.data_prep.hub.CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("vlm_rl.data_prep.readers.hub.CACHE", str(tmp_path / "hub"))
     assert cli.main(command) == 0, capsys.readouterr().err
     assert json.loads((tmp_path / "out/manifest.json").read_text())["revision"] == COMMIT
 
@@ -215,7 +215,7 @@ def test_a_generic_table_may_lie_on_the_hub(tmp_path, monkeypatch, capsys) -> No
     snapshot = tmp_path / "hub" / "datasets--me--mine" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (snapshot / "rows.jsonl").write_text('{"prompt": "How many?", "gold": "7"}\n')
-    monkeypatch.setattr("vlm_rl.data_prep.hub.CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("vlm_rl.data_prep.readers.hub.CACHE", str(tmp_path / "hub"))
     tree = {"path": "me/mine", "source": "mine", "columns": {"question": "prompt", "answer": "gold"}}
     file = tmp_path / "set.yaml"
     file.write_text(json.dumps(tree))

@@ -20,10 +20,10 @@ from tests.helpers.prepared_sets import manifest_of, rows_of
 from vlm_rl import cli
 from vlm_rl.data.golds import with_choices
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.find_data import find_data
-from vlm_rl.data_prep.generic import load_mapping
-from vlm_rl.data_prep.guess import guess
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.readers.find_data import find_data
+from vlm_rl.data_prep.readers.generic import load_mapping
+from vlm_rl.data_prep.readers.guess import guess
 from vlm_rl.errors import UserError
 from vlm_rl.grading.code_tests import CodeTests
 
@@ -369,7 +369,7 @@ def test_a_hub_id_in_the_cache_is_pinned(said, tmp_path: Path, monkeypatch: pyte
     snapshot = tmp_path / "hub" / "datasets--me--mine" / "snapshots" / commit
     snapshot.parent.mkdir(parents=True)
     FORMS["easyr1"](snapshot)
-    monkeypatch.setattr("vlm_rl.data_prep.hub.CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("vlm_rl.data_prep.readers.hub.CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     code, text = said("me/mine", "--revision", commit, "--out", "set")
     assert code == 0 and "path: me/mine\n  source: mine\n" in text and f"revision: {commit}" in text, text

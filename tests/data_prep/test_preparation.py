@@ -30,9 +30,9 @@ from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.partial_set import PartialSet
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.prepared_set import schema
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType
 
 

@@ -15,8 +15,8 @@ from tests.helpers.images import encoded, smooth_noise
 from vlm_rl.data.images import decode_image, encode_jpeg
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data_prep.duplicates import NEAR_BITS
-from vlm_rl.data_prep.image_files import ImageBytes
 from vlm_rl.data_prep.prepared_images import Grid, perceptual_hash, prepare_image
+from vlm_rl.data_prep.readers.image_files import ImageBytes
 from vlm_rl.data_prep.records import RowError
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES

@@ -25,14 +25,14 @@ from tests.helpers.data_sets import (
 from tests.helpers.images import encoded, plain_png, smooth_noise
 from tests.helpers.prepared_sets import rows_of, write_problems
 from vlm_rl.data.golds import infer_answer_type, parse_choices, unwrap_gold
-from vlm_rl.data_prep.dapo import read_dapo
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.prepared_set import to_row
+from vlm_rl.data_prep.readers.dapo import read_dapo
 from vlm_rl.data_prep.records import DroppedRow, RowError, UsableRow, fit_markers
 from vlm_rl.data_prep.smoke_data import write_unusual_formats
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
+from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import Problem
 
 # -- the answer ------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from tests.helpers.data_sets import dapo_row, read_problems, write_json_lines, w
 from vlm_rl.data.images import encode_png
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
+from vlm_rl.data_prep.readers.row_golds import last_box, number_gold
+from vlm_rl.data_prep.readers.sources import SOURCES
+from vlm_rl.data_prep.readers.training_sources import clean_virl
 from vlm_rl.data_prep.records import UsableRow, pass_rate_of
-from vlm_rl.data_prep.row_golds import last_box, number_gold
-from vlm_rl.data_prep.sources import SOURCES
-from vlm_rl.data_prep.training_sources import clean_virl
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
+from vlm_rl.toy.virl_layout import write_virl
 from vlm_rl.types import Problem
 
 PICTURE = encode_png(Image.new("RGB", (84, 84), "blue"))
@@ -89,7 +89,7 @@ def test_virl_row_34209_is_judged_by_its_own_gold(tmp_path) -> None:
 
 
 def test_dapo_folds_copies_over_batches_and_reports_conflicts(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("vlm_rl.data_prep.dapo._BATCH", 7)  # copies are in different batches
+    monkeypatch.setattr("vlm_rl.data_prep.readers.dapo._BATCH", 7)  # copies are in different batches
     rows = [dapo_row(f"Problem {n % 5}", str(-n % 5), f"uuid-{n}") for n in range(50)]
     rows.append(dapo_row("Problem 2", "1000", "uuid-50"))
     rows.append(dapo_row("Problem 9", None, "uuid-51"))

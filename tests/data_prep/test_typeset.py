@@ -12,7 +12,7 @@ from tests.helpers.prepared_sets import rows_of
 from vlm_rl.data.images import decode_image
 from vlm_rl.data_prep.options import Options
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.data_prep.virl_layout import write_virl
+from vlm_rl.toy.virl_layout import write_virl
 
 
 @pytest.mark.slow

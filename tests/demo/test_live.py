@@ -29,7 +29,6 @@ from tests.helpers.chat_server import WORDS, ChatServer, chat_server
 from tests.helpers.example_run import build_run, square_image
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
 from vlm_rl.demo.backends import (
     AskableCheckpoint,
@@ -54,6 +53,7 @@ from vlm_rl.run.checkpoint import commit, saving
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 PICTURE = square_image(["red", "blue", "green"] * 3)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy_runs import Runner, clean_environment
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.counting_squares import SQUARES
 
 NUM_KNOWN = 3  # problems that are answered before the kill
 

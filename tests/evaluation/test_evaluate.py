@@ -23,8 +23,8 @@ from tests.helpers.benchmark_rows import REAL_FILES
 from vlm_rl.cli import main
 from vlm_rl.config import parse_config, save_config
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import UsableRow
-from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.distributed import merge_shares
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Response

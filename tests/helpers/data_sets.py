@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from tests.helpers.benchmark_rows import write_annotations
 from tests.helpers.images import encoded, smooth_noise
+from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, RowError
-from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.types import Problem
 
 

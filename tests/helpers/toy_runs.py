@@ -21,9 +21,9 @@ import yaml
 from tests.helpers import crash_points
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.run.checkpoint import newest_verified, verify
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.types import Problem
 
 WORKER = "tests.helpers.train_worker"

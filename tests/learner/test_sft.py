@@ -20,7 +20,6 @@ from tests.helpers.toy_runs import Toys, metrics_of, state_of, toy_problem
 from vlm_rl.config import load_sft_config
 from vlm_rl.data.prompts import PromptBuilder, PromptCache
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sft import Example, pack_examples
 from vlm_rl.losses import supervised_loss
@@ -28,6 +27,7 @@ from vlm_rl.planning.dry_run import dry_run, without_sampling
 from vlm_rl.planning.page import print_dry_run
 from vlm_rl.run.directory import SFT_CONFIG, RunDirectory
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.types import Problem
 
 COLD_START = Path(__file__).resolve().parents[2] / "configs" / "sft" / "cold_start_7b.yaml"

@@ -15,7 +15,6 @@ from vlm_rl.config import LoraConfig, load_config
 from vlm_rl.data.adapters import BaseModel
 from vlm_rl.data.images import encode_png
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.data_prep.counting_squares import SQUARES
 from vlm_rl.errors import UserError
 from vlm_rl.learner.lora import adapter_tensors, weight_sources
 from vlm_rl.learner.policy import Policy, load_model
@@ -24,6 +23,7 @@ from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.types import Problem, Prompt
 
 LORA = LoraConfig(rank=4, alpha=6, sync="adapter")

@@ -13,7 +13,8 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from vlm_rl.errors import UserError
-from vlm_rl.toy.tiny_model import CONTROL_TOKENS, VISIBLE_TOKENS, build_tiny_model, train_tokenizer
+from vlm_rl.templates import CONTROL_TOKENS
+from vlm_rl.toy.tiny_model import VISIBLE_TOKENS, build_tiny_model, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,23 @@
-"""The quickstart: a real Qwen2.5-VL of 0.9 million parameters learns to look before it answers, on a CPU.
+"""Toys: a real Qwen2.5-VL of 0.9 million parameters, drawn tasks, and the quickstart that makes it look.
 
-    quickstart   the run
-    tiny_model   the model
+    quickstart         the run; it alone calls vlm_rl.train
+    tiny_model         the model
+    counting_squares   the quickstart's task
+    counting_shades    the study's task
+    counting_votes     the study's task with long responses
+    counting_task      what these tasks share
+    virl_layout        writes their files as ViRL39K has them
 
-Nothing is private to this room. It alone calls vlm_rl.train.
+Nothing is private to this room. The doctor, the papers' tiny runs and the makers of toy data use it, and no other.
 """
 
-__all__ = ["quickstart", "tiny_model"]
+__all__ = [
+    "counting_shades",
+    "counting_squares",
+    "counting_task",
+    "counting_votes",
+    "quickstart",
+    "tiny_model",
+    "virl_layout",
+]
 _USES = ["data", "evaluation", "grading", "learner", "report", "run", "samplers"]

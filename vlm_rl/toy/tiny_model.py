@@ -16,22 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
-from vlm_rl.templates import ANSWER, END_ANSWER, END_THINK, THINK
+from vlm_rl.templates import ANSWER, CONTROL_TOKENS, END_ANSWER, END_THINK, THINK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
-
-CONTROL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-"""Qwen's special tokens, in the order of their ids; skipped when decoding."""
 
 VISIBLE_TOKENS = (THINK, END_THINK, ANSWER, END_ANSWER, r"\boxed{")
 """Each is a single token but ordinary text: it stays in a decoded response."""

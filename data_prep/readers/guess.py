@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.golds import LETTERS
-from vlm_rl.data_prep.cells import (
+from vlm_rl.data_prep.readers.cells import (
     ASSISTANT,
     USER,
     answer_of,
@@ -25,10 +25,10 @@ from vlm_rl.data_prep.cells import (
     options_of,
     turn_of,
 )
-from vlm_rl.data_prep.find_data import FoundData
-from vlm_rl.data_prep.generic import Columns, GenericSet
+from vlm_rl.data_prep.readers.find_data import FoundData
+from vlm_rl.data_prep.readers.generic import Columns, GenericSet
+from vlm_rl.data_prep.readers.table_files import read_tables
 from vlm_rl.data_prep.records import RowError
-from vlm_rl.data_prep.table_files import read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.visible_text import replace_invisible
 

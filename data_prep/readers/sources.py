@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vlm_rl.data_prep import training_sources as training
-from vlm_rl.data_prep.benchmarks import read_benchmark
-from vlm_rl.data_prep.dapo import read_dapo, read_dapo_processed
-from vlm_rl.data_prep.generic import read_generic
+from vlm_rl.data_prep.readers import training_sources as training
+from vlm_rl.data_prep.readers.benchmarks import read_benchmark
+from vlm_rl.data_prep.readers.dapo import read_dapo, read_dapo_processed
+from vlm_rl.data_prep.readers.generic import read_generic
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_rl.data_prep.image_files import ARCHIVES
+from vlm_rl.data_prep.readers.image_files import ARCHIVES
 from vlm_rl.errors import UserError
 
 FORMATS = {

@@ -14,10 +14,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.image_files import ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.image_files import ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.row_golds import gold_of
+from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
 from vlm_rl.data_prep.records import Converted, DroppedRow, Fields, RowError, UsableRow, convert_rows
-from vlm_rl.data_prep.row_golds import gold_of
-from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.benchmark import Benchmark, authors_gold
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError

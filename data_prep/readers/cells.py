@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlm_rl.data.golds import LETTERS
-from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore, image_ref
+from vlm_rl.data_prep.readers.row_golds import gold_of, last_box, number_gold
 from vlm_rl.data_prep.records import Fields, RowError
-from vlm_rl.data_prep.row_golds import gold_of, last_box, number_gold
 from vlm_rl.types import IMAGE_MARKER, times_fault
 
 USER, ASSISTANT = ("user", "human"), ("assistant", "gpt", "model", "chatgpt")

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.data_prep.generic import digest_row
-from vlm_rl.data_prep.image_files import ImageStore, image_ref
+from vlm_rl.data_prep.readers.generic import digest_row
+from vlm_rl.data_prep.readers.image_files import ImageStore, image_ref
+from vlm_rl.data_prep.readers.row_golds import gold_of, last_box, type_and_choices
+from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -21,8 +23,6 @@ from vlm_rl.data_prep.records import (
     pass_rate_of,
     text_of,
 )
-from vlm_rl.data_prep.row_golds import gold_of, last_box, type_and_choices
-from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.types import Problem
 
 # -- ViRL39K ---------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from vlm_rl.data_prep.counting_squares import CELLS, COLOURS, FORCED_SCAN, PHRASINGS, SQUARES, is_held_out
-from vlm_rl.data_prep.counting_task import CELL_SIDE
+from vlm_rl.data_prep.readers.training_sources import read_virl39k
 from vlm_rl.data_prep.records import UsableRow
-from vlm_rl.data_prep.training_sources import read_virl39k
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES, boxes
+from vlm_rl.toy.counting_squares import CELLS, COLOURS, FORCED_SCAN, PHRASINGS, SQUARES, is_held_out
+from vlm_rl.toy.counting_task import CELL_SIDE
 from vlm_rl.toy.tiny_model import train_tokenizer
 
 TEMPLATE = TEMPLATES["think_answer"]

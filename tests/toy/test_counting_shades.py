@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from vlm_rl.data.sets import load_set
-from vlm_rl.data_prep.counting_shades import COLOURS, PAINTS, SHADED_SQUARES, SHADES, SIDE, ShadesProblem
-from vlm_rl.data_prep.counting_task import CELL_SIDE, MAX_COUNT
 from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.data_prep.quickstart_data import DRAWN
 from vlm_rl.templates import TEMPLATES, boxes
+from vlm_rl.toy.counting_shades import COLOURS, PAINTS, SHADED_SQUARES, SHADES, SIDE, ShadesProblem
+from vlm_rl.toy.counting_task import CELL_SIDE, MAX_COUNT
 from vlm_rl.toy.tiny_model import train_tokenizer
 
 TEMPLATE = TEMPLATES["think_answer"]

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from vlm_rl.data_prep.find_data import find_data
-from vlm_rl.data_prep.generic import GenericSet
-from vlm_rl.data_prep.guess import SAMPLE_ROWS, guess
-from vlm_rl.data_prep.hub import locate, newest_commit
-from vlm_rl.data_prep.image_files import ImageFile, TarMember, ZipMember
+from vlm_rl.data_prep.readers.find_data import find_data
+from vlm_rl.data_prep.readers.generic import GenericSet
+from vlm_rl.data_prep.readers.guess import SAMPLE_ROWS, guess
+from vlm_rl.data_prep.readers.hub import locate, newest_commit
+from vlm_rl.data_prep.readers.image_files import ImageFile, TarMember, ZipMember
+from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
-from vlm_rl.data_prep.sources import SOURCES
 from vlm_rl.visible_text import replace_invisible
 
 EXAMPLES = 3

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_rl.data.golds import infer_answer_type
+from vlm_rl.data_prep.readers.row_golds import gold_of
+from vlm_rl.data_prep.readers.table_files import check_columns, find_tables, read_tables
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -23,8 +25,6 @@ from vlm_rl.data_prep.records import (
     convert_rows,
     text_of,
 )
-from vlm_rl.data_prep.row_golds import gold_of
-from vlm_rl.data_prep.table_files import check_columns, find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import Problem
 

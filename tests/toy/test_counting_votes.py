@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlm_rl.data_prep.counting_votes import COLOURS, COLUMNS, ROWS, SIZE, VOTES, VotesProblem
 from vlm_rl.templates import TEMPLATES, boxes
+from vlm_rl.toy.counting_votes import COLOURS, COLUMNS, ROWS, SIZE, VOTES, VotesProblem
 from vlm_rl.toy.tiny_model import train_tokenizer
 
 TEMPLATE = TEMPLATES["think_answer"]

@@ -40,11 +40,12 @@ from pydantic import Field
 
 from vlm_rl.config import ConfigSection, parse_tree, read_tree
 from vlm_rl.data.golds import infer_answer_type, parse_choices, with_choices
-from vlm_rl.data_prep.cells import answer_of, cell, gold_in, images_of, options_of, question_of, video_of
 from vlm_rl.data_prep.gold_boxes import read_raw_box
-from vlm_rl.data_prep.hub import locate
-from vlm_rl.data_prep.image_files import ImageBytes, ImageRef, ImageStore
-from vlm_rl.data_prep.program_tests import tests_in
+from vlm_rl.data_prep.readers.cells import answer_of, cell, gold_in, images_of, options_of, question_of, video_of
+from vlm_rl.data_prep.readers.hub import locate
+from vlm_rl.data_prep.readers.image_files import ImageBytes, ImageRef, ImageStore
+from vlm_rl.data_prep.readers.program_tests import tests_in
+from vlm_rl.data_prep.readers.table_files import find_tables, read_tables
 from vlm_rl.data_prep.records import (
     Converted,
     DroppedRow,
@@ -56,7 +57,6 @@ from vlm_rl.data_prep.records import (
     pass_rate_of,
     text_of,
 )
-from vlm_rl.data_prep.table_files import find_tables, read_tables
 from vlm_rl.errors import UserError
 from vlm_rl.types import IMAGE_MARKER, VIDEO_MARKER, AnswerType, Problem
 

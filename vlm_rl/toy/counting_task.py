@@ -25,9 +25,9 @@ import numpy as np
 from PIL import Image
 
 from vlm_rl.data.images import encode_png
-from vlm_rl.data_prep.virl_layout import write_virl
 from vlm_rl.errors import UserError
 from vlm_rl.templates import TEMPLATES
+from vlm_rl.toy.virl_layout import write_virl
 
 CELL_SIDE = 28  # pixels: one merged visual token
 MAX_COUNT = 8  # counts are uniform on 0..8, so a constant guess is right in one case of nine

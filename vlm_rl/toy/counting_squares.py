@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from vlm_rl.data_prep.counting_task import MAX_COUNT, CountingTask, chat_texts, draw_cells, keyed_rng, respond
+from vlm_rl.toy.counting_task import MAX_COUNT, CountingTask, chat_texts, draw_cells, keyed_rng, respond
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (215, 45, 45),

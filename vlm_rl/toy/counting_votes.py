@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from vlm_rl.data_prep.counting_task import CountingTask, chat_texts, draw_cells, keyed_rng, respond
+from vlm_rl.toy.counting_task import CountingTask, chat_texts, draw_cells, keyed_rng, respond
 
 ROWS = "abcdefghijklmnopqrstuvwxyz"
 COLUMNS = 14

@@ -1,0 +1,13 @@
+"""Readers: rows of a data set's own files, one after the other, in one form.
+
+    sources       every data set that `vlm-rl prepare` knows, with its reader
+    own_data      a user's folder: its tables, and the mapping that was guessed
+    generic       any table, by a mapping of its columns
+    hub           where a data set's files are
+    image_files   the places a row's image can be
+
+Private to this room: the public sets (training_sources, dapo, benchmarks), what a table is made of (table_files,
+cells, row_golds, program_tests), and the guess (find_data, guess).
+"""
+
+__all__ = ["generic", "hub", "image_files", "own_data", "sources"]
