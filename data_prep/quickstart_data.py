@@ -14,11 +14,11 @@ from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.learner.sft import Example
 from vlm_rl.run.terminal import make_console
 from vlm_rl.toy.counting_squares import FORCED_SCAN, SQUARES
-from vlm_rl.toy.quickstart import ToyData
+from vlm_rl.toy.quickstart import ToyData, WarmStart
 
 DRAWN = Options(keep_duplicates=True)
 """For drawn squares: they all look alike to a perceptual hash."""
-WARM_PROBLEMS, WARM_PASSES, WARM_SPRINKLED, WARM_MIXTURE = 1024, 6, 800, 2000
+WARM_PROBLEMS, WARM_SPRINKLED = 1024, 800
 PROGRAMS = {
     "their sum": [("1 2", "3"), ("-4 4", "0")],
     "the largest": [("1 2", "2"), ("7 3", "7")],
@@ -31,8 +31,9 @@ PROGRAMS = {
 def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
     """Make everything that the quickstart trains and measures on below the new folder `out`."""
     make_console().print("drawing images and preparing them like ViRL39K's ...")
+    how = WarmStart.here()
     raw = SQUARES.write(
-        out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + WARM_MIXTURE
+        out / "raw", seed=seed, train=512, heldout=256, warm=WARM_PROBLEMS, mixture=WARM_SPRINKLED + how.mixture
     )
     sets = {split: out / split for split in ("train", "heldout", "warm")}
     for split, folder in sets.items():
@@ -42,7 +43,7 @@ def make_quickstart_data(out: Path, *, seed: int) -> ToyData:
         train=sets["train"],
         heldout=sets["heldout"],
         warm_examples=warm_examples(
-            raw / "warm", sets["warm"], seed=seed, passes=WARM_PASSES, sprinkled=WARM_SPRINKLED
+            raw / "warm", sets["warm"], seed=seed, passes=how.passes, sprinkled=WARM_SPRINKLED
         ),
         tokenizer_texts=SQUARES.tokenizer_texts(),
         forced_scan=FORCED_SCAN,
