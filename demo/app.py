@@ -4,7 +4,7 @@ The hidden component `bridge` holds the query. Every event starts from it and en
 its own key, a click on a mark hands over a patch (demo/assets/demo.js), and the script copies the query into the
 address. About a visitor the server keeps only which curves the page was last sent.
 
-The panels' HTML comes from templates that escape every value (demo/rendering.py); demo/server.py is the web side.
+The panels' HTML comes from templates that escape every value (demo/web/rendering.py); demo/server.py is the web side.
 """
 
 from __future__ import annotations
@@ -18,18 +18,8 @@ from urllib.parse import parse_qs, urlencode
 import gradio as gr
 from gradio.events import api
 
-from vlm_rl.demo.lengths_panel import lengths_panel
-from vlm_rl.demo.page_parts import error_html, export_panel, header_html, notes_html
-from vlm_rl.demo.page_state import UNREADABLE, PageState, PageStates
-from vlm_rl.demo.problem_panel import problem_panel
-from vlm_rl.demo.problem_table import DIFFICULTIES
-from vlm_rl.demo.reasoning_panel import reasoning_panel
-from vlm_rl.demo.rendering import render
-from vlm_rl.demo.summary_cards import count_html, summary_html
-from vlm_rl.demo.table_panel import table_panel
-from vlm_rl.demo.theme import asset, katex_files
-from vlm_rl.demo.training_panel import shown_runs, training_panel
-from vlm_rl.demo.url_state import (
+from vlm_rl.demo.numbers.problem_table import DIFFICULTIES
+from vlm_rl.demo.numbers.url_state import (
     CHANGES,
     FLAGS,
     MAX_OTHERS,
@@ -41,6 +31,16 @@ from vlm_rl.demo.url_state import (
     VERDICTS,
     UrlState,
 )
+from vlm_rl.demo.panels.lengths import lengths_panel
+from vlm_rl.demo.panels.page_parts import error_html, export_panel, header_html, notes_html
+from vlm_rl.demo.panels.page_state import UNREADABLE, PageState, PageStates
+from vlm_rl.demo.panels.problem import problem_panel
+from vlm_rl.demo.panels.reasoning import reasoning_panel
+from vlm_rl.demo.panels.summary_cards import count_html, summary_html
+from vlm_rl.demo.panels.table import table_panel
+from vlm_rl.demo.panels.training import shown_runs, training_panel
+from vlm_rl.demo.web.rendering import render
+from vlm_rl.demo.web.theme import asset, katex_files
 from vlm_rl.errors import UserError
 
 _REFRESH_SECONDS = 5.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlm_rl.demo.library import find_runs
+from vlm_rl.demo.numbers.library import find_runs
 
 _QUICKSTART = Path("runs/quickstart")
 RECORDED = Path(__file__).parent / "assets" / "recorded"

@@ -26,9 +26,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_rl.demo.access import LOGIN_PATH, Access
-from vlm_rl.demo.export import MEDIA_TYPES
-from vlm_rl.demo.uploads import MAX_BYTES, PICTURE_PATH
+from vlm_rl.demo.files.export import MEDIA_TYPES
+from vlm_rl.demo.web.access import LOGIN_PATH, Access
+from vlm_rl.demo.web.uploads import MAX_BYTES, PICTURE_PATH
 from vlm_rl.report.html import script_hashes
 
 BODY_SECONDS = 30.0  # for a whole body; 8 MiB come in that time at 2.2 Mbit/s

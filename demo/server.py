@@ -23,17 +23,17 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vlm_rl.demo.access import Access, read_token
 from vlm_rl.demo.app import build_page
 from vlm_rl.demo.default_runs import notes_file
-from vlm_rl.demo.export import MEDIA_TYPES, export
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.live import LiveOptions, build_live, open_live
-from vlm_rl.demo.page_state import UNREADABLE, PageStates
-from vlm_rl.demo.pins import PinFile
+from vlm_rl.demo.files.export import MEDIA_TYPES, export
+from vlm_rl.demo.live.panel import LiveOptions, build_live, open_live
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.url_state import MAX_QUERY, UrlState
+from vlm_rl.demo.panels.page_state import UNREADABLE, PageStates
+from vlm_rl.demo.panels.pins import PinFile
 from vlm_rl.demo.request_guard import RequestGuard
-from vlm_rl.demo.theme import head, stylesheet_of_app
-from vlm_rl.demo.url_state import MAX_QUERY, UrlState
+from vlm_rl.demo.web.access import Access, read_token
+from vlm_rl.demo.web.theme import head, stylesheet_of_app
 from vlm_rl.errors import UserError
 from vlm_rl.report import vega
 

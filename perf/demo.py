@@ -85,19 +85,19 @@ def main() -> None:
 
         imported = time.process_time()
         print(f"import gradio                         {imported - start:6.2f} s")
-        from vlm_rl.demo.bundle import write_bundle
-        from vlm_rl.demo.lengths_panel import lengths_panel
-        from vlm_rl.demo.page_state import PageStates
-        from vlm_rl.demo.problem_panel import problem_panel
-        from vlm_rl.demo.reasoning_panel import reasoning_panel
+        from vlm_rl.demo.files.bundle import write_bundle
+        from vlm_rl.demo.numbers.url_state import UrlState
+        from vlm_rl.demo.panels.lengths import lengths_panel
+        from vlm_rl.demo.panels.page_state import PageStates
+        from vlm_rl.demo.panels.problem import problem_panel
+        from vlm_rl.demo.panels.reasoning import reasoning_panel
+        from vlm_rl.demo.panels.summary_cards import summary_html
+        from vlm_rl.demo.panels.table import table_panel
         from vlm_rl.demo.server import make_server
-        from vlm_rl.demo.summary_cards import summary_html
-        from vlm_rl.demo.table_panel import table_panel
-        from vlm_rl.demo.url_state import UrlState
 
         make_server([path])
         built = time.process_time()
-        from vlm_rl.demo.library import Library
+        from vlm_rl.demo.numbers.library import Library
 
         states = PageStates(Library([path]))
         others = tuple(f"run@{100 * index}" for index in range(1, options.checkpoints))

@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 
 from perf import screenshots
 from vlm_rl.demo.default_runs import FIRST_VIEW, RECORDED
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.page_state import PageStates
-from vlm_rl.demo.problem_panel import columns_of
-from vlm_rl.demo.small_copy import copy_small
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.files.small_copy import copy_small
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.url_state import UrlState
+from vlm_rl.demo.panels.page_state import PageStates
+from vlm_rl.demo.panels.problem import columns_of
 from vlm_rl.run.directory import RunDirectory
 
 MAX_BYTES = 1_000_000  # of all recorded runs, which every installation has

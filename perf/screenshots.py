@@ -30,9 +30,9 @@ from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_process import demo_process
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
 from vlm_rl.data_prep.preparation import prepare
-from vlm_rl.demo.bundle import write_bundle
 from vlm_rl.demo.default_runs import RECORDED, first_view
-from vlm_rl.demo.library import find_runs
+from vlm_rl.demo.files.bundle import write_bundle
+from vlm_rl.demo.numbers.library import find_runs
 from vlm_rl.report.run_report import write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.study.plan import load_study

@@ -306,6 +306,7 @@ def test_harmless_code_is_not() -> None:
         ("grading/grader.py", "from vlm_rl import errors, stats", "below the rooms grading may import"),
         ("evaluation/evaluate.py", "def f():\n    from vlm_rl.rewards import Scoring", "is above the rooms"),
         ("losses.py", "from vlm_rl.grading.grader import Grader", "losses is below the rooms"),
+        ("demo/app.py", "from vlm_rl.demo.live.html import columns", "not in the door of demo/live"),
         ("api.py", "from vlm_rl.evaluation.benchmarks import wemath", "not in the door of evaluation/benchmarks"),
         ("evaluation/evaluate.py", "from vlm_rl.evaluation.benchmarks.wemath import BENCHMARK", "not in the door of"),
     ],

@@ -16,7 +16,7 @@ from tests.helpers.prepared_sets import write_problems
 from tests.helpers.toy_runs import Toys, toy_problem
 from tests.helpers.videos import SHORT, video_problem
 from vlm_rl.data.sets import load_set
-from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
+from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers.base import SamplingParams

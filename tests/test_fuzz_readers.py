@@ -31,7 +31,7 @@ from vlm_rl.data.images import decode_image
 from vlm_rl.data.sets import load_set, read_manifest
 from vlm_rl.data_prep.readers.sources import SOURCES
 from vlm_rl.data_prep.records import DroppedRow, UsableRow
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.numbers.url_state import UrlState
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations, read_responses

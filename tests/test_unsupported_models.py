@@ -13,7 +13,7 @@ from tests.helpers.prepared_sets import write_problems
 from vlm_rl import cli
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
+from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.errors import UserError
 from vlm_rl.learner.sft import warm_start
 from vlm_rl.templates import TEMPLATES

@@ -21,9 +21,9 @@ from tests.helpers.vllm_server import vllm_server
 from vlm_rl.chat_endpoint.cache import ReplyCache, key_of
 from vlm_rl.cli import main
 from vlm_rl.config import JudgeConfig
-from vlm_rl.demo.backends import AskableCheckpoint, CheckpointBackend, ModelCache, load_checkpoint
-from vlm_rl.demo.endpoints import Endpoint, EndpointBackend
-from vlm_rl.demo.replies import AskSettings, LiveQuestion
+from vlm_rl.demo.live.backends import AskableCheckpoint, CheckpointBackend, ModelCache, load_checkpoint
+from vlm_rl.demo.live.endpoints import Endpoint, EndpointBackend
+from vlm_rl.demo.live.replies import AskSettings, LiveQuestion
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
 from vlm_rl.reward_parts.judge import Judge, read_score

@@ -51,7 +51,7 @@ function go(patch) {
 }
 addEventListener('hashchange', draw);
 
-// -- which problems, in which order: as demo/problem_table.py
+// -- which problems, in which order: as demo/numbers/problem_table.py
 const CHANGED = {
   changed: (before, after) => before !== after, right: (before, after) => after > before, wrong: (before, after) => after < before,
   both_right: (before, after) => before === after && after >= 0.5, both_wrong: (before, after) => before === after && after < 0.5,

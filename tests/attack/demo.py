@@ -22,7 +22,7 @@ from tests.attack.attack import Attack
 from tests.helpers.demo_events import JOIN, show
 from tests.helpers.demo_process import DemoProcess, demo_process
 from tests.helpers.example_run import build_run
-from vlm_rl.demo.url_state import TABS
+from vlm_rl.demo.numbers.url_state import TABS
 
 WEB = "The demo as a server"
 

@@ -65,7 +65,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 
 def opened_everywhere(folder: Path, model: Path, *words: str) -> str:
     """Open a model folder as train, eval and the live panel do; return what each says."""
-    from vlm_rl.demo.backends import AskableCheckpoint, load_checkpoint
+    from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
     from vlm_rl.errors import UserError
 
     asked = AskableCheckpoint("a", model, "a", "think_answer", 3136, 1_003_520)

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.helpers.browser import open_browser, open_page
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served, free_port
-from vlm_rl.demo.access import Access, read_token
 from vlm_rl.demo.server import launch, make_server
+from vlm_rl.demo.web.access import Access, read_token
 from vlm_rl.errors import UserError
 
 TOKEN = "a-token-of-this-test"

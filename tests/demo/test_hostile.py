@@ -16,8 +16,8 @@ from tests.helpers.chat_server import chat_server
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import attack, hostile_run
 from tests.helpers.served import Served
-from vlm_rl.demo.endpoints import Endpoint
-from vlm_rl.demo.live import LiveOptions
+from vlm_rl.demo.live.endpoints import Endpoint
+from vlm_rl.demo.live.panel import LiveOptions
 from vlm_rl.demo.server import make_server
 
 ON_THE_CARD = (

@@ -29,8 +29,8 @@ from tests.helpers.chat_server import WORDS, ChatServer, chat_server
 from tests.helpers.example_run import build_run, square_image
 from tests.helpers.served import Served
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.demo.ask_queue import AskQueue, AskState, Broadcast, Limits
-from vlm_rl.demo.backends import (
+from vlm_rl.demo.live.ask_queue import AskQueue, AskState, Broadcast, Limits
+from vlm_rl.demo.live.backends import (
     AskableCheckpoint,
     CheckpointBackend,
     LoadedModel,
@@ -39,15 +39,23 @@ from vlm_rl.demo.backends import (
     load_checkpoint,
     problem_of,
 )
-from vlm_rl.demo.endpoints import Endpoint, EndpointBackend, parse_endpoints
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.live import LiveOptions, build_live, open_live, read_examples
-from vlm_rl.demo.live_html import columns_html
-from vlm_rl.demo.page_state import PageStates
-from vlm_rl.demo.replies import AskSettings, IsCancelled, LiveQuestion, Replies, Reply, count_reasoning, split_growing
+from vlm_rl.demo.live.endpoints import Endpoint, EndpointBackend, parse_endpoints
+from vlm_rl.demo.live.html import columns_html
+from vlm_rl.demo.live.panel import LiveOptions, build_live, open_live, read_examples
+from vlm_rl.demo.live.replies import (
+    AskSettings,
+    IsCancelled,
+    LiveQuestion,
+    Replies,
+    Reply,
+    count_reasoning,
+    split_growing,
+)
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.token_counts import TokenCounter
+from vlm_rl.demo.panels.page_state import PageStates
 from vlm_rl.demo.server import guarded
-from vlm_rl.demo.token_counts import TokenCounter
-from vlm_rl.demo.uploads import MAX_BYTES, Uploads
+from vlm_rl.demo.web.uploads import MAX_BYTES, Uploads
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import commit, saving
 from vlm_rl.run.directory import RunDirectory
@@ -461,7 +469,7 @@ def test_pages_wait_in_line_and_one_page_asks_once(monkeypatch):
 
 
 def test_nothing_is_generated_for_a_page_that_is_gone(monkeypatch):
-    monkeypatch.setattr("vlm_rl.demo.ask_queue.ABANDONED_SECONDS", 0.2)
+    monkeypatch.setattr("vlm_rl.demo.live.ask_queue.ABANDONED_SECONDS", 0.2)
     teller = slow_teller("a")
     broadcast = Broadcast([teller], LiveQuestion("?"), replace(SHORT, max_tokens=4000))
     broadcast.start()
@@ -552,7 +560,7 @@ def test_pictures_stay_in_memory_for_a_while_and_lose_their_metadata(monkeypatch
     assert pictures.get(tokens[0])
     with pytest.raises(UserError, match="choose it again"):
         pictures.get(token)
-    monkeypatch.setattr("vlm_rl.demo.uploads._KEPT_SECONDS", -1.0)
+    monkeypatch.setattr("vlm_rl.demo.web.uploads._KEPT_SECONDS", -1.0)
     with pytest.raises(UserError, match="choose it again"):
         pictures.get(tokens[0])
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.helpers.prepared_sets import write_problems
-from vlm_rl.demo.ask_queue import AskState
-from vlm_rl.demo.live_context import LiveExample
-from vlm_rl.demo.live_grading import grade_reply, problem_to_grade
-from vlm_rl.demo.live_html import columns_html
-from vlm_rl.demo.replies import AskSettings, Reply
+from vlm_rl.demo.live.ask_queue import AskState
+from vlm_rl.demo.live.context import LiveExample
+from vlm_rl.demo.live.grading import grade_reply, problem_to_grade
+from vlm_rl.demo.live.html import columns_html
+from vlm_rl.demo.live.replies import AskSettings, Reply
 from vlm_rl.types import Problem
 
 SETTINGS = AskSettings()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.hostile import HOSTILE
-from vlm_rl.demo.markdown import MAX_MARKDOWN
-from vlm_rl.demo.rendering import markdown_html
+from vlm_rl.demo.web.markdown import MAX_MARKDOWN
+from vlm_rl.demo.web.rendering import markdown_html
 
 ELEMENTS = {"p", "br", "hr", "ul", "ol", "li", "blockquote", "strong", "code", "pre", "span"}
 

@@ -19,15 +19,15 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 from tests.helpers.demo_events import show
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
-from vlm_rl.demo.export import MEDIA_TYPES, export
-from vlm_rl.demo.lengths_panel import lengths_panel
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.page_state import UNREADABLE, PageState, PageStates
-from vlm_rl.demo.problem_panel import problem_panel
+from vlm_rl.demo.files.export import MEDIA_TYPES, export
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.url_state import TABS, UrlState
+from vlm_rl.demo.panels.lengths import lengths_panel
+from vlm_rl.demo.panels.page_state import UNREADABLE, PageState, PageStates
+from vlm_rl.demo.panels.problem import problem_panel
+from vlm_rl.demo.panels.summary_cards import summary_html
+from vlm_rl.demo.panels.training import training_panel
 from vlm_rl.demo.server import make_server
-from vlm_rl.demo.summary_cards import summary_html
-from vlm_rl.demo.training_panel import training_panel
-from vlm_rl.demo.url_state import TABS, UrlState
 from vlm_rl.errors import UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EVAL_SCHEMA

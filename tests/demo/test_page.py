@@ -20,10 +20,10 @@ from tests.helpers.chat_server import chat_server
 from tests.helpers.demo_events import event_of, run_event
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
-from vlm_rl.demo.access import Access
-from vlm_rl.demo.endpoints import Endpoint
-from vlm_rl.demo.live import LiveOptions
+from vlm_rl.demo.live.endpoints import Endpoint
+from vlm_rl.demo.live.panel import LiveOptions
 from vlm_rl.demo.server import launch, make_server
+from vlm_rl.demo.web.access import Access
 from vlm_rl.errors import UserError
 
 TEXT = "#control-text input, #control-text textarea"

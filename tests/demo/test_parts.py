@@ -28,26 +28,26 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers.example_run import build_run
-from vlm_rl.demo import lengths as stats
-from vlm_rl.demo.categories import category_rows
 from vlm_rl.demo.default_runs import RECORDED, default_folders, first_view
-from vlm_rl.demo.export import csv_bytes, export, samples
-from vlm_rl.demo.formulas import TextSpan, spans_of
-from vlm_rl.demo.lengths_panel import lengths_panel, points_text
-from vlm_rl.demo.library import Library, find_runs
-from vlm_rl.demo.live_context import LiveContext, asked_slots
-from vlm_rl.demo.page_parts import export_panel
-from vlm_rl.demo.page_state import PageStates, choose_slots
-from vlm_rl.demo.problem_images import images_of
-from vlm_rl.demo.problem_panel import columns_of, problem_panel
-from vlm_rl.demo.problem_table import keep, ordered, settle
-from vlm_rl.demo.rendering import formulas_html, value_html
-from vlm_rl.demo.small_copy import copy_small
-from vlm_rl.demo.summary_cards import count_html, filter_texts, judgement, summary_html
-from vlm_rl.demo.table_panel import row_of, table_panel
-from vlm_rl.demo.token_counts import TokenCounter
-from vlm_rl.demo.training_panel import training_panel
-from vlm_rl.demo.url_state import FILTERS, UNFILTERED, UrlState
+from vlm_rl.demo.files.export import csv_bytes, export, samples
+from vlm_rl.demo.files.small_copy import copy_small
+from vlm_rl.demo.live.context import LiveContext, asked_slots
+from vlm_rl.demo.numbers import lengths as stats
+from vlm_rl.demo.numbers.library import Library, find_runs
+from vlm_rl.demo.numbers.problem_images import images_of
+from vlm_rl.demo.numbers.problem_table import keep, ordered, settle
+from vlm_rl.demo.numbers.token_counts import TokenCounter
+from vlm_rl.demo.numbers.url_state import FILTERS, UNFILTERED, UrlState
+from vlm_rl.demo.panels.categories import category_rows
+from vlm_rl.demo.panels.lengths import lengths_panel, points_text
+from vlm_rl.demo.panels.page_parts import export_panel
+from vlm_rl.demo.panels.page_state import PageStates, choose_slots
+from vlm_rl.demo.panels.problem import columns_of, problem_panel
+from vlm_rl.demo.panels.summary_cards import count_html, filter_texts, judgement, summary_html
+from vlm_rl.demo.panels.table import row_of, table_panel
+from vlm_rl.demo.panels.training import training_panel
+from vlm_rl.demo.web.formulas import TextSpan, spans_of
+from vlm_rl.demo.web.rendering import formulas_html, value_html
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.evaluate import summarise
 from vlm_rl.report.html import stylesheet
@@ -470,7 +470,7 @@ def test_a_run_trains_while_its_lease_is_renewed_whatever_the_clocks_say(tmp_pat
 
     def is_alive(lease: str, watched: float) -> bool:
         lock.write_text(lease)
-        monkeypatch.setattr("vlm_rl.demo.library.time.monotonic", lambda: watched)
+        monkeypatch.setattr("vlm_rl.demo.numbers.library.time.monotonic", lambda: watched)
         return run.is_alive()
 
     hour_ahead = time.time() + 3600
@@ -810,7 +810,8 @@ def test_without_an_argument_the_quickstart_or_the_recorded_run_opens(tmp_path, 
 
 
 def test_only_the_page_itself_needs_gradio():
-    code = "import sys, vlm_rl.demo.export, vlm_rl.demo.training_panel; print({'gradio', 'torch'} & set(sys.modules))"
+    modules = "vlm_rl.demo.files.export, vlm_rl.demo.panels.training"
+    code = f"import sys, {modules}; print({{'gradio', 'torch'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

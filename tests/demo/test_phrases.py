@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 from tests.helpers.example_run import build_run
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.page_state import PageStates
-from vlm_rl.demo.phrases import MAX_SHOWN, PHRASES, phrase_uses
-from vlm_rl.demo.problem_table import build_table
-from vlm_rl.demo.reasoning_panel import reasoning_html
-from vlm_rl.demo.responses import Responses
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.phrases import MAX_SHOWN, PHRASES, phrase_uses
+from vlm_rl.demo.numbers.problem_table import build_table
+from vlm_rl.demo.numbers.responses import Responses
+from vlm_rl.demo.numbers.url_state import UrlState
+from vlm_rl.demo.panels.page_state import PageStates
+from vlm_rl.demo.panels.reasoning import reasoning_html
 from vlm_rl.stats import estimate
 
 CHECKS = "<think>Wait, let me CHECK: two. Actually (wait) three.</think>3"

@@ -20,17 +20,17 @@ from tests.helpers.demo_events import arrival, run_event
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import HOSTILE, attack
 from tests.helpers.served import Served
-from vlm_rl.demo.access import Access
-from vlm_rl.demo.bundle import write_bundle
 from vlm_rl.demo.default_runs import RECORDED, notes_file
-from vlm_rl.demo.export import export
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.page_state import PageState, PageStates
-from vlm_rl.demo.pins import MAX_BYTES, MAX_NOTE, PinFile
-from vlm_rl.demo.problem_panel import problem_panel
+from vlm_rl.demo.files.bundle import write_bundle
+from vlm_rl.demo.files.export import export
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.url_state import UrlState
+from vlm_rl.demo.panels.page_state import PageState, PageStates
+from vlm_rl.demo.panels.pins import MAX_BYTES, MAX_NOTE, PinFile
+from vlm_rl.demo.panels.problem import problem_panel
+from vlm_rl.demo.panels.table import table_panel
 from vlm_rl.demo.server import make_server
-from vlm_rl.demo.table_panel import table_panel
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.web.access import Access
 from vlm_rl.errors import UserError
 
 TOKEN = "a token of enough characters"

@@ -20,8 +20,8 @@ from tests.helpers.browser import Visit, open_browser
 from tests.helpers.example_run import build_run
 from tests.helpers.hostile import attack, hostile_run
 from tests.helpers.served import Served
-from vlm_rl.demo.bundle import write_bundle
 from vlm_rl.demo.default_runs import RECORDED, first_view
+from vlm_rl.demo.files.bundle import write_bundle
 from vlm_rl.demo.server import make_server
 from vlm_rl.errors import UserError
 

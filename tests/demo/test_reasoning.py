@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from tests.helpers.example_run import build_run
-from vlm_rl.demo import categories, reasoning
-from vlm_rl.demo.categories import category_map, category_rows
-from vlm_rl.demo.lengths import length_bands
-from vlm_rl.demo.lengths_panel import lengths_html
-from vlm_rl.demo.library import Library
-from vlm_rl.demo.page_state import PageState, PageStates
-from vlm_rl.demo.problem_panel import problem_panel
-from vlm_rl.demo.problem_table import keep
-from vlm_rl.demo.reasoning import MIN_PROBLEMS, measured_problems, reasoning_at, reasoning_summaries
-from vlm_rl.demo.reasoning_panel import reasoning_panel
-from vlm_rl.demo.url_state import UrlState
+from vlm_rl.demo.numbers import reasoning
+from vlm_rl.demo.numbers.lengths import length_bands
+from vlm_rl.demo.numbers.library import Library
+from vlm_rl.demo.numbers.problem_table import keep
+from vlm_rl.demo.numbers.reasoning import MIN_PROBLEMS, measured_problems, reasoning_at, reasoning_summaries
+from vlm_rl.demo.numbers.url_state import UrlState
+from vlm_rl.demo.panels import categories
+from vlm_rl.demo.panels.categories import category_map, category_rows
+from vlm_rl.demo.panels.lengths import lengths_html
+from vlm_rl.demo.panels.page_state import PageState, PageStates
+from vlm_rl.demo.panels.problem import problem_panel
+from vlm_rl.demo.panels.reasoning import reasoning_panel
 from vlm_rl.stats import estimate, score_interval
 
 AFTER = " Wait, 3."  # 9 characters of 14 are behind "So 3."

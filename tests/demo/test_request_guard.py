@@ -25,9 +25,9 @@ from tests.helpers.demo_events import JOIN, arrival, first_bodies, run_event
 from tests.helpers.example_run import build_run
 from tests.helpers.served import Served
 from vlm_rl.demo import request_guard
-from vlm_rl.demo.endpoints import Endpoint
-from vlm_rl.demo.live import LiveOptions
-from vlm_rl.demo.pins import PinFile
+from vlm_rl.demo.live.endpoints import Endpoint
+from vlm_rl.demo.live.panel import LiveOptions
+from vlm_rl.demo.panels.pins import PinFile
 from vlm_rl.demo.server import make_server
 
 CANARY = "canary-" + uuid.uuid4().hex

@@ -28,7 +28,7 @@ from tests.helpers.pages import Page
 from tests.helpers.toy_runs import Toys, assert_sound, clean_environment
 from vlm_rl.cli import main
 from vlm_rl.config import load_config, parse_config
-from vlm_rl.demo.library import find_runs
+from vlm_rl.demo.numbers.library import find_runs
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.report.charts.frame import PALETTE
 from vlm_rl.run.directory import RunDirectory

@@ -78,14 +78,14 @@ def add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from vlm_rl.demo.library import find_runs
+    from vlm_rl.demo.numbers.library import find_runs
 
     for folder in options.runs:
         find_runs(folder)
     from vlm_rl.demo.default_runs import default_folders, first_view
 
     if options.bundle is not None:
-        from vlm_rl.demo.bundle import write_bundle
+        from vlm_rl.demo.files.bundle import write_bundle
 
         folders = options.runs or default_folders()
         view = options.view or first_view(folders)
@@ -94,12 +94,12 @@ def _demo(options: argparse.Namespace) -> None:
         return
     if options.view:
         raise UserError("--view says what --bundle holds: give --bundle DIR too")
-    from vlm_rl.demo.endpoints import parse_endpoints
+    from vlm_rl.demo.live.endpoints import parse_endpoints
 
     if options.live_models < 1:
         raise UserError(f"--live-models is {options.live_models}; it must be at least 1")
     endpoints = parse_endpoints(options.endpoint, options.endpoint_key)
-    from vlm_rl.demo.live import LiveOptions
+    from vlm_rl.demo.live.panel import LiveOptions
     from vlm_rl.demo.server import launch
 
     live = LiveOptions(endpoints, engine=options.live_engine, max_loaded=options.live_models)

@@ -1,0 +1,8 @@
+"""What the demo writes: a comparison as files.
+
+bundle       static files, for any web server: `vlm-rl demo --bundle`
+export       what the page shows, as a table and as one page
+small_copy   a run small enough to ship: `python -m vlm_rl.demo.files.small_copy`
+"""
+
+__all__ = ["bundle", "export", "small_copy"]

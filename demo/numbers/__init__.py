@@ -1,0 +1,26 @@
+"""What the demo knows of runs, as columns and numbers, and nothing of how it is shown.
+
+library          finds the runs below a folder, and their evaluations
+responses        one evaluation's records as columns
+token_counts     how many of a response's tokens are reasoning
+problem_table    the problems that checkpoints share: filtered, ordered
+problem_images   a problem's images
+lengths          lengths, their changes, and what they cost or bring
+moves            where a text looks again, turns back or repeats itself
+reasoning        where a response first states the right answer, and its moves
+phrases          which phrases a checkpoint says more often
+url_state        what is shown, as the query of an address
+"""
+
+__all__ = [
+    "lengths",
+    "library",
+    "moves",
+    "phrases",
+    "problem_images",
+    "problem_table",
+    "reasoning",
+    "responses",
+    "token_counts",
+    "url_state",
+]

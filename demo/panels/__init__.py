@@ -1,0 +1,26 @@
+"""The panels, each from the numbers to its HTML and charts.
+
+    page_state      all that panels and exports draw from
+    page_parts      header, notes, export
+    summary_cards   which checkpoint reasons longer, and whether it pays
+    lengths         charts of length
+    problem         one problem, answer by answer
+    reasoning       what is said after the right answer, moves, phrases
+    table           a row per problem
+    training        curves of runs
+    pins            problems that a reader marked
+
+Private to this room: chart_cards and categories.
+"""
+
+__all__ = [
+    "lengths",
+    "page_parts",
+    "page_state",
+    "pins",
+    "problem",
+    "reasoning",
+    "summary_cards",
+    "table",
+    "training",
+]

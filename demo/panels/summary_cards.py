@@ -1,0 +1,123 @@
+"""The cards above the panels: which checkpoint reasons longer, and whether that paid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from vlm_rl.demo.numbers.lengths import DirectComparison, Summary, direct_comparisons
+from vlm_rl.demo.numbers.problem_table import DIFFICULTIES
+from vlm_rl.demo.numbers.url_state import CHANGES, FLAGS, NO_CATEGORY, PINNED, VERDICTS
+from vlm_rl.demo.panels.page_state import PageState
+from vlm_rl.demo.web.rendering import render
+from vlm_rl.stats import Estimate
+
+_MAX_COMPARISONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """One checkpoint on the problems that pass the filters."""
+
+    label: str
+    slot: int
+    summary: Summary
+    judgement: str
+    better: Mapping[str, str]  # patches of the address: the problems behind the two counts
+    worse: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """A line about two checkpoints, neither of them the baseline."""
+
+    this: tuple[int, str]  # (slot, label)
+    that: tuple[int, str]
+    change: DirectComparison
+    judgement: str
+    patch: Mapping[str, str]  # shows these two alone
+
+
+def summary_html(state: PageState, *, interactive: bool = True) -> Markup:
+    """Return one card per checkpoint, in its colour; `interactive` adds what can be clicked."""
+    cards = [
+        _Card(
+            label=label,
+            slot=state.colors[index],
+            summary=summary,
+            judgement=judgement(summary.tokens, summary.score),
+            better=_problems_of(state, index, "right"),
+            worse=_problems_of(state, index, "wrong"),
+        )
+        for index, (summary, label) in enumerate(zip(state.summaries, state.labels, strict=True))
+    ]
+    return render("summary", cards=cards, comparisons=_comparisons(state), interactive=interactive)
+
+
+def _problems_of(state: PageState, index: int, change: str) -> dict[str, str]:
+    return {"change": change, "focus": state.url.keys[index], "tab": "problems", "at": ""}
+
+
+def _comparisons(state: PageState) -> list[_Comparison]:
+    if not len(state.order):
+        return []
+    return [
+        _Comparison(
+            this=(state.colors[change.index], state.labels[change.index]),
+            that=(state.colors[change.against], state.labels[change.against]),
+            change=change,
+            judgement=judgement(change.tokens, change.score),
+            patch={"base": state.url.keys[change.against], "others": state.url.keys[change.index]},
+        )
+        for change in direct_comparisons(state.table, state.keep_P)[:_MAX_COMPARISONS]
+    ]
+
+
+def judgement(tokens: Estimate, score: Estimate) -> str:
+    """Say in words what the two paired changes show; an interval that holds 0 shows no change."""
+    if not tokens.has_interval:
+        return "too few problems to say"
+    if not tokens.excludes_zero and abs(tokens.mean) > 0:
+        length = "length: no clear change"
+    else:
+        length = "longer" if tokens.mean > 0 else "shorter" if tokens.mean < 0 else "same length"
+    if not score.excludes_zero:
+        return f"{length}, accuracy: no clear change"
+    return f"{length}, {'more' if score.mean > 0 else 'less'} often right"
+
+
+def count_html(state: PageState, *, interactive: bool = True) -> Markup:
+    """Return how many problems are shown, which filters are set, and a button that clears them."""
+    if not state.table.checkpoints:
+        return Markup()
+    total = state.table.num_problems
+    return render(
+        "count",
+        kept=len(state.order),
+        total=total,
+        noun="problem" if total == 1 else "problems",
+        filters=filter_texts(state) if state.url.filtered else None,
+        is_by_verdict=bool(state.url.change or state.url.verdict),
+        is_by_hand=bool(state.url.pinned),
+        interactive=interactive,
+    )
+
+
+def filter_texts(state: PageState) -> list[str]:
+    """Return the filters that are set, in the words of the controls."""
+    url = state.url
+    labels = {checkpoint.key: checkpoint.label for checkpoint in state.table.checkpoints}
+    return [
+        *([CHANGES[url.change]] if url.change else []),
+        *([VERDICTS[url.verdict]] if url.verdict else []),
+        *(FLAGS[name] for name in url.flags),
+        *([PINNED[url.pinned]] if url.pinned else []),
+        *("no category" if name == NO_CATEGORY else name for name in url.category),
+        *(DIFFICULTIES[name][1] for name in url.difficulty if name in DIFFICULTIES),
+        *([] if url.low is None else [f"at least {url.low:,} tokens"]),
+        *([] if url.high is None else [f"at most {url.high:,} tokens"]),
+        *([f"“{url.text}”"] if url.text else []),
+        *([f"in {labels[url.focus]}"] if url.focus else []),
+    ]
