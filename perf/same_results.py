@@ -1,10 +1,10 @@
 """Compare what two commits compute: a move of code must change no number.
 
-    python perf/same_results.py 404d0e5                      # against the working tree's HEAD; about ten minutes
+    python perf/same_results.py 404d0e5                      # against the working tree's HEAD; minutes
     python perf/same_results.py 404d0e5 HEAD --only grader scores
 
-Each commit is checked out into a folder of its own and asked the same questions, by commands and functions that both
-have:
+Each commit is checked out into a folder of its own. Both are asked the same questions at the same time, by commands
+and functions that both have:
 
     grader       verdict, extracted answer and path of every case of the corpus (`vlm-rl grade --file`)
     scores       every benchmark's scores and verdicts, official and strict, for made-up answers to the sample
@@ -29,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,9 @@ def main() -> int:
             print(f"| {options.base} against {options.other} | values | different | largest relative difference |")
             print("|---|---|---|---|", flush=True)
             for probe in options.only:
-                results = [PROBES[probe](tree, work, options.samples) for tree in trees]
+                # The commits side by side, except where they share a folder and run commands side by side themselves.
+                with ThreadPoolExecutor(1 if probe == "runs" else len(trees)) as pool:
+                    results = list(pool.map(partial(PROBES[probe], work=work, samples=options.samples), trees))
                 changed = list(differences(*results))
                 different += len(changed)
                 largest = max((size for _, size in changed), default=0.0)
@@ -117,7 +121,7 @@ def probe_scores(tree: Path, work: Path, samples: Path) -> Results:
     results: Results = {}
     for name, (files, answer_rows) in BENCHMARKS.items():
         annotations = sorted(str(path) for path in samples.glob(files))
-        responses = work / f"{name}.json"
+        responses = work / f"{name}-{tree.name}.json"
         responses.write_text(json.dumps(answer_rows(annotations)), encoding="utf-8")
         for mode in ("official", "strict"):
             out = work / f"{name}-{mode}-{tree.name}.json"

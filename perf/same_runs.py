@@ -196,11 +196,9 @@ def end_of(done: subprocess.CompletedProcess[str]) -> str:
     """Return "", or what a process that failed said last; a refusal that names no version is marked."""
     if done.returncode == 0:
         return ""
-    _, refuses, message = done.stderr.rpartition("vlm-rl: ")
-    if done.returncode != 2 or not refuses:
-        return f"ended with {done.returncode}: {done.stderr[-2000:]}"
-    names_version = re.search(r"\d+\.\d+\.\d+", message)
-    return f"refused{'' if names_version else ' WITHOUT NAMING A VERSION'}: {message.strip()}"
+    is_marked = done.returncode == 2 and not re.search(r"vlm-rl \d+\.\d+", done.stderr)
+    mark = " WITHOUT NAMING A VERSION" if is_marked else ""
+    return f"ended with {done.returncode}{mark}: {done.stderr[-1500:].strip()}"
 
 
 def raise_failed(ends: Mapping[str, str]) -> None:
