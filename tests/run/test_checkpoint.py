@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import metadata
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -516,6 +517,18 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(
     assert str(tmp_path / "step-000003") in line and fault in line
     assert prune(tmp_path, newest=newest, keep_last=2, keep_every=0, best=None) == []
     assert capsys.readouterr().err == ""
+
+
+def test_a_manifest_of_another_format_names_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whole, so it is not called damaged."""
+    monkeypatch.setattr(manifest, "_FORMAT", 2)
+    monkeypatch.setattr(manifest, "code_version", lambda: "9.8.7+sources.abc")
+    save(tmp_path, 1)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError) as refused:
+        read_manifest(tmp_path / "step-000001")
+    ours = f"format 2, and vlm-rl {metadata.version('vlm-rl')} reads format 1"
+    assert ours in str(refused.value) and "wrote it, vlm-rl 9.8.7+sources.abc" in str(refused.value)
 
 
 def test_weights_that_a_resume_found_not_finite_do_not_count(tmp_path: Path) -> None:

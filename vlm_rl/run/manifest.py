@@ -72,8 +72,13 @@ def read_manifest(path: Path) -> Manifest:
         tree = json.loads(raw)
         del tree["sha256"]
         # Compare the whole text: JSON would accept some flipped bits.
-        if _sealed(tree) != raw or tree["format"] != _FORMAT:
+        if _sealed(tree) != raw:
             raise ValueError
+        if tree["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{path}: its {MANIFEST} has format {tree['format']}, and vlm-rl {_version('vlm-rl')} reads format "
+                f"{_FORMAT}: open it with the version that wrote it, vlm-rl {tree['versions']['code']}"
+            )
         files = {name: FileEntry(**entry) for name, entry in tree["files"].items()}
         if not (type(tree["step"]) is int and isinstance(tree["info"], dict)):
             raise ValueError
