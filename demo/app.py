@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 import gradio as gr
 from gradio.events import api
@@ -25,7 +25,6 @@ from vlm_rl.demo.numbers.url_state import (
     MAX_OTHERS,
     MAX_TEXT,
     NO_CATEGORY,
-    PINNED,
     TABS,
     UNFILTERED,
     VERDICTS,
@@ -49,8 +48,8 @@ _MAX_PAGES = 400  # remembered; then all are forgotten, and the open ones are se
 _QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "preprocess": False}
 # the key that each control sets, in their order on the page
 _KEYS = (
-    "benchmark", "base", "others", "change", "verdict", "flags", "category", "difficulty", "low", "high", "pinned",
-    "text", "focus", "runs",
+    "benchmark", "base", "others", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text",
+    "focus", "runs",
 )  # fmt: skip
 _TEXTS = ("low", "high", "text")
 _WHOLE_PAGE = ("benchmark", "base", "others")  # they bring other problems, so every control may change
@@ -143,7 +142,6 @@ def _body(
             dropdown("difficulty", "Difficulty", multiselect=True)
             controls["low"] = gr.Textbox(label="Tokens from", min_width=90, max_length=9, elem_id="control-low")
             controls["high"] = gr.Textbox(label="Tokens to", min_width=90, max_length=9, elem_id="control-high")
-            dropdown("pinned", "Pinned")
             dropdown("focus", "Search in")
             clear = gr.Button("Clear filters", min_width=110, elem_id="clear")
         panels["count"] = _html("count")
@@ -183,7 +181,6 @@ def _choices(state: PageState) -> dict[str, list[tuple[str, str]]]:
         "change": _named(CHANGES),
         "verdict": _named(VERDICTS),
         "flags": _named(FLAGS),
-        "pinned": _named(PINNED),
         "category": [(name, name) for name in sorted({str(name) or NO_CATEGORY for name in state.table.category_P})],
         "difficulty": known,
         "focus": [("any checkpoint", ""), *[(shown.label, shown.key) for shown in state.table.checkpoints]],
@@ -217,14 +214,6 @@ def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
         url = UrlState.parse(patch) if patch.startswith("?") else UrlState.parse(query).patched(patch)
         return _everything(states, url, components)
 
-    def pinned(query: str, event: gr.EventData) -> list[Any]:
-        url = UrlState.parse(query)
-        try:
-            _change_pins(states, url, _patch_of(event))
-        except UNREADABLE as error:
-            return _panels(states, url, components, refusal=str(error))
-        return _panels(states, url, components)
-
     def cleared(query: str) -> list[Any]:
         return _everything(states, UrlState.parse(query).patched(UNFILTERED), components)
 
@@ -241,7 +230,6 @@ def _wire(app: gr.Blocks, states: PageStates, components: Components) -> None:
 
     app.load(arrive, components.bridge, components.everything, js="() => [location.search]", **_QUIET)
     components.bridge.go(clicked, components.bridge, components.everything, trigger_mode="multiple", **_QUIET)
-    components.bridge.pin(pinned, components.bridge, components.shown, trigger_mode="multiple", **_QUIET)
     components.controls["clear"].click(cleared, components.bridge, components.everything, **_QUIET)
     for key in _KEYS:
         outputs = components.everything if key in _WHOLE_PAGE else components.shown
@@ -261,26 +249,6 @@ def _patch_of(event: gr.EventData) -> str:
     """Return what the page's script handed over."""
     patch = event._data.get("patch") if isinstance(event._data, dict) else ""
     return patch if isinstance(patch, str) else ""
-
-
-def _change_pins(states: PageStates, url: UrlState, patch: str) -> None:
-    """Pin something that the page shows, or take a pin away. Raises UserError where that is refused."""
-    if states.pins is None:
-        return
-    try:
-        given = {name: values[-1] for name, values in parse_qs(patch, max_num_fields=8).items()}
-    except ValueError:  # more fields than the page sends
-        return
-    problem, checkpoint = given.get("problem", ""), given.get("checkpoint", "")
-    if "remove" in given:
-        states.pins.remove(given["remove"])
-    elif problem:
-        state = states.of(url)
-        if problem not in state.table.ids or checkpoint not in ("", *state.url.keys):
-            raise UserError("what was to be pinned is no longer shown: nothing was written")
-        states.pins.add(
-            benchmark=state.url.benchmark, problem=problem, checkpoint=checkpoint, note=given.get("note", "")
-        )
 
 
 def _opener(states: PageStates, tab: str, components: Components) -> Callable[[str], list[Any]]:
@@ -345,17 +313,17 @@ def _everything(states: PageStates, url: UrlState, components: Components) -> li
     return [*panels, gr.update(selected=state.url.tab), *controls]
 
 
-def _panels(states: PageStates, url: UrlState, components: Components, *, refusal: str = "") -> list[Any]:
+def _panels(states: PageStates, url: UrlState, components: Components) -> list[Any]:
     try:
-        return _panels_of(states.of(url), components, refusal=refusal)
+        return _panels_of(states.of(url), components)
     except UNREADABLE as error:
         return _failed(url, components, error)
 
 
-def _panels_of(state: PageState, components: Components, *, refusal: str = "") -> list[Any]:
+def _panels_of(state: PageState, components: Components) -> list[Any]:
     """Return the query, and the panels that can be seen: of the tabs only the open one is drawn."""
     tab = state.url.tab
-    drawn = {"notes": notes_html(state, refusal=refusal), "summary": summary_html(state), "count": count_html(state)}
+    drawn = {"notes": notes_html(state), "summary": summary_html(state), "count": count_html(state)}
     if tab == "lengths":
         drawn["lengths"] = lengths_panel(state)
     elif tab == "reasoning":

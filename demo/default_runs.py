@@ -1,14 +1,9 @@
-"""Choose what the demo opens when no run is named, and where it keeps notes when no file is.
-
-The runs are the quickstart's, else recorded toy runs that ship with the demo.
-"""
+"""Choose what the demo opens when no run is named: the quickstart's run, else toy runs that ship with the demo."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from vlm_rl.demo.numbers.library import find_runs
 
 _QUICKSTART = Path("runs/quickstart")
 RECORDED = Path(__file__).parent / "assets" / "recorded"
@@ -26,9 +21,3 @@ def default_folders() -> list[Path]:
 def first_view(folders: Sequence[Path]) -> str:
     """Return the query with which these folders open: that of the recorded runs, else none."""
     return (RECORDED / FIRST_VIEW).read_text(encoding="utf-8").strip() if list(folders) == [RECORDED] else ""
-
-
-def notes_file(folders: Sequence[Path]) -> Path:
-    """Return the file of notes beside the first run; beside the quickstart's for the recorded runs."""
-    first = _QUICKSTART if folders[0] == RECORDED else find_runs(folders[0])[0].resolve()
-    return first.parent / "demo_notes.jsonl"

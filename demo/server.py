@@ -24,13 +24,11 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vlm_rl.demo.app import build_page
-from vlm_rl.demo.default_runs import notes_file
 from vlm_rl.demo.files.export import MEDIA_TYPES, export
 from vlm_rl.demo.live.panel import LiveOptions, build_live, open_live
 from vlm_rl.demo.numbers.library import Library
 from vlm_rl.demo.numbers.url_state import MAX_QUERY, UrlState
 from vlm_rl.demo.panels.page_state import UNREADABLE, PageStates
-from vlm_rl.demo.panels.pins import PinFile
 from vlm_rl.demo.request_guard import RequestGuard
 from vlm_rl.demo.web.access import Access, read_token
 from vlm_rl.demo.web.theme import head, stylesheet_of_app
@@ -51,7 +49,6 @@ def make_server(
     access: Access | None = None,
     live: LiveOptions | None = None,
     first_view: str = "",
-    pins: PinFile | None = None,
 ) -> ASGIApp:
     """Return the page behind its guard, as an ASGI application.
 
@@ -60,14 +57,13 @@ def make_server(
         access: who may visit; None for the loopback alone, without a token.
         live: of the live panel.
         first_view: the query of an address that has none.
-        pins: the file of notes; None where nothing can be pinned.
 
     Raises UserError where there is nothing to show.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio asks each time before it would phone home
     warnings.filterwarnings("ignore", message="A `<script>` tag", category=UserWarning)  # ours hold a chart's data
     library = Library(folders)
-    states = PageStates(library, first_view=first_view, pins=pins)
+    states = PageStates(library, first_view=first_view)
     live_panel = open_live(states, live)
     outer = FastAPI(openapi_url=None, routes=list(live_panel.uploads.routes()))
     _add_exports(outer, states)
@@ -186,12 +182,10 @@ def launch(
     token_file: Path | None = None,
     live: LiveOptions | None = None,
     first_view: str = "",
-    notes: Path | None = None,
 ) -> None:
     """Serve the page until interrupted.
 
-    Where others can reach it, through `open_wider`, `public_url` or a given `token_file`, visitors must log in. Notes
-    are then shown, and none are taken.
+    Where others can reach it, through `open_wider`, `public_url` or a given `token_file`, visitors must log in.
 
     Args:
         folders: the runs, or folders of them.
@@ -202,7 +196,6 @@ def launch(
         token_file: holds the token; where one is needed and no file given, it is made and printed.
         live: of the live panel.
         first_view: the query of an address that has none.
-        notes: the file of pins; None for one beside the first run.
 
     Raises UserError if `host` is not this machine's loopback and `open_wider` does not say so, if the token or the
     URL is unfit, if the port is taken, or if there is nothing to show.
@@ -212,12 +205,7 @@ def launch(
     token = read_token(token_file) if token_file else None
     fresh = secrets.token_urlsafe(24) if token is None and (open_wider or public_url) else None
     access = Access(token=token or fresh, open_wider=open_wider, public_url=public_url)
-    pins = PinFile(notes or notes_file(folders), is_writable=not access.asks_for_token)
-    app = make_server(folders, access=access, live=live, first_view=first_view, pins=pins)
-    try:
-        pins.read()
-    except UserError as error:  # the page says so too, and shows everything else
-        print(error, flush=True)
+    app = make_server(folders, access=access, live=live, first_view=first_view)
     threading.Thread(target=vega.scripts, daemon=True).start()  # bundled before somebody looks at a chart
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -22,7 +22,6 @@ from vlm_rl.demo.files.bundle import write_bundle
 from vlm_rl.demo.live.endpoints import Endpoint
 from vlm_rl.demo.live.panel import LiveOptions
 from vlm_rl.demo.numbers.url_state import TABS
-from vlm_rl.demo.panels.pins import PinFile
 from vlm_rl.demo.server import make_server
 from vlm_rl.demo.web.access import Access
 from vlm_rl.report.run_report import write_report
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 VIEW = "base=run@0&others=run@8&others=other@8&at=toy-test-0001"
 READY = {  # tab -> what is there once it is drawn
-    "problems": "#problem .pins", "table": "#table tbody tr", "lengths": "#lengths svg",
+    "problems": "#problem .ckpt", "table": "#table tbody tr", "lengths": "#lengths svg",
     "reasoning": "#reasoning svg", "training": "#training svg", "live": "#live-ask", "export": "#export ul",
 }  # fmt: skip
 FADED = "() => Promise.allSettled(document.getAnimations().map(animation => animation.finished))"
@@ -51,16 +50,13 @@ UNFOLDED = "() => document.querySelectorAll('details').forEach(box => { box.open
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> list[Path]:
-    """Two runs whose problems are of three categories, one of them small, and two pins."""
+    """Two runs whose problems are of three categories, one of them small."""
     root = tmp_path_factory.mktemp("accessible")
     for seed, name in enumerate(("run", "other")):
         run = build_run(root / name, steps=8, seed=seed, num_problems=16)
         for result in run.evals():
             rows = [row | {"category": f"kind {min(n // 7, 2)}"} for n, row in enumerate(result.rows().to_pylist())]
             run.write_eval("toy-test", result.step, rows, result.summary)
-    pins = PinFile(root / "demo_notes.jsonl", is_writable=True)
-    for checkpoint in ("", "run@8"):
-        pins.add(benchmark="toy-test", problem="toy-test-0001", checkpoint=checkpoint, note="row b twice")
     return [root / "run", root / "other"]
 
 
@@ -72,9 +68,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def served(runs) -> Iterator[Served]:
-    pins = PinFile(runs[0].parent / "demo_notes.jsonl", is_writable=True)
     with chat_server() as models:
-        server = Served(make_server(runs, pins=pins, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
+        server = Served(make_server(runs, live=LiveOptions([Endpoint("far", models.url("good"), "m")])))
         yield server
         server.stop()
 
@@ -116,7 +111,7 @@ def test_every_tab_of_the_bundle(runs, browser, tmp_path):
         faults = {}
         for tab in ("problems", "table", "lengths", "reasoning"):
             page.evaluate("place => { location.hash = place; }", f"tab={tab}&at=toy-test-0001")
-            page.wait_for_selector(f"[data-panel={tab}] :is(.pins, tbody tr, .chart svg)")
+            page.wait_for_selector(f"[data-panel={tab}] :is(.ckpt, tbody tr, .chart svg)")
             page.evaluate(UNFOLDED)
             page.evaluate("document.body.classList.add('unfolded')")
             for scheme in ("light", "dark"):

@@ -73,7 +73,7 @@ async function arrangeProblems(query) {
   const others = focus > 0 ? [focus] : table.keys.map((_, place) => place).slice(1);
   const found = query.get('text') ? await hits(query.get('text')) : null;
   const rows = table.id.map((_, row) => row).filter((row) =>
-    (!found || found.has(row)) && (!query.get('pinned') || table.pins[row]) && (!change || others.some((place) => change(table.score[0][row], table.score[place][row]))));
+    (!found || found.has(row)) && (!change || others.some((place) => change(table.score[0][row], table.score[place][row]))));
   const sort = query.get('sort') || '', value = valueOf(sort), sign = sort.startsWith('-') ? -1 : 1;
   if (value) rows.sort((a, b) => sign * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) || a - b);
   return rows;
@@ -109,9 +109,8 @@ async function draw() {
   document.querySelectorAll('[data-panel]').forEach((panel) => { panel.hidden = panel.dataset.panel !== tab || isEmpty; });
   document.querySelectorAll('[data-tab]').forEach((button) => button.setAttribute('aria-pressed', button.dataset.tab === tab));
   $('[data-place=nothing]').hidden = !isEmpty;
-  for (const name of ['sort', 'change', 'pinned']) {
+  for (const name of ['sort', 'change']) {
     const select = $(`select[data-name=${name}]`), value = query.get(name) || '';
-    if (!select) continue; // nothing is pinned
     select.querySelector('[data-column]')?.remove();
     if (![...select.options].some((option) => option.value === value)) { // the order of a column of the table
       select.append(new Option('a column of the table', value));
@@ -181,12 +180,6 @@ function drawTable(place, sort) {
     button.dataset.go = 'tab=problems&at=' + encodeURIComponent(table.id[row]);
     const head = cell(button, '', 'th');
     head.scope = 'row';
-    if (table.pins[row]) {
-      const sign = cell('★', 'pin', 'span');
-      sign.setAttribute('role', 'img');
-      sign.setAttribute('aria-label', 'pinned');
-      head.append(' ', sign);
-    }
     line.className = row === order[place] ? 'here' : '';
     line.append(head, cell(table.category[row], ''), cell(table.difficulty[row], ''));
     table.keys.forEach((_, checkpoint) => {

@@ -30,30 +30,6 @@ document.addEventListener('click', (event) => {
   if (copy) copyText(copy, copy.parentElement.querySelector('input').value);
 });
 
-// -- pins: what is marked, and the note, go to the server as a patch of their own
-const pin = (patch) => trigger('pin', { patch });
-function pinFrom(box) {
-  const value = (name) => encodeURIComponent(box.querySelector(name).value);
-  pin(`${box.querySelector('[data-pin]').dataset.pin}&checkpoint=${value('select')}&note=${value('textarea')}`);
-  box.querySelector('textarea').value = '';
-  box.open = false;
-  box.querySelector('summary').focus();
-}
-document.addEventListener('click', ({ target }) => {
-  if (target.matches('[data-pin]')) pinFrom(target.closest('.pin-box'));
-  else if (target.matches('[data-unpin]')) pin('remove=' + target.dataset.unpin);
-});
-document.addEventListener('keydown', (event) => {
-  const box = document.querySelector('.pin-box');
-  if (!box?.offsetParent) return;
-  const isInside = box.contains(event.target), isBare = !event.ctrlKey && !event.metaKey && !event.altKey;
-  if (isInside && event.key === 'Enter' && !isBare) pinFrom(box);
-  else if (isInside && event.key === 'Escape') { box.open = false; box.querySelector('summary').focus(); }
-  else if (event.key === 'n' && isBare && !isTyping(event.target)) { box.open = true; box.querySelector('textarea').focus(); }
-  else return;
-  event.preventDefault();
-});
-
 // -- formulas: KaTeX from gradio's own files
 let katex = null;
 async function loadKatex() {

@@ -150,7 +150,7 @@ function rangeOf(node, start, end) {
 function markHits(text) {
   const ranges = [];
   const wanted = text && new RegExp(text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'), 'gi');
-  const places = '.question, .id, .at, .pins, .rendered, .source, .gold, .grading, .problems tbody';
+  const places = '.question, .id, .at, .rendered, .source, .gold, .grading, .problems tbody';
   for (const box of wanted ? document.querySelectorAll(places) : [])
     for (const node of box.offsetParent ? textsOf(box) : [])
       for (const hit of node.data.matchAll(wanted)) ranges.push(rangeOf(node, hit.index, hit.index + hit[0].length));

@@ -24,13 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.demo.default_runs import notes_file
 from vlm_rl.demo.numbers.library import Library
-from vlm_rl.demo.numbers.url_state import CHANGES, PINNED, SORTS, UrlState
+from vlm_rl.demo.numbers.url_state import CHANGES, SORTS, UrlState
 from vlm_rl.demo.panels.lengths import lengths_html
 from vlm_rl.demo.panels.page_parts import header_html
 from vlm_rl.demo.panels.page_state import PageState, PageStates
-from vlm_rl.demo.panels.pins import PinFile
 from vlm_rl.demo.panels.problem import KEYS, columns_of, problem_card
 from vlm_rl.demo.panels.reasoning import reasoning_html
 from vlm_rl.demo.panels.summary_cards import summary_html
@@ -60,23 +58,19 @@ class BundleSize:
         return f"{self.problems:,} problems in {self.files:,} files, {self.bytes / 1e6:,.1f} MB"
 
 
-def write_bundle(folders: Sequence[Path], out: Path, *, view: str = "", notes: Path | None = None) -> BundleSize:
+def write_bundle(folders: Sequence[Path], out: Path, *, view: str = "") -> BundleSize:
     """Write the bundle of an address into `out`, which must not exist.
 
     Args:
         folders: as for the demo.
         view: the query of the demo's address: which checkpoints, and which problems by its filters. Without one,
             the demo's first view.
-        notes: the file of pins, which the bundle shows; by default the one beside the first run.
 
-    Raises UserError where there is nothing to show, where the notes cannot be read, or where `out` exists or cannot
-    be written.
+    Raises UserError where there is nothing to show, or where `out` exists or cannot be written.
     """
     if out.exists():
         raise UserError(f"{out} exists already; remove it or choose a different --bundle")
-    pins = PinFile(notes or notes_file(folders), is_writable=False)
-    pins.read()
-    state = PageStates(Library(folders), pins=pins).of(UrlState.parse(view))
+    state = PageStates(Library(folders)).of(UrlState.parse(view))
     if state.emptiness:
         raise UserError(state.emptiness)
     if state.notes:
@@ -119,7 +113,6 @@ def _write(state: PageState, out: Path) -> None:
         reasoning=reasoning_html(state, interactive=False),
         orders=SORTS,
         changes=CHANGES,
-        pinned=PINNED if any(name in state.pins for name in state.table.ids) else {},
         keys=KEYS,
         heads=heads_of(state),
         labels=list(zip(state.labels, state.colors, strict=True)),
@@ -183,7 +176,6 @@ def _index(state: PageState, part_of: Sequence[int]) -> dict[str, Any]:
         "category": [row.category for row in rows],
         "difficulty": [row.difficulty for row in rows],
         "question": [row.question for row in rows],
-        "pins": [row.num_pins for row in rows],
         "rate": [None if math.isnan(table.base_rate_P[p]) else float(table.base_rate_P[p]) for p in order],
         "score": table.score_CP[:, order].round(6).tolist(),
         "length": table.length_CP[:, order].round(2).tolist(),

@@ -5,7 +5,7 @@ C: the chosen checkpoints, the baseline first. P: the shared problems in the bas
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -110,15 +110,13 @@ def base_rate(before: Sequence[Responses], ids: Sequence[str]) -> np.ndarray:
 # -- filters -------------------------------------------------------------------------------------
 
 
-def keep(table: ProblemTable, url: UrlState, *, pinned: Container[str] = ()) -> np.ndarray:
-    """Mark the shared problems that pass every filter of the address; `pinned` are ids of problems."""
+def keep(table: ProblemTable, url: UrlState) -> np.ndarray:
+    """Mark the shared problems that pass every filter of the address."""
     kept = np.ones(table.num_problems, dtype=bool)
     focus = _focus(table, url)
     if url.change:
         against = [index for index in focus if index] or list(range(1, len(table.checkpoints)))
         kept &= _any([changed(table, index, url.change) for index in against], kept)
-    if url.pinned:
-        kept &= np.fromiter((name in pinned for name in table.ids), dtype=bool, count=table.num_problems)
     if url.category:
         kept &= np.isin([str(name) or NO_CATEGORY for name in table.category_P], url.category)
     if url.difficulty:

@@ -56,7 +56,6 @@ SORT_COLUMNS = {
     "score": "score",
     "length": "tokens",
 }  # of the table; the last two have one for each checkpoint
-PINNED = {"": "any", "yes": "pinned"}
 VERDICTS = {"": "any", "correct": "right", "wrong": "wrong or no answer"}
 PARTS = {"": "whole response", "reasoning": "reasoning only", "answer": "answer only"}
 
@@ -106,7 +105,6 @@ class UrlState:
     difficulty: tuple[str, ...] = ()
     low: int | None = None  # tokens of a response, both ends included
     high: int | None = None
-    pinned: str = ""
     text: str = ""
     # training
     runs: tuple[str, ...] = ()
@@ -145,14 +143,13 @@ class UrlState:
         return any(getattr(self, name) != getattr(_DEFAULT, name) for name in FILTERS)
 
 
-FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "pinned", "text")
+FILTERS = ("focus", "change", "verdict", "flags", "category", "difficulty", "low", "high", "text")
 UNFILTERED = "&".join(f"{name}=" for name in FILTERS)  # as a patch
 _ALLOWED: Mapping[str, Any] = {
     "tab": TABS,
     "sort": SORTS,
     "change": CHANGES,
     "part": PARTS,
-    "pinned": PINNED,
     "verdict": VERDICTS,
 }
 _DEFAULT = UrlState()

@@ -8,7 +8,6 @@
     reasoning       what is said after the right answer, moves, phrases
     table           a row per problem
     training        curves of runs
-    pins            problems that a reader marked
 
 Private to this room: chart_cards and categories.
 """
@@ -17,7 +16,6 @@ __all__ = [
     "lengths",
     "page_parts",
     "page_state",
-    "pins",
     "problem",
     "reasoning",
     "summary_cards",

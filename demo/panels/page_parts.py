@@ -33,9 +33,9 @@ def header_html(library: Library, *, interactive: bool = True) -> Markup:
     )
 
 
-def notes_html(state: PageState, *, refusal: str = "") -> Markup:
-    """Return a line for each thing that the address names and that does not exist, and for a refused pin."""
-    return render("notes", notes=[*state.notes, *([refusal] if refusal else [])])
+def notes_html(state: PageState) -> Markup:
+    """Return a line for each thing that the address names and that does not exist."""
+    return render("notes", notes=state.notes)
 
 
 def export_panel(state: PageState) -> Markup:

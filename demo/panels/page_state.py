@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,6 @@ from vlm_rl.demo.numbers.lengths import Summary, checkpoint_summaries
 from vlm_rl.demo.numbers.library import EvaluatedCheckpoint, Library
 from vlm_rl.demo.numbers.problem_table import ProblemTable, build_table, keep, ordered, settle
 from vlm_rl.demo.numbers.url_state import SORT_COLUMNS, SORTS, SortColumn, UrlState
-from vlm_rl.demo.panels.pins import Pin, PinFile
 from vlm_rl.errors import UserError
 
 # what reading a file raises that changed meanwhile
@@ -34,8 +33,6 @@ class PageState:
     position: int  # in order
     slots: dict[str, int]  # key of a checkpoint -> its colour
     notes: tuple[str, ...]
-    pins: Mapping[str, Sequence[Pin]]  # of this benchmark, by problem, the oldest first
-    can_pin: bool
 
     @cached_property
     def summaries(self) -> list[Summary]:
@@ -104,19 +101,15 @@ def _runs_title(runs: Sequence[str]) -> str:
 class PageStates:
     """Builds page states and keeps the last tables."""
 
-    def __init__(
-        self, library: Library, *, first_view: str = "", pins: PinFile | None = None, size: int = 16
-    ) -> None:
+    def __init__(self, library: Library, *, first_view: str = "", size: int = 16) -> None:
         """Begin without tables.
 
         Args:
             library: the runs and their evaluations.
             first_view: the query of an address without one.
-            pins: the file of notes; None where nothing can be pinned.
             size: tables to keep.
         """
         self.library = library
-        self.pins = pins
         self.first_view = first_view
         self._tables: dict[tuple[str, tuple[str, ...]], ProblemTable] = {}
         self._size = size
@@ -125,8 +118,7 @@ class PageStates:
         """Return the page at an address. Raises UserError where an evaluation cannot be read."""
         settled, notes = settle(url, self.library)
         table = self._table(settled.benchmark, settled.keys)
-        pins, faults = self._pins_of(settled.benchmark)
-        keep_P = keep(table, settled, pinned=pins)
+        keep_P = keep(table, settled)
         order = ordered(table, keep_P, settled.sort, settled.focus)
         position = next((i for i, p in enumerate(order.tolist()) if table.ids[p] == settled.at), 0)
         slots = choose_slots(settled.keys, self.library.color_order(settled.benchmark))
@@ -138,21 +130,8 @@ class PageStates:
             order,
             position,
             slots,
-            notes=(*notes, *faults),
-            pins=pins,
-            can_pin=self.pins is not None and self.pins.is_writable and not faults,
+            notes=tuple(notes),
         )
-
-    def _pins_of(self, benchmark: str) -> tuple[dict[str, list[Pin]], list[str]]:
-        """Return a benchmark's pins by problem, and why there are none where their file is damaged."""
-        by_problem: dict[str, list[Pin]] = {}
-        try:
-            for pin in self.pins.read() if self.pins else ():
-                if pin.benchmark == benchmark:
-                    by_problem.setdefault(pin.problem, []).append(pin)
-        except UserError as error:
-            return {}, [str(error)]
-        return by_problem, []
 
     def _table(self, benchmark: str, keys: tuple[str, ...]) -> ProblemTable:
         if (benchmark, keys) not in self._tables:

@@ -16,7 +16,6 @@ from vlm_rl.demo.numbers.problem_table import DIFFICULTIES, ProblemTable
 from vlm_rl.demo.numbers.reasoning import Reasoning, reasoning_at
 from vlm_rl.demo.numbers.url_state import FLAGS
 from vlm_rl.demo.panels.page_state import PageState, order_names
-from vlm_rl.demo.panels.pins import MAX_NOTE, Pin
 from vlm_rl.demo.web.rendering import render, share_text
 from vlm_rl.report.html import VERDICT_MARKS, data_uri, name_images, split_response
 
@@ -37,18 +36,6 @@ KEYS = {
 }
 
 
-PIN_KEY = {"n": "pin, with a note"}
-
-
-@dataclass(frozen=True, slots=True)
-class PinLine:
-    """A pin of the problem."""
-
-    pin: Pin
-    label: str  # of the checkpoint whose response it marks; empty for the problem as a whole
-    slot: int | None  # its colour, where it is shown
-
-
 @dataclass(frozen=True, slots=True)
 class ProblemCard:
     """What was asked, once for all checkpoints."""
@@ -57,8 +44,6 @@ class ProblemCard:
     question: str
     gold: str
     facts: tuple[str, ...]  # id, category, difficulty
-    pins: tuple[PinLine, ...]
-    can_pin: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +221,7 @@ def problem_panel(state: PageState) -> Markup:
         strip=strip_of(state.table, state.order, state.position),
         problem=problem_card(state, index),
         columns=columns_of(state, index),
-        keys=KEYS | (PIN_KEY if state.can_pin else {}),
-        marked=dict(zip(("", *state.url.keys), ("the problem", *state.labels), strict=True)),
-        max_note=MAX_NOTE,
+        keys=KEYS,
     )
 
 
@@ -266,14 +249,7 @@ def problem_card(state: PageState, index: int) -> ProblemCard:
         question=name_images(str(record["question"] or ""), len(images)).strip(),
         gold=str(record["gold"] or ""),
         facts=tuple(facts),
-        pins=tuple(_pin_line(state, pin) for pin in state.pins.get(table.ids[index], ())),
-        can_pin=state.can_pin,
     )
-
-
-def _pin_line(state: PageState, pin: Pin) -> PinLine:
-    known = state.library.checkpoints[state.url.benchmark].get(pin.checkpoint)
-    return PinLine(pin, known.label if known else pin.checkpoint, state.slots.get(pin.checkpoint))
 
 
 def columns_of(state: PageState, index: int) -> list[Column]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from vlm_rl.demo.numbers.lengths import DirectComparison, Summary, direct_comparisons
 from vlm_rl.demo.numbers.problem_table import DIFFICULTIES
-from vlm_rl.demo.numbers.url_state import CHANGES, FLAGS, NO_CATEGORY, PINNED, VERDICTS
+from vlm_rl.demo.numbers.url_state import CHANGES, FLAGS, NO_CATEGORY, VERDICTS
 from vlm_rl.demo.panels.page_state import PageState
 from vlm_rl.demo.web.rendering import render
 from vlm_rl.stats import Estimate
@@ -100,7 +100,6 @@ def count_html(state: PageState, *, interactive: bool = True) -> Markup:
         noun="problem" if total == 1 else "problems",
         filters=filter_texts(state) if state.url.filtered else None,
         is_by_verdict=bool(state.url.change or state.url.verdict),
-        is_by_hand=bool(state.url.pinned),
         interactive=interactive,
     )
 
@@ -113,7 +112,6 @@ def filter_texts(state: PageState) -> list[str]:
         *([CHANGES[url.change]] if url.change else []),
         *([VERDICTS[url.verdict]] if url.verdict else []),
         *(FLAGS[name] for name in url.flags),
-        *([PINNED[url.pinned]] if url.pinned else []),
         *("no category" if name == NO_CATEGORY else name for name in url.category),
         *(DIFFICULTIES[name][1] for name in url.difficulty if name in DIFFICULTIES),
         *([] if url.low is None else [f"at least {url.low:,} tokens"]),

@@ -47,7 +47,6 @@ class ProblemRow:
     question: str
     cells: tuple[Cell, ...]
     is_shown: bool
-    num_pins: int
 
 
 def table_panel(state: PageState) -> Markup:
@@ -68,8 +67,6 @@ def table_panel(state: PageState) -> Markup:
         earlier=state.table.ids[state.order[before]],
         later=state.table.ids[state.order[after]],
         order=order_names(state)[state.url.sort],
-        num_pinned=sum(name in state.pins for name in state.table.ids),
-        is_pinned_only=bool(state.url.pinned),
     )
 
 
@@ -103,7 +100,6 @@ def row_of(state: PageState, p: int) -> ProblemRow:
         question=question if len(question) <= _QUESTION else f"{question[:_QUESTION]} …",
         cells=tuple(_cell(table.score_CP[i, p], table.length_CP[i, p]) for i in range(len(table.checkpoints))),
         is_shown=p == state.order[state.position],
-        num_pins=len(state.pins.get(table.ids[p], ())),
     )
 
 

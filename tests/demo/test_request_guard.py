@@ -27,7 +27,6 @@ from tests.helpers.served import Served
 from vlm_rl.demo import request_guard
 from vlm_rl.demo.live.endpoints import Endpoint
 from vlm_rl.demo.live.panel import LiveOptions
-from vlm_rl.demo.panels.pins import PinFile
 from vlm_rl.demo.server import make_server
 
 CANARY = "canary-" + uuid.uuid4().hex
@@ -46,10 +45,9 @@ sys.addaudithook(_watch)
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
     """Return a client of a page with every panel, whose live panel has a model to ask."""
     run = build_run(tmp_path_factory.mktemp("guard") / "run", steps=2, num_problems=4)
-    pins = PinFile(run.path.parent / "notes.jsonl", is_writable=True)
     with chat_server() as models:
         live = LiveOptions([Endpoint("far", models.url("good"), "m")])
-        server = Served(make_server([run.path], live=live, pins=pins))
+        server = Served(make_server([run.path], live=live))
         with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
             yield client
         server.stop()

@@ -42,12 +42,6 @@ def add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--view", default="", metavar="QUERY", help="what --bundle holds: the demo's address from its ? on"
     )
-    demo.add_argument(
-        "--notes",
-        type=Path,
-        metavar="FILE",
-        help="where pins and notes are kept (default: demo_notes.jsonl beside the first run)",
-    )
     demo.add_argument("--host", default="127.0.0.1", help="address to serve on")
     demo.add_argument("--port", type=port, default=7860, help="port to serve on")
     demo.add_argument("--open-wider", action="store_true", help="allow a host that other machines can reach")
@@ -89,7 +83,7 @@ def _demo(options: argparse.Namespace) -> None:
 
         folders = options.runs or default_folders()
         view = options.view or first_view(folders)
-        size = write_bundle(folders, options.bundle, view=view, notes=options.notes)
+        size = write_bundle(folders, options.bundle, view=view)
         print(f"{options.bundle / 'index.html'}: {size}")
         return
     if options.view:
@@ -113,7 +107,6 @@ def _demo(options: argparse.Namespace) -> None:
         token_file=options.token_file,
         live=live,
         first_view=first_view(folders),
-        notes=options.notes,
     )
 
 
