@@ -1,6 +1,6 @@
 """What rollout.carry_over brings: a simulation of rollouts whose lengths are known beforehand.
 
-    python perf/carry_over.py                 # lengths as in perf/planner.py
+    python perf/carry_over.py                 # made-up lengths, as `vlm-rl plan` has them
     python perf/carry_over.py --run RUN       # lengths of a run's own groups
 
 8 ranks with 16 prompts a step each and 8 responses a prompt, as in configs/virl39k_luspo_7b.yaml. A rank stops once
@@ -97,15 +97,15 @@ def simulate(draw: Draw, share: float, *, steps: int, seed: int) -> dict[str, fl
     }
 
 
-def like_planner(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return prompts and responses as perf/planner.py has them."""
+def as_planned(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return made-up prompts and responses: a mean of 1,000 tokens, at most 4,096."""
     batch = made_up(rng, count)
     return np.array(batch.prompts, int), np.array(batch.responses, int).reshape(count, 8)
 
 
 def eight_times(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the same with responses eight times as long, at most 32,768 tokens."""
-    prompts, responses = like_planner(rng, count)
+    prompts, responses = as_planned(rng, count)
     return prompts, 8 * responses
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="take the lengths of this run's groups")
     parser.add_argument("--steps", type=int, default=100, help="rollout steps, of which the second half counts")
     options = parser.parse_args()
-    cases = {"mean 1,000, at most 4,096": like_planner, "mean 8,000, at most 32,768": eight_times}
+    cases = {"mean 1,000, at most 4,096": as_planned, "mean 8,000, at most 32,768": eight_times}
     if options.run:
         cases = {str(options.run): of_run(options.run)}
     print(

@@ -1,11 +1,10 @@
-"""The floor of an optimizer step, computed: operations, bytes, and the time they take at a measured rate.
+"""The floor of an optimizer step, computed: its operations, and the time that they take at a measured rate.
 
     OMP_NUM_THREADS=1 python perf/floor.py
 
-Nothing is trained. The first table counts forward and backward of one group, six operations for each weight
-and token and twelve for each pair of tokens and unit of width, for shared rows and for padded ones, and divides
-by this machine's rate of float32 matrix products, measured for each run. The second is what `vlm-rl train --dry-run`
-plans for the training state and a row's activations of the published models, with settings that make them fit.
+Nothing is trained. The table counts forward and backward of one group, six operations for each weight and token and
+twelve for each pair of tokens and unit of width, for shared rows and for padded ones, and divides by this machine's
+rate of float32 matrix products, which is measured first.
 """
 
 from __future__ import annotations
@@ -13,12 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from vlm_rl.config import load_config
-from vlm_rl.planning.dry_run import dry_run
-
-IMAGE_SHARE = 0.75  # of the prompt's tokens, as in learner.py
+IMAGE_SHARE = 0.75  # of the prompt's tokens, about
 PATCHES = 4  # of a visual token
 
 
@@ -60,15 +55,6 @@ SHAPES = (  # prompt tokens, responses, tokens of each
     (1000, 4, 300),
     (1000, 16, 300),
 )
-RECIPES = Path(__file__).resolve().parents[1] / "configs"
-OFFLOADED = ("train.zero_stage=3", "train.deepspeed.zero_optimization.offload_optimizer.device=cpu")
-KEPT = ("model.gradient_checkpointing=true", "train.micro_batch_tokens=16384")
-# machine -> model, ranks, what differs from its recipe, the same in words
-STATES = {
-    "1 x 24 or 80 GB": ("3B", 1, OFFLOADED, "ZeRO 3, offload_optimizer, checkpointing"),
-    "8 x 80 GB": ("7B", 8, ("train.zero_stage=2",), "ZeRO 2, checkpointing"),
-    "4 nodes of 8 x 80 GB": ("7B", 32, ("train.zero_stage=2",), "ZeRO 2, checkpointing"),
-}
 
 
 def operations(model: Model, prompt: int, lengths: Sequence[int], *, shared: bool, images: int = 1) -> float:
@@ -130,16 +116,6 @@ def main() -> None:
             times = gain(MODELS[name], prompt, lengths)
             floor = f"{ours / rate:.2f}" if name != "3B" else "-"
             print(f"| {shape[0]}, {shape[1]} x {shape[2]} | {name} | {ours / 1e9:.1f} | {times:.2f} | {floor} |")
-    print(
-        "\n| machine | model | training state, GiB a rank | a row's activations, GiB | host, GiB | settings |\n"
-        "|---|---|---|---|---|---|"
-    )
-    for machine, (name, ranks, overrides, settings) in STATES.items():
-        config = load_config(RECIPES / f"virl39k_luspo_{name.lower()}.yaml", [*KEPT, *overrides])
-        memory = dry_run(config, num_ranks=ranks).memory
-        state = memory.weights + memory.gradients + memory.optimizer
-        sizes = (f"{size / 2**30:.1f}" for size in (state, memory.activations, ranks * memory.host_optimizer))
-        print(f"| {machine} | {name} | {' | '.join(sizes)} | {settings} |")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@
 #     bash perf/gpu.sh check-7b layers speed-3b speed-3b-kept
 #     bash perf/gpu.sh speed-3b-long speed-7b
 #
-# vLLM is not needed; the doctor takes the transformers sampler without it. What else a machine lacks, or has too old,
-# `bash perf/gpu_wheels.sh` puts in .whl on one that has a network. This script installs the wheels of that folder, or
-# of WHEELS, in a temporary one, and names all versions first.
+# vLLM is not needed; the doctor takes the transformers sampler without it. What else a machine without a network lacks,
+# or has too old, comes as wheels in the folder .whl, or in WHEELS (docs/gpu.md says how to fetch them). This script
+# installs them in a temporary folder, and names all versions first.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}

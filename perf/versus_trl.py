@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -38,11 +39,9 @@ from pathlib import Path
 from typing import Any
 
 from floor import MODELS, gain, matrix_rate, operations
-from learner import Shape, make_groups, peak_mib, sharpen
 
 MICRO_BATCHES = (1, 4)  # rows of TRL's; a point takes the faster
 LR = 1e-6
-RATE = 105e9  # operations a CPU second, of floor.py's matrix_rate where the tables were made
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
     "100m": {
@@ -80,19 +79,22 @@ class Point:
         return Point(model, **dict(zip(("prompt", "responses", "tokens", "images"), map(int, numbers), strict=False)))
 
     @property
-    def shape(self) -> Shape:
-        """Return one group, its responses a quarter of the longest to the longest."""
-        return Shape(self.prompt, self.responses, self.tokens, spread=True, images=self.images)
+    def lengths(self) -> list[int]:
+        """Return the tokens of each response: a quarter of the longest to the longest."""
+        if self.responses == 1:
+            return [self.tokens]
+        step = 3 * self.tokens / (4 * (self.responses - 1))
+        return [round(self.tokens / 4 + index * step) for index in range(self.responses)]
 
     @property
     def operations(self) -> float:
         """Return the operations of an optimizer step of ours."""
-        return operations(MODELS[self.model], self.prompt, self.shape.lengths, shared=True, images=self.images)
+        return operations(MODELS[self.model], self.prompt, self.lengths, shared=True, images=self.images)
 
     @property
     def gain(self) -> float:
         """Return TRL's operations, all rows padded to the longest, over ours."""
-        return gain(MODELS[self.model], self.prompt, self.shape.lengths, padded=True, images=self.images)
+        return gain(MODELS[self.model], self.prompt, self.lengths, padded=True, images=self.images)
 
     def __str__(self) -> str:
         extras = [f"{self.images} images"] * (self.images > 1) + ["checkpointing"] * self.checkpointing
@@ -210,7 +212,7 @@ def show(results: Sequence[dict[str, Any]]) -> None:
             f"{point}",
             *(f"{side['cpu']:.2f}" for side in (ours, trl)),
             *(f"{ratio:.1f}" for ratio in ratios),
-            " / ".join(f"{sum(point.shape.lengths) / side['wall']:.0f}" for side in (ours, trl)),
+            " / ".join(f"{sum(point.lengths) / side['wall']:.0f}" for side in (ours, trl)),
             *(
                 " / ".join(f"{side[key]:{form}}" for side in (ours, trl))
                 for key, form in (("memory", ".0f"), ("loss", ".5f"), ("norm", ".4f"))
@@ -266,13 +268,16 @@ def rule_of(point: Point) -> Any:
 
 
 def groups_of(point: Point, folder: Path) -> list[Any]:
-    return make_groups(folder / point.model, point.shape, count=1, aggregation=rule_of(point).aggregation)
+    from weighed_groups import random_group
+
+    sizes = {"prompt": point.prompt, "lengths": point.lengths, "images": point.images}
+    return [random_group(folder / point.model, **sizes, aggregation=rule_of(point).aggregation)]
 
 
 def our_step(point: Point, folder: Path) -> Callable[[], Any]:
     """Return a function that makes one optimizer step of ours, packing included, and returns its UpdateResult."""
     import torch
-    from weighed_groups import pack
+    from weighed_groups import pack, sharpen
 
     from vlm_rl.config import TrainConfig
     from vlm_rl.data.prompts import rope_positions
@@ -294,7 +299,7 @@ def our_step(point: Point, folder: Path) -> Callable[[], Any]:
     positions = partial(rope_positions, policy.model)
 
     def step() -> Any:
-        plan = plan_rows([point.prompt], [point.shape.lengths], budget=2**20)[0]
+        plan = plan_rows([point.prompt], [point.lengths], budget=2**20)[0]
         return learner.update([pack(chunks, groups, positions) for chunks in plan], loss)
 
     return step
@@ -309,6 +314,12 @@ def work_ours(point: Point, folder: Path) -> None:
         begun = now()
         result = step()
         report(begun, now(), before, result.loss, result.grad_norm, rate=rate)
+
+
+def peak_mib() -> float:
+    """Return the largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def now() -> tuple[float, float]:
@@ -377,6 +388,7 @@ def work_trl(point: Point, folder: Path, *, micro_batch: int) -> None:
     from datasets import Dataset
     from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
     from trl import GRPOTrainer
+    from weighed_groups import sharpen
 
     path = folder / point.model
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
@@ -480,19 +492,8 @@ def points_of(options: argparse.Namespace) -> Sequence[Point]:
     return [replace(point, rounds=options.rounds or point.rounds) for point in points]
 
 
-def work_of(points: Sequence[Point]) -> str:
-    """Return the steps that the points take and their operations, TRL's at the micro-batch that wins the trial."""
-    total = sum((1 + point.rounds) * point.operations * (1 + point.gain) for point in points)
-    steps = sum(1 + point.rounds for point in points)
-    return (
-        f"{len(points)} points, {steps} steps of each side, {total / 1e12:.1f} T operations: {total / 60 / RATE:.0f} "
-        f"minutes if all were matrix products at {RATE / 1e9:.0f} G a second, about twice that in all"
-    )
-
-
 def measure(points: Sequence[Point], results: list[dict[str, Any]], out: Path | None) -> list[dict[str, Any]]:
     missing = [point for point in points if asdict(point) not in [result["point"] for result in results]]
-    print(work_of(missing), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as name:
         build_models(Path(name), {point.model for point in missing})
         for point in missing:

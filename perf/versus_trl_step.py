@@ -24,8 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learner import peak_mib
-from versus_trl import LR, Worker, now, trl_settings, unwind_when_terminated
+from versus_trl import LR, Worker, now, peak_mib, trl_settings, unwind_when_terminated
 
 MICRO_BATCHES = (1, 8)  # rows of TRL's
 ROUNDS = 3

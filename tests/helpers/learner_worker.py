@@ -488,33 +488,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     for name in ALGORITHMS
     for subset in SUBSETS
 }
-BUDGETS = (10**6, 140, 80, 57)  # tokens of a row: 1, 2, 4 and 8 rows on one rank
-FEW_BUDGETS = (BUDGETS[0], BUDGETS[-1])
+BUDGETS = (10**6, 57)  # tokens of a row: 1 row and 8 rows on one rank
 MAX_TOKENS = 16
 GRADIENT_LR = 10.0  # one step of plain descent: the change over this is minus the gradient
 
 
-def every_variant(model: Path, stage: int) -> dict[str, Any]:
-    """Return the gradient of each rule from rows of each budget, with the groups in a different order each time."""
-    return {name: _gradients(model, stage, BUDGETS, **variant) for name, variant in VARIANTS.items()}
-
-
 def every_rule(model: Path, stage: int) -> dict[str, Any]:
-    """Return the same of each rule once: the first with nothing added, the last with everything."""
+    """Return the gradients of each rule once: the first with nothing added, the last with everything."""
     names = ["+".join([name, *subset]) for name, subset in zip(ALGORITHMS, SUBSETS, strict=True)]
-    return {name: _gradients(model, stage, FEW_BUDGETS, **VARIANTS[name]) for name in names}
+    return {name: _gradients(model, stage, **VARIANTS[name]) for name in names}
 
 
 def some_algorithms(model: Path, stage: int) -> dict[str, Any]:
     """Cut through the variants: the longest and the shortest rows, rules that share no factor."""
     names = ("luspo+hadw", "ba", "gspo+kl+entropy")
-    return {name: _gradients(model, stage, FEW_BUDGETS, **VARIANTS[name]) for name in names}
+    return {name: _gradients(model, stage, **VARIANTS[name]) for name in names}
 
 
 def _gradients(
     model: Path,
     stage: int,
-    budgets: Sequence[int],
     *,
     algorithm: str,
     hadw: bool = False,
@@ -522,12 +515,13 @@ def _gradients(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> dict[str, Any]:
+    """Return the gradient from rows of each budget, with the groups in a different order each time."""
     rule = ALGORITHMS[algorithm]
     factors = {key: getattr(rule, key) for key in ("ratio", "surrogate", "clip_low", "clip_high")}
     loss = partial(policy_loss, **factors, cap=2.0, kl_coef=kl_coef, entropy_coef=entropy_coef)
     deltas: list[dict[str, Tensor]] = []
     counts: list[int] = []
-    for turn, budget in enumerate(budgets):
+    for turn, budget in enumerate(BUDGETS):
         case = Case(model, stage, freeze=freeze, lr=GRADIENT_LR)
         groups = weighed(case, rule, hadw=hadw)
         groups = groups[turn:] + groups[:turn]
@@ -750,7 +744,6 @@ CASES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "offloaded": offloaded,
     "started_recipes": started_recipes,
     "some_algorithms": some_algorithms,
-    "every_variant": every_variant,
     "every_rule": every_rule,
 }
 

@@ -40,7 +40,7 @@ from vlm_rl.learner.deepspeed import deepspeed_block, import_deepspeed, offload_
 
 WORKER = "tests.helpers.learner_worker"
 TOLERANCE = 1e-4  # of ||delta_a - delta_b|| / ||delta||
-GRADIENTS = ("some_algorithms", "every_rule", "every_variant")
+GRADIENTS = ("some_algorithms", "every_rule")
 PARTS = ("frozen_parts", "rates_by_part")
 ALL = tuple(name for name in CASES if name not in (*GRADIENTS, *PARTS, "families"))
 LATER = ("offloaded", "started_recipes", "gradient_sums")  # what the fast start leaves to the slow ones
@@ -53,7 +53,6 @@ GATHERED = ("some_algorithms", "head_in_chunks", "frozen_features", "one_group",
 Start = tuple[int, int, tuple[str, ...]]  # ranks, ZeRO stage, cases
 FAST: list[Start] = [(1, 0, (*MOST, "adapters", *PARTS, "some_algorithms"))]
 # Every rule where gradients and optimizer are split; what ZeRO does to a gradient does not depend on the algorithm.
-# perf/gradients.py computes all 64 variants everywhere.
 SLOW: list[Start] = [
     (2, 0, (*SHARED, "many_narrow_rows", "several_mini_batches")),
     (2, 1, (*SHARED, "gradient_sums")),  # shares its code with ZeRO 2

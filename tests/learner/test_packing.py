@@ -182,7 +182,7 @@ def test_cutting_never_takes_longer_and_one_rank_never_cuts(groups, budget, num_
 
 @pytest.mark.parametrize(("num_ranks", "aim"), [(8, 0.9), (16, 0.85), (32, 0.8)])
 def test_ranks_hardly_wait_at_lengths_as_in_training(num_ranks: int, aim: float) -> None:
-    """16 prompts with images, 8 responses of 1,000 tokens on average; perf/planner.py has more of them."""
+    """16 prompts with images, 8 responses of 1,000 tokens on average."""
     rng = np.random.default_rng(0)
     efficiencies = []
     for _ in range(5):

@@ -272,7 +272,7 @@ def _sections(
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
     """Yield the sections of the recipe: name, values, and comments on some of them."""
     prompts = next(2**k for k in range(7 if machine.gpus else 3, -1, -1) if 2**k <= max(1, facts.rows // 2))
-    enough = max(16, 2 * machine.gpus)  # fewer leave ranks without work: perf/planner.py
+    enough = max(16, 2 * machine.gpus)  # fewer leave ranks without work: the packing of `vlm-rl plan`
     mini = min(1 << (enough - 1).bit_length(), prompts)  # a power of 2, as `prompts`: all updates are of one size
     steps = math.ceil(facts.rows / prompts) * math.ceil((100 if machine.gpus else 4) * prompts / facts.rows)
     every = max(1, steps // 10)
