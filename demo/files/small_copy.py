@@ -8,6 +8,7 @@ evaluations that lost problems: they are counted anew, over the responses that a
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ def copy_small(run: RunDirectory, out: Path, *, num_problems: int = 64, rollouts
             shutil.copy(run.path / name, out / name)
     tokenizer = tokenizer_file(run.path, 0, run.config().model.path)
     if tokenizer is not None:
-        shutil.copy(tokenizer, out / "tokenizer.json")
+        tree = json.loads(tokenizer.read_text(encoding="utf-8"))
+        compact = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))  # of many lines it makes one
+        (out / "tokenizer.json").write_text(compact, encoding="utf-8")
     for result in run.evals():
         rows, summary = _first_problems(result, num_problems)
         RunDirectory(out).write_eval(result.benchmark, result.step, rows, summary)
