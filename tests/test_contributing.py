@@ -20,7 +20,7 @@ from pathlib import Path
 
 assert Path(vlm_rl.__file__).parents[1] == Path.cwd()
 
-from vlm_rl.reward_parts.function_worker import load_reward_function
+from vlm_rl.rewards.function_worker import load_reward_function
 from vlm_rl.types import Grade, Problem
 
 row = vlm_rl.ALGORITHMS["dr_gspo"]
@@ -44,6 +44,20 @@ problem = Problem("p", "?", (), "1", "integer")
 right, wrong = Grade("correct", "1", "number", ""), Grade("wrong", "2", "number", "")
 assert [reward(problem, "", *case) for case in ((right, 200), (right, 201), (wrong, 9))] == [1, 0, 0]
 
+from vlm_rl.config import RewardConfig
+from vlm_rl.grading.grader import Grader
+from vlm_rl.rewards.reward import RewardFunction
+from vlm_rl.templates import TEMPLATES
+from vlm_rl.types import Prompt, Rollout
+
+none = np.zeros(0, dtype=np.int32)
+rollout = Rollout("p", 0, none, none, "maybe, or maybe not", "stop", 0)
+item = (problem, Prompt("p", "", "", none, none, (), {}), rollout)
+with Grader(workers=1) as grader:
+    for config, parts in ((RewardConfig(hedging=0.25), {"hedging": -0.5}), (RewardConfig(), {})):
+        scored = RewardFunction(config, template=TEMPLATES["plain"], max_tokens=4096, grader=grader).score([item])
+        assert scored[0].parts == {"accuracy": 0, "format": 0, "overlong": 0, **parts}
+
 Path("gold.jsonl").write_text('{"id": "1", "problem": "?", "answer": "\\\\frac{1}{2}"}')
 Path("mine.jsonl").write_text('{"id": "1", "response": "\\\\boxed{0.5}"}')
 assert vlm_rl.score("hmmt25", "mine.jsonl", annotations="gold.jsonl")["scores"]["accuracy"]["score"] == 1
@@ -59,7 +73,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "recorded")
         )
     diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(diffs) == 4
+    assert len(diffs) == 5
     for diff in diffs:
         run(["git", "apply", "-"], copy, diff)
     return copy

@@ -26,7 +26,7 @@ from vlm_rl.demo.live.endpoints import Endpoint, EndpointBackend
 from vlm_rl.demo.live.replies import AskSettings, LiveQuestion
 from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS
 from vlm_rl.evaluation.benchmarks.score_command import read_annotations
-from vlm_rl.reward_parts.judge import Judge, read_score
+from vlm_rl.rewards.judge import Judge, read_score
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade
 

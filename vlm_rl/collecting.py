@@ -17,7 +17,7 @@ from vlm_rl.data.prompts import PromptCache
 from vlm_rl.distributed import gather_shares, share
 from vlm_rl.hadw import Belief, difficulty_weights, published_weights, update_belief
 from vlm_rl.metrics import asking_metrics, difficulty_metrics, undecided_notes
-from vlm_rl.rewards import Scoring
+from vlm_rl.rewards.reward import Scoring
 from vlm_rl.session.recorder import Timings
 from vlm_rl.session.session import Session
 from vlm_rl.types import Group, Problem, Reward, Rollout

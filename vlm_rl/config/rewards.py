@@ -95,14 +95,8 @@ class JudgeConfig(RewardPartConfig):
             yield f"lowest is {self.lowest} and highest {self.highest}: lowest must be below highest"
 
 
-_PART_NAMES = (
-    *("accuracy", "format", "overlong", "coin", "repetition", "brevity", "function", "iou", "point_in_box", "judge"),
-    "total",
-)
-
-
 class RewardConfig(ConfigSection):
-    """The parts of the reward; vlm_rl.rewards has the formula."""
+    """The parts of the reward; vlm_rl.rewards.reward has the formula."""
 
     accuracy: NonNegativeFloat = 1.0
     """Reward for a right answer."""
@@ -151,18 +145,14 @@ class RewardConfig(ConfigSection):
                     f"{key} is {path!r}, and importing it runs the code of its module: "
                     "read that code, then set reward.allow_function=true"
                 )
+        reserved = {*RewardConfig.model_fields, "overlong", "total"}  # what metrics of parts are called
         for name in self.functions:
-            if name in _PART_NAMES or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+            if name in reserved or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
                 yield (
-                    f"functions.{name}: a function's name has small letters, digits and _, and is none of "
-                    f"{', '.join(_PART_NAMES)}"
+                    f"functions.{name}: a function's name has small letters, digits and _, and is neither a key of "
+                    "reward nor overlong or total"
                 )
-        judges = [name for name, section in self.named_parts.items() if section.role == "accuracy"]
+        sections = {**self.functions, "iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
+        judges = [name for name, section in sections.items() if section and section.role == "accuracy"]
         if len(judges) > 1:
             yield f"{' and '.join(judges)} have the role accuracy, which only one part can have"
-
-    @property
-    def named_parts(self) -> dict[str, RewardPartConfig]:
-        """Return the sections of the parts that have one, by name, in the order in which they are added."""
-        sections = {"iou": self.iou, "point_in_box": self.point_in_box, "judge": self.judge}
-        return {**self.functions, **{name: section for name, section in sections.items() if section is not None}}

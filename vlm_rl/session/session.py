@@ -40,7 +40,7 @@ from vlm_rl.learner.saving import (
     restore_learner,
     where_it_resumes,
 )
-from vlm_rl.rewards import RewardFunction
+from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.run.configurations import check_alike, keep_changes
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.interrupts import Interrupts

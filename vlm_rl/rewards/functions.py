@@ -17,16 +17,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.config import RewardPartConfig
 from vlm_rl.data.stored_images import StoredImages
 from vlm_rl.errors import UserError
-from vlm_rl.reward_parts.function_worker import late
+from vlm_rl.rewards.function_worker import late
+from vlm_rl.rewards.part import GradedResponse, Part, PartVerdict, RewardSetup
 from vlm_rl.types import Call, Outcome, Problem
 
 _START_SECONDS = 300.0  # to import the function's module
@@ -38,9 +40,37 @@ _PROGRAM = """
 import json, sys
 options = json.loads(sys.argv[1])
 sys.path[:] = options["path"]
-from vlm_rl.reward_parts.function_worker import serve
+from vlm_rl.rewards.function_worker import serve
 serve(options)
 """
+
+
+def open_function(name: str, setup: RewardSetup) -> Iterator[Part]:
+    """Yield the part of `reward.function`, whose failure stops the run. Raises UserError if it cannot be imported."""
+    config = setup.config
+    if config.function and config.allow_function:
+        function = UserFunction(config.function, timeout=config.function_timeout)
+        yield _part(name, RewardPartConfig(weight=config.function_weight), function, setup)
+
+
+def open_functions(_: str, setup: RewardSetup) -> Iterator[Part]:
+    """Yield a part for each of `reward.functions`, by the user's name. Raises UserError if one cannot be imported."""
+    for name, section in setup.config.functions.items():
+        function = UserFunction(
+            section.path,
+            timeout=setup.config.function_timeout,
+            key=f"reward.functions.{name}.path",
+            stops_run=section.on_failure == "stop",
+        )
+        yield replace(_part(name, section, function, setup), may_fail=True)
+
+
+def _part(name: str, section: RewardPartConfig, function: UserFunction, setup: RewardSetup) -> Part:
+    def verdicts(responses: Sequence[GradedResponse]) -> list[PartVerdict]:
+        calls = [response.call for response in responses]
+        return [PartVerdict(outcome) for outcome in function.outcomes(calls, is_stopped=setup.is_stopped)]
+
+    return Part(name, section, verdicts, abort=function.abort, close=function.close)
 
 
 class UserFunction:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from vlm_rl.config import Config, parse_config
-from vlm_rl.reward_parts.function_worker import FunctionCaller, load_reward_function
-from vlm_rl.reward_parts.grounding import COORDINATES
-from vlm_rl.reward_parts.judge import Judge
+from vlm_rl.rewards.function_worker import FunctionCaller, load_reward_function
+from vlm_rl.rewards.grounding import COORDINATES
+from vlm_rl.rewards.judge import Judge
 from vlm_rl.types import Grade, Problem
 
 RIGHT = Grade("correct", "5", "number", "")

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_rl.chat_endpoint.batch import COSTS, BatchClient, BatchReply
+from vlm_rl.chat_endpoint.batch import BatchClient, BatchReply
 from vlm_rl.chat_endpoint.client import ChatEndpoint, Timeouts, read_key
 from vlm_rl.config import JudgeConfig
 from vlm_rl.errors import UserError
+from vlm_rl.rewards.part import Part, PartVerdict, RewardSetup
 from vlm_rl.templates import END_THINK
 from vlm_rl.types import IMAGE_MARKER, Call, Outcome, name_videos
 
@@ -32,12 +32,17 @@ _YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 _IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"RIFF", "webp"))
 
 
-@dataclass(slots=True)
-class JudgeVerdict:
-    """What the judge says of one response, and what that took."""
-
-    outcome: Outcome = 0.0
-    cost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
+def open_judge(name: str, setup: RewardSetup) -> Iterator[Part]:
+    """Yield the judge, if there is one. Raises UserError as Judge does."""
+    if section := setup.config.judge:
+        judge = Judge(section, cache=setup.judge_cache)
+        yield Part(
+            name,
+            section,
+            lambda responses: judge.verdicts([r.call for r in responses], is_stopped=setup.is_stopped),
+            may_fail=True,
+            abort=judge.abort,
+        )
 
 
 def read_score(text: str, config: JudgeConfig) -> float | None:
@@ -76,15 +81,13 @@ class Judge:
             tokens_setting="reward.judge.max_tokens",
         )
 
-    def verdicts(
-        self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False
-    ) -> list[JudgeVerdict]:
+    def verdicts(self, calls: Sequence[Call], *, is_stopped: Callable[[], bool] = lambda: False) -> list[PartVerdict]:
         """Return a verdict for each response, in order. Once `is_stopped` says so, those that are missing have 0.
 
         Raises OSError where the cache cannot be written.
         """
         replies = self._batch.ask(calls, body_of=self._body, is_stopped=is_stopped)
-        return [JudgeVerdict(self._outcome(reply), reply.cost) for reply in replies]
+        return [PartVerdict(self._outcome(reply), reply.cost) for reply in replies]
 
     def abort(self) -> None:
         """Ask no further; `verdicts` in another thread ends."""

@@ -14,10 +14,12 @@ The model's numbers are turned into fractions too. That changes no IoU: both are
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vlm_rl.config import GroundingConfig, IouConfig
 from vlm_rl.errors import UserError
+from vlm_rl.rewards.part import GradedResponse, Part, PartVerdict, RewardSetup
 from vlm_rl.templates import Template
 from vlm_rl.types import Outcome, Problem
 
@@ -52,6 +54,23 @@ class Box(NamedTuple):
     def area(self) -> float:
         """Return the area, 0 where a corner is on the wrong side."""
         return max(0.0, self.x2 - self.x1) * max(0.0, self.y2 - self.y1)
+
+
+def open_grounding(name: str, setup: RewardSetup) -> Iterator[Part]:
+    """Yield the part `iou` or `point_in_box`, if it is on. Raises UserError as GroundingReward does."""
+    section: GroundingConfig | None = getattr(setup.config, name)
+    if section is None:
+        return
+    reward = GroundingReward(name, section, template=setup.template, model_type=setup.model_type)
+
+    def verdicts(responses: Sequence[GradedResponse]) -> list[PartVerdict]:
+        sizes = [response.prompt.images[0].size if response.prompt.images else (1, 1) for response in responses]
+        return [
+            PartVerdict(reward.outcome(response.problem, response.text, size))
+            for response, size in zip(responses, sizes, strict=True)
+        ]
+
+    yield Part(name, section, verdicts, check=reward.check)
 
 
 def iou(a: Box, b: Box) -> float:
@@ -104,10 +123,19 @@ class GroundingReward:
                 f"reward.{name}.coordinates is auto, and it is not known what a model of type {model_type!r} writes: "
                 "set it to pixels (of the resized image) or thousandths (0 to 1000)"
             )
+        self._name = name
         self._in_pixels = coordinates == "pixels"
         self._threshold = config.threshold if isinstance(config, IouConfig) else None
         self._gives_point = name == "point_in_box"
         self._template = template
+
+    def check(self, problems: Sequence[Problem]) -> None:
+        """Raise UserError where no problem has a gold box."""
+        if not any("box" in problem.meta for problem in problems):
+            raise UserError(
+                f"reward.{self._name} is on, but no problem of data.train has a gold box: prepare the set with a box "
+                "column (docs/data.md), or leave the reward out"
+            )
 
     def outcome(self, problem: Problem, text: str, size: tuple[int, int]) -> Outcome:
         """Return the reward of a response, 0 to 1; 0 where it gives nothing, None for a problem without a gold box.

@@ -1,4 +1,4 @@
-"""The three parts of the reward against hand arithmetic."""
+"""The reward: its formulas against hand arithmetic, its registry, and the scoring of groups beside the engine."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.helpers.chat_server import chat_server
 from tests.helpers.own_reward import digest
 from tests.helpers.prepared_sets import write_problems
 from tests.helpers.processes import children_of
 from tests.helpers.toy_runs import toy_problem
-from vlm_rl.config import RewardConfig, parse_config
+from vlm_rl.config import FunctionConfig, IouConfig, JudgeConfig, RewardConfig, parse_config
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.grading.code_tests import CodeTests
 from vlm_rl.grading.grader import Grader
-from vlm_rl.reward_parts.functions import UserFunction
-from vlm_rl.rewards import RewardFunction, Scoring, ScoringItem, overlong_penalty, repeated_share
+from vlm_rl.rewards.formulas import formula, overlong_penalty, repeated_share
+from vlm_rl.rewards.functions import UserFunction
+from vlm_rl.rewards.reward import PARTS, RewardFunction, Scoring, ScoringItem
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Grade, Problem, Prompt, Reward, Rollout
 
 PROBLEM = Problem("p", "How much?", (), "5", "integer")
+OWN = "tests.helpers.own_reward"
 PERFECT = r"<think>a</think><answer>\boxed{5}</answer>"
 
 
@@ -146,6 +150,62 @@ def test_the_coin_is_fair_and_knows_nothing_of_the_response(grader: Grader) -> N
     assert "coin" not in usual.score([(PROBLEM, prompt(), plain)])[0].parts
 
 
+# -- the registry -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_function_of_a_user_can_be_called_as_a_part_is(name: str) -> None:
+    reward = {"functions": {name: {"path": "m.f"}}, "allow_function": True}
+    with pytest.raises(UserError, match=f"functions.{name}: a function's name"):
+        parse_config({"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}, "reward": reward})
+
+
+def test_a_new_part_is_a_line_of_the_registry(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the grade that a part in the role accuracy gave, and is added behind the parts before it."""
+    wrong = formula(lambda response, setup: not response.grade.correct, lambda config: -config.coin)
+    monkeypatch.setitem(PARTS, "wrong", wrong)
+    config = RewardConfig(overlong_buffer=0, coin=2.0, iou=IouConfig(role="accuracy", coordinates="thousandths"))
+    function = RewardFunction(config, template=TEMPLATES["plain"], max_tokens=8, grader=grader)
+    boxed = replace(PROBLEM, meta={"box": [0.0, 0.0, 0.5, 0.5]})
+    here, there = function.score([(boxed, prompt(), rollout(text)) for text in ("[0, 0, 500, 500]", r"\boxed{5}")])
+    assert [*here.parts] == ["accuracy", "format", "overlong", "coin", "wrong"]
+    assert (here.parts["accuracy"], here.parts["wrong"]) == (1, 0)
+    assert (there.parts["accuracy"], there.parts["wrong"]) == (0, -2)
+    without = RewardFunction(RewardConfig(), template=TEMPLATES["plain"], max_tokens=8, grader=grader)
+    assert [*without.score([(boxed, prompt(), rollout("x"))])[0].parts] == ["accuracy", "format", "overlong"]
+
+
+def test_parts_that_are_open_are_closed_where_a_later_one_cannot_be_used(grader: Grader, tmp_path: Path) -> None:
+    before = children_of(os.getpid())
+    judge = JudgeConfig(url="http://127.0.0.1:1/v1", model="m", prompt=str(tmp_path / "none.txt"))
+    config = RewardConfig(function=f"{OWN}.short_words", allow_function=True, judge=judge)
+    with pytest.raises(UserError, match=r"reward\.judge\.prompt: .* cannot be read"):
+        RewardFunction(config, template=TEMPLATES["plain"], max_tokens=8, grader=grader)
+    assert children_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize("how", ["stopped", "aborted"])
+def test_a_run_that_stops_waits_for_no_part(grader: Grader, tmp_path: Path, how: str) -> None:
+    """A function and a judge that hang would give a reason, after three and five seconds."""
+    (tmp_path / "prompt.txt").write_text("{response}")
+    stopped = threading.Event()
+    with chat_server() as server:
+        config = RewardConfig(
+            functions={"deaf": FunctionConfig(path=f"{OWN}.hangs_deaf")},
+            function_timeout=3.0,
+            allow_function=True,
+            judge=JudgeConfig(url=server.url("hang"), model="m", prompt=str(tmp_path / "prompt.txt"), retries=0),
+        )
+        setting: dict[str, Any] = {"template": TEMPLATES["plain"], "max_tokens": 8, "grader": grader}
+        function = RewardFunction(config, **setting, is_stopped=stopped.is_set, judge_cache=tmp_path)
+        stop = threading.Timer(0.5, stopped.set if how == "stopped" else function.abort)
+        stop.start()
+        (reward,) = function.score([(PROBLEM, prompt(), rollout(PERFECT))])
+        stop.join()
+        function.close()
+    assert reward.undecided == {"deaf": "", "judge": ""} and reward.parts["deaf"] == reward.parts["judge"] == 0
+
+
 # -- parts that are off by default --------------------------------------------------------------------
 
 
@@ -201,7 +261,6 @@ def test_a_function_needs_the_flag() -> None:
         )
 
 
-OWN = "tests.helpers.own_reward"
 CALL = (PROBLEM, "a response", Grade("correct", "5", "number", ""), 3)
 FAULTS = {
     "returns_text": "returned '0.5', no finite number",

@@ -20,8 +20,8 @@ from vlm_rl.config import JudgeConfig, RewardConfig, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
 from vlm_rl.metrics import asking_metrics
-from vlm_rl.reward_parts.judge import Judge, read_score
-from vlm_rl.rewards import RewardFunction
+from vlm_rl.rewards.judge import Judge, read_score
+from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade, Problem, Prompt, Rollout
 

@@ -15,9 +15,9 @@ from vlm_rl.config import FunctionConfig, RewardConfig, parse_config
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
 from vlm_rl.metrics import asking_metrics, batch_metrics, undecided_notes
-from vlm_rl.reward_parts.function_worker import FunctionCaller
-from vlm_rl.reward_parts.functions import UserFunction
-from vlm_rl.rewards import RewardFunction, regraded
+from vlm_rl.rewards.function_worker import FunctionCaller
+from vlm_rl.rewards.functions import UserFunction
+from vlm_rl.rewards.reward import RewardFunction, regraded
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Call, Grade, Group, Problem, Prompt, Rollout
 
@@ -223,16 +223,15 @@ def test_a_value_is_right_from_one_half_on() -> None:
 
 
 def test_a_failure_follows_the_undecided_policy(grader: Grader) -> None:
-    section = FunctionConfig(path=f"{OWN}.does_as_told")
-    reward = scorer(grader, functions={"told": {"path": section.path}})
     for undecided, role in product(("zero", "drop"), ("part", "accuracy", "logged")):
-        functions = {"told": section.model_copy(update={"role": role})}
-        reward.config = reward.config.model_copy(update={"undecided": undecided, "functions": functions})
+        reward = scorer(
+            grader, functions={"told": {"path": f"{OWN}.does_as_told", "role": role}}, undecided=undecided
+        )
         good, bad = reward.score(rollouts("x", "raise"))
+        reward.close()
         assert not good.dropped and bad.dropped == (undecided == "drop" and role != "logged"), (undecided, role)
         assert bad.total == 0 and bad.undecided["told"].startswith("raised ValueError: as told")
         assert (bad.grade.verdict == "error") == (role == "accuracy")
-    reward.close()
 
 
 def test_a_function_may_stop_the_run_instead(grader: Grader) -> None:
@@ -254,7 +253,7 @@ TREE = {"out": "x", "model": {"path": "x"}, "data": {"train": ["x"]}}
     ("reward", "message"),
     [
         ({"functions": {"a": {"path": "m.f"}}}, r"reward: functions\.a\.path is 'm\.f'.*allow_function=true"),
-        ({"functions": {"iou": {"path": "m.f"}}}, r"functions\.iou: a function's name .* none of accuracy"),
+        ({"functions": {"iou": {"path": "m.f"}}}, r"functions\.iou: a function's name .* neither a key of reward"),
         ({"functions": {"A b": {"path": "m.f"}}}, r"functions\.A b: a function's name"),
         (
             {"functions": {"a": {"path": "m.f", "wieght": 1.0}}},

@@ -21,8 +21,8 @@ from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.errors import UserError
 from vlm_rl.grading.grader import Grader
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.reward_parts.grounding import COORDINATES, Box, GroundingReward, iou, is_inside, read_box, read_point
-from vlm_rl.rewards import RewardFunction
+from vlm_rl.rewards.grounding import COORDINATES, Box, GroundingReward, iou, is_inside, read_box, read_point
+from vlm_rl.rewards.reward import RewardFunction
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
 

@@ -1,0 +1,219 @@
+"""Rewards: a sum of parts, each a line of the registry PARTS.
+
+    R = accuracy * [correct] + format * [well formed]
+        + min(0, ((L_max - L_buffer) - |y|) / L_buffer * factor)
+        - repetition * (share of the response's n-grams that repeat an earlier one)
+        + brevity * [correct] * (1 - |y| / L_max)
+        + function_weight * (the user's own function)
+        + sum of weight * value over the user's named functions, iou, point_in_box and judge
+
+The weights of the first three are those of the LUSPO paper (arXiv 2602.05261): 1, 0.5, and a factor of 0.3 with
+L_max 4096 and L_buffer 512. The overlong term is DAPO's (arXiv 2503.14476), where the factor is 1. The other parts
+are off by default. |y| counts the generated tokens, the end-of-sequence token included.
+
+[correct] is the grader's verdict, unless a part has the role accuracy: then it is [value >= 0.5]. A part with the
+role logged is in no sum.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from vlm_rl.config import RewardConfig
+from vlm_rl.grading.grader import Grader, task_of
+from vlm_rl.rewards.formulas import brevity, coin, correct, formula, overlong, repetition, well_formed
+from vlm_rl.rewards.functions import open_function, open_functions
+from vlm_rl.rewards.grounding import open_grounding
+from vlm_rl.rewards.judge import open_judge
+from vlm_rl.rewards.part import GradedResponse, Opener, Part, PartVerdict, RewardSetup
+from vlm_rl.templates import Template
+from vlm_rl.types import Grade, Outcome, Problem, Prompt, Reward, Rollout
+
+# In the order in which they are added; vlm_rl.rewards.part says what an entry does. A key is a part's name in the
+# metrics, except for the functions, which the user names.
+PARTS: dict[str, Opener] = {
+    "accuracy": formula(correct, lambda config: config.accuracy, is_optional=False),
+    "format": formula(well_formed, lambda config: config.format, is_optional=False),
+    "overlong": formula(overlong, lambda config: 1.0),
+    "coin": formula(coin, lambda config: config.coin),
+    "repetition": formula(repetition, lambda config: config.repetition),
+    "brevity": formula(brevity, lambda config: config.brevity),
+    "function": open_function,
+    "functions": open_functions,
+    "iou": open_grounding,
+    "point_in_box": open_grounding,
+    "judge": open_judge,
+}
+
+ScoringItem = tuple[Problem, Prompt, Rollout]
+RIGHT_FROM = 0.5  # the value from which a part with the role accuracy calls a response right
+
+
+class RewardFunction:
+    """Turns rollouts into rewards. It holds no state but the grader's workers and what the parts hold."""
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        template: Template,
+        max_tokens: int,
+        grader: Grader,
+        is_stopped: Callable[[], bool] = lambda: False,
+        model_type: str = "",
+        judge_cache: Path = Path("judge_cache"),
+    ) -> None:
+        """Open the parts that are on. Raises UserError where one cannot be used.
+
+        Args:
+            config: the parts and their weights.
+            template: says where the answer is and what a well-formed response is.
+            max_tokens: longest response in tokens.
+            grader: judges the answers. It stays the caller's to close.
+            is_stopped: tells whether the step is going to be abandoned. Functions and judge are then not waited for.
+            model_type: the model's, which says what its coordinates mean.
+            judge_cache: folder of the judge's replies, where the configuration names none.
+        """
+        self._drops_undecided = config.undecided == "drop"
+        self._template = template
+        self._grader = grader
+        self._parts: list[Part] = []
+        setup = RewardSetup(config, template, max_tokens, model_type, judge_cache, is_stopped)
+        with ExitStack() as opened:
+            for name, open_part in PARTS.items():
+                for part in open_part(name, setup):
+                    opened.callback(part.close)
+                    self._parts.append(part)
+            self._opened = opened.pop_all()
+
+    def check_golds(self, problems: Sequence[Problem]) -> None:
+        """Raise UserError where a part is not for these problems, such as one for boxes where no problem has any.
+
+        And where answers are programs, and this machine cannot run them in a sandbox.
+        """
+        self._grader.check_programs(problems)
+        for part in self._parts:
+            part.check(problems)
+
+    def score(self, items: Sequence[ScoringItem]) -> list[Reward]:
+        """Return one reward per item, in order. The graded text is the prompt's prefill plus the sampled text."""
+        if not items:
+            return []
+        texts = [prompt.prefill + rollout.text for _, prompt, rollout in items]
+        tasks = [task_of(problem, text, self._template) for (problem, _, _), text in zip(items, texts, strict=True)]
+        grades = self._grader.grade_many(tasks)
+        responses = [
+            GradedResponse(*item, text, grade) for item, text, grade in zip(items, texts, grades, strict=True)
+        ]
+        verdicts = self._ask([part for part in self._parts if not part.follows_grade], responses)
+        for part in self._parts:
+            if part.section.role == "accuracy":
+                responses = [
+                    replace(response, grade=regraded(response.grade, part.name, verdict.outcome))
+                    for response, verdict in zip(responses, verdicts[part.name], strict=True)
+                ]
+        verdicts |= {part.name: part.verdicts(responses) for part in self._parts if part.follows_grade}
+        return [
+            self._reward(response.grade, {name: said[index] for name, said in verdicts.items()})
+            for index, response in enumerate(responses)
+        ]
+
+    def abort(self) -> None:
+        """Stop functions, which may never return, judge and programs; a `score` that waits for them ends."""
+        self._grader.stop_programs()
+        for part in self._parts:
+            part.abort()
+
+    def close(self) -> None:
+        """End the processes of the user's functions."""
+        self._opened.close()
+
+    def _ask(self, parts: Sequence[Part], responses: Sequence[GradedResponse]) -> dict[str, list[PartVerdict]]:
+        """Return what each part says of the responses, by its name; all are asked at the same time."""
+        if not parts:
+            return {}
+        with ThreadPoolExecutor(len(parts)) as pool:
+            asked = {part.name: pool.submit(part.verdicts, responses) for part in parts}
+            try:
+                return {name: call.result() for name, call in asked.items()}
+            except BaseException:  # a function that stops the run: the others are not waited for
+                self.abort()
+                raise
+
+    def _reward(self, grade: Grade, verdicts: Mapping[str, PartVerdict]) -> Reward:
+        """Add up what the parts say of one response."""
+        values: dict[str, float] = {}
+        logged: dict[str, float] = {}
+        undecided: dict[str, str] = {}
+        cost: dict[str, int] = {}
+        is_undecided = grade.verdict in ("timeout", "error")
+        for part in self._parts:
+            outcome = verdicts[part.name].outcome
+            reason = outcome if isinstance(outcome, str) else ""
+            if part.section.role == "part":
+                values[part.name] = part.section.weight * outcome if isinstance(outcome, float) else 0.0
+                is_undecided = is_undecided or bool(reason)
+            else:
+                logged[part.name] = outcome if isinstance(outcome, float) else float("nan")
+            if part.may_fail:
+                undecided[part.name] = reason
+            cost.update(verdicts[part.name].cost)
+        dropped = self._drops_undecided and is_undecided
+        return Reward(values, grade, dropped=dropped, logged=logged, undecided=undecided, cost=cost)
+
+
+def regraded(grade: Grade, name: str, outcome: Outcome) -> Grade:
+    """Return the grade by a part with the role accuracy; the grader's own where the part does not apply."""
+    if outcome is None:
+        return grade
+    if isinstance(outcome, str):
+        return replace(grade, verdict="error", path=name, reason=outcome)
+    verdict = "correct" if outcome >= RIGHT_FROM else "wrong"
+    return replace(grade, verdict=verdict, path=name, reason=f"{name} is {outcome:.3g}; right from {RIGHT_FROM} on")
+
+
+class Scoring:
+    """Scores groups in a thread, while the sampler generates others.
+
+    All groups that have arrived in the meantime go into one call of `RewardFunction.score`, which compares equal
+    answers once and keeps every worker busy. A context manager: leaving it drops what is not scored yet, and
+    leaving it by an exception kills the user's function too, for which the thread would wait.
+    """
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: deque[tuple[int, list[ScoringItem]]] = deque()
+        self._calls: list[Future[None]] = []
+        self._rewards: dict[int, tuple[Reward, ...]] = {}
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._waiting.clear()
+        if kind is not None:
+            self._function.abort()
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, index: int, items: list[ScoringItem]) -> None:
+        """Queue a group's responses under a number of the caller's choice."""
+        self._waiting.append((index, items))
+        self._calls.append(self._pool.submit(self._score_waiting))
+
+    def rewards(self) -> dict[int, tuple[Reward, ...]]:
+        """Wait for all groups and return the rewards of each by its number. Raises what `score` raised."""
+        for call in self._calls:
+            call.result()
+        return self._rewards
+
+    def _score_waiting(self) -> None:
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        rewards = iter(self._function.score([item for _, items in taken for item in items]))
+        for index, items in taken:
+            self._rewards[index] = tuple(next(rewards) for _ in items)
