@@ -28,6 +28,7 @@ from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.hadw import Belief
 from vlm_rl.losses import policy_loss
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.partial_batch import PartialBatch
 from vlm_rl.session.recorder import Timings
 from vlm_rl.train import check_gap
@@ -144,8 +145,9 @@ class Lengths:
         self.builder: Any = SimpleNamespace(eos_ids=[0], decode=lambda ids: "")
 
     def draw_on(self, groups: Any, prompts: Any, *, enough: int, on_group: Any) -> list[list[Rollout]]:
-        before = [group.rollouts for group in groups]
-        batch = PartialBatch(prompts, before, self.builder, max_tokens=99, enough=enough, on_group=on_group)
+        params, begun = SamplingParams(1.0, 99, 2), [group.rollouts for group in groups]
+        request = SampleRequest(prompts, params, seed=0, step=0, begun=begun)
+        batch = PartialBatch(request, self.builder, enough=enough, on_group=on_group)
         while not batch.is_enough:
             for index, g in batch.unfinished()[: self.places]:
                 drawn = len(batch.groups[index][g].ids) + 1

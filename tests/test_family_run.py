@@ -19,7 +19,7 @@ from vlm_rl.data.sets import load_set
 from vlm_rl.demo.live.backends import AskableCheckpoint, load_checkpoint
 from vlm_rl.learner.architectures import SUPPORTED
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.types import Problem
 
 ROUNDING = 1e-5  # of a log-prob in float32
@@ -97,7 +97,7 @@ def test_a_run_of_a_vision_model(
     loaded = load_checkpoint(asked, engine="transformers", max_tokens=8)
     prompt = loaded.builder.build(load_set(data)[-1])
     greedy = SamplingParams(temperature=0, max_tokens=8, responses=1)
-    assert list(loaded.sampler.stream(prompt, greedy, seed=0, step=0))
+    assert list(loaded.sampler.stream(SampleRequest([prompt], greedy, seed=0, step=0)))
     loaded.close()
 
 

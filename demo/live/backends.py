@@ -190,7 +190,7 @@ class CheckpointBackend:
 
 
 def _answer(loaded: LoadedModel, question: LiveQuestion, settings: AskSettings, is_cancelled: IsCancelled) -> Replies:
-    from vlm_rl.samplers.base import SamplingParams
+    from vlm_rl.samplers.base import SampleRequest, SamplingParams
 
     builder = loaded.builder
     prompt = builder.build(problem_of(question))
@@ -207,7 +207,7 @@ def _answer(loaded: LoadedModel, question: LiveQuestion, settings: AskSettings, 
         )
 
     published = 0.0
-    with closing(loaded.sampler.stream(prompt, params, seed=settings.seed, step=0)) as tokens:
+    with closing(loaded.sampler.stream(SampleRequest([prompt], params, seed=settings.seed, step=0))) as tokens:
         for token in tokens:
             ids.append(token)
             if is_cancelled():

@@ -59,7 +59,7 @@ from vlm_rl.demo.web.uploads import MAX_BYTES, Uploads
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint import commit, saving
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.toy.counting_squares import SQUARES
 from vlm_rl.toy.tiny_model import build_tiny_model
@@ -107,7 +107,7 @@ def test_a_streamed_answer_is_the_samplers_own(tiny, loaded, tiny_model, questio
     builder = PromptBuilder(tiny_model, template=TEMPLATES["think_answer"], min_pixels=3136, max_pixels=100_352)
     prompt = builder.build(problem_of(question))
     params = SamplingParams(settings.temperature, settings.max_tokens, 1)
-    [[rollout]] = loaded.sampler.generate([prompt], params, seed=settings.seed, step=0)
+    [[rollout]] = loaded.sampler.generate(SampleRequest([prompt], params, seed=settings.seed, step=0))
     reply = last(tiny.ask(question, settings, is_cancelled=never))
     assert (reply.text, reply.tokens) == (prompt.prefill + rollout.text, len(rollout.ids)) and reply.tokens > 1
     assert reply.stop == rollout.stop_reason and reply.phase == "ended" and reply.counted_by == "tokenizer"
@@ -124,7 +124,7 @@ def test_vllm_streams_what_it_samples(tiny_model: Path):
     with backend._cache.borrow(checkpoint(tiny_model), is_cancelled=never) as engine:
         assert engine is not None
         prompt = engine.builder.build(problem_of(QUESTION))
-        [[rollout]] = engine.sampler.generate([prompt], SamplingParams(1.0, 24, 1), seed=3, step=0)
+        [[rollout]] = engine.sampler.generate(SampleRequest([prompt], SamplingParams(1.0, 24, 1), seed=3, step=0))
     reply = last(backend.ask(QUESTION, SHORT, is_cancelled=never))
     assert reply.text == prompt.prefill + rollout.text and reply.tokens == len(rollout.ids)
     for _ in range(2):  # an answer that was left leaves nothing behind

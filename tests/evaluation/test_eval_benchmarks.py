@@ -22,7 +22,7 @@ from vlm_rl.data_prep.preparation import prepare
 from vlm_rl.evaluation.evaluate import evaluate
 from vlm_rl.grading.grader import Grader
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Rollout
@@ -104,7 +104,9 @@ def test_each_engine_repeats_itself_and_greedy_agrees(data: Path, samplers: dict
                 assert once.records == twice.records and once.summary == twice.summary
                 assert len({record.response for record in once.records}) > 5  # not one answer for everything
     prompts = [builder.build(problem) for problem in problems]
-    mine, theirs = ([group[0] for group in s.generate(prompts, GREEDY, seed=3, step=0)] for s in samplers.values())
+    mine, theirs = (
+        [group[0] for group in s.generate(SampleRequest(prompts, GREEDY, seed=3, step=0))] for s in samplers.values()
+    )
     same = [a.ids.tolist() == b.ids.tolist() for a, b in zip(mine, theirs, strict=True)]
     assert sum(same) >= 0.9 * len(same)
     assert all(is_tie(a, b) for a, b, equal in zip(mine, theirs, same, strict=True) if not equal)

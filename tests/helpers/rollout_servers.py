@@ -26,7 +26,7 @@ from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.learner.loading import policy_of
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.self_check import group_of
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, check_fresh
 from vlm_rl.samplers.servers import ServerSampler, ServerSettings
 from vlm_rl.templates import TEMPLATES
@@ -140,7 +140,7 @@ def served_fleet(toys: Toys, folder: Path, *, servers: int = 2, **rollout: Any) 
 def begin_batch(sampler: ServerSampler, fleet: Fleet, step: int, params: SamplingParams) -> None:
     """Let the servers begin the batch of a step, with a group for each prompt of the fleet."""
     groups = [begin(toy_problem(index, "train", 12), 1, responses=params.responses) for index in range(8)]
-    sampler.begin(step, fleet.prompts, [group.rollouts for group in groups], params, seed=1)
+    sampler.begin(SampleRequest(fleet.prompts, params, seed=1, step=step, begun=[group.rollouts for group in groups]))
 
 
 def same(left: list[list[Rollout]], right: list[list[Rollout]]) -> bool:

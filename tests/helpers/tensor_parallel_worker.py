@@ -15,7 +15,7 @@ from tests.helpers.groups import load_reference
 from tests.helpers.images import noise_png
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, init_ranks, rank, share, world_size
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
@@ -72,9 +72,9 @@ def checks(path: Path) -> dict[str, Any]:
         load(sampler, model)
         done: list[int] = []
         on_group = partial(lambda done, index, _: done.append(index), done)
-        groups = sampler.generate(prompts, SAMPLED, seed=0, step=0, on_group=on_group)
+        groups = sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0), on_group=on_group)
         assert sorted(done) == list(range(len(prompts)))
-        assert sampler.generate([], SAMPLED, seed=0, step=0) == []
+        assert sampler.generate(SampleRequest([], SAMPLED, seed=0, step=0)) == []
         drawn.append([rollout for group in groups for rollout in group])
         if tensor_parallel > 1:
             result["refusals"] = refusals(sampler, model)

@@ -48,6 +48,7 @@ from vlm_rl.learner.deepspeed import import_deepspeed
 from vlm_rl.learner.learner import Learner
 from vlm_rl.run import lock
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.samplers.base import SampleRequest
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.samplers.vllm import import_vllm
@@ -239,7 +240,7 @@ def finish_batches_first() -> None:
 
     def waiting(s: Any, timings: Any) -> None:
         begin_ahead(s, timings)
-        while any(None in s.sampler.drawn(batch.step) for batch in s.ahead):
+        while any(None in s.sampler.sampled(batch.step) for batch in s.ahead):
             time.sleep(0.01)
 
     loop.begin_ahead = waiting
@@ -252,15 +253,17 @@ def kill_servers(of_step: dict[str, int], hung: Sequence[str] = ()) -> None:
     """
     generate = ServerSampler.generate
 
-    def killing(self: ServerSampler, prompts: Any, params: Any, *, on_group: Any = None, **of_call: Any) -> Any:
+    def killing(self: ServerSampler, request: SampleRequest, *, on_group: Any = None) -> Any:
+        step = str(request.step)
+
         def kill_after(index: int, group: Any) -> None:
-            if pid := of_step.pop(str(of_call["step"]), None):
+            if pid := of_step.pop(step, None):
                 os.killpg(pid, signal.SIGKILL)
             on_group(index, group)
 
-        if (step := str(of_call["step"])) in hung and step in of_step:
+        if step in hung and step in of_step:
             os.killpg(of_step[step], signal.SIGSTOP)
-        return generate(self, prompts, params, on_group=kill_after if on_group else None, **of_call)
+        return generate(self, request, on_group=kill_after if on_group else None)
 
     ServerSampler.generate = killing
 

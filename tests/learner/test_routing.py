@@ -18,7 +18,7 @@ from tests.helpers.groups import WeighedGroup, load_reference
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.routers import routers_of
 from vlm_rl.learner.policy import Policy, load_model
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem
@@ -126,7 +126,7 @@ def test_the_samplers_own_routing_changes_nothing(model_type: str, family_model:
         dtype=torch.float32,
         returns_routing=True,
     )
-    sampled = sampler.generate(prompts, SamplingParams(TEMPERATURE, 12, 4), seed=1, step=0)
+    sampled = sampler.generate(SampleRequest(prompts, SamplingParams(TEMPERATURE, 12, 4), seed=1, step=0))
     sampler.close()
     layers = policy.model.config.get_text_config().num_hidden_layers
     for prompt, rollouts in zip(prompts, sampled, strict=True):

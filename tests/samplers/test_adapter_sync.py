@@ -19,7 +19,7 @@ from vlm_rl.errors import UserError
 from vlm_rl.learner.lora import adapter_tensors, weight_sources
 from vlm_rl.learner.policy import Policy, load_model
 from vlm_rl.learner.sync_probe import probe_gap
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import Fingerprint, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.templates import TEMPLATES
@@ -79,7 +79,7 @@ def draw(policy: Policy, seed: int) -> None:
 
 
 def gap(policy: Policy, sampler: Any, prompt: Prompt) -> float:
-    (rollouts,) = sampler.generate([prompt], PARAMS, seed=1, step=0)
+    (rollouts,) = sampler.generate(SampleRequest([prompt], PARAMS, seed=1, step=0))
 
     @torch.no_grad()
     def log_probs(row: Any) -> Tensor:

@@ -16,7 +16,7 @@ from tests.helpers.toy_runs import assert_sound, rollouts_of, toy_problem
 from vlm_rl.data.ahead import load_batches
 from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.run.directory import RunDirectory
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
 from vlm_rl.types import Prompt, Rollout
 
@@ -28,7 +28,7 @@ STEPS = 5
 def wait_for(sampler: ServerSampler, step: int, groups: int) -> None:
     """Wait until so many groups of a batch are done."""
     end = time.monotonic() + 60
-    while 8 - sampler.drawn(step).count(None) < groups:
+    while 8 - sampler.sampled(step).count(None) < groups:
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -78,7 +78,7 @@ def test_a_server_lost_in_flight_costs_time_only(fleet: Fleet) -> None:
     """SIGSTOP while a batch is drawn: the other one draws what is missing, the same responses."""
     sampler = fleet.sampler(silence=4.0)
     fleet.sync(sampler, 1)
-    whole = sampler.generate(fleet.prompts, PARAMS, seed=1, step=3)
+    whole = sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=3))
     hung = fleet.servers[1]
     try:
         begin_batch(sampler, fleet, 3, PARAMS)
@@ -164,7 +164,7 @@ def test_where_all_servers_hang_the_batch_waits_and_the_run_ends(fleet: Fleet) -
     try:
         with pytest.raises(ServersGoneError, match="start servers with `vlm-rl serve`, then resume"):
             sampler.take(2, lambda *_: None)
-        assert 1 <= 8 - sampler.drawn(2).count(None) < 8  # what is done can be stored
+        assert 1 <= 8 - sampler.sampled(2).count(None) < 8  # what is done can be stored
     finally:
         for server in fleet.servers:
             server.send(signal.SIGCONT)

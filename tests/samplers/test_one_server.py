@@ -15,7 +15,7 @@ import torch
 from tests.helpers.rollout_servers import Fleet, begin_batch, learner_logps, same, served_fleet
 from tests.helpers.toy_runs import Runner, Toys
 from vlm_rl.samplers import server_push
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.samplers.server_push import GlooLink, NcclLink
 from vlm_rl.types import Rollout
@@ -45,14 +45,16 @@ def test_a_server_draws_what_the_seeds_say_from_the_weights_that_it_got(fleet: F
     sampler = fleet.sampler()
     fleet.sync(sampler, 1)
     seen: list[int] = []
-    first = sampler.generate(fleet.prompts, PARAMS, seed=1, step=2, on_group=lambda index, _: seen.append(index))
+    first = sampler.generate(
+        SampleRequest(fleet.prompts, PARAMS, seed=1, step=2), on_group=lambda index, _: seen.append(index)
+    )
     assert sorted(seen) == list(range(8))
     assert all(rollout.policy_version == 1 and not rollout.older for group in first for rollout in group)
     assert_of_the_learner(fleet, first[:2])
-    assert same(sampler.generate(fleet.prompts, PARAMS, seed=1, step=2), first)
-    assert not same(sampler.generate(fleet.prompts, PARAMS, seed=2, step=2), first)
+    assert same(sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=2)), first)
+    assert not same(sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=2, step=2)), first)
     fleet.sync(sampler, 2)
-    second = sampler.generate(fleet.prompts, PARAMS, seed=1, step=2)
+    second = sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=2))
     assert not same(second, first) and {rollout.policy_version for group in second for rollout in group} == {2}
 
 
@@ -87,7 +89,7 @@ def test_stale_weights_are_refused(fleet: Fleet) -> None:
     (server,) = fleet.servers
     headers = {"Authorization": f"Bearer {fleet.token.read_text().strip()}"}
     httpx.post(f"{server.url}/update_weight_version", json={"new_version": "old"}, headers=headers).raise_for_status()
-    groups = sampler.generate(fleet.prompts[:2], PARAMS, seed=1, step=2)
+    groups = sampler.generate(SampleRequest(fleet.prompts[:2], PARAMS, seed=1, step=2))
     assert "the weights old" in fleet.notes[0] or "'weight_version': 'old'" in fleet.notes[0], fleet.notes
     assert_of_the_learner(fleet, groups)  # the server had got its weights again
 

@@ -25,7 +25,7 @@ from vlm_rl.data.carry_over import begin
 from vlm_rl.data.prompts import PromptBuilder, rope_positions
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import SUPPORTED
-from vlm_rl.samplers.base import InProcessSampler, Sampler, SamplingParams
+from vlm_rl.samplers.base import InProcessSampler, Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
@@ -178,14 +178,13 @@ def draw_on(sampler: Sampler, prompts: list[Prompt], begun: Any, *, step: int, e
     """Return all groups, and those that counted, in their order."""
     counted: list[int] = []
     in_process = cast(InProcessSampler, sampler)
-    groups = in_process.generate_until(
-        prompts, begun, SAMPLED, seed=3, step=step, enough=enough, on_group=lambda index, _: counted.append(index)
-    )
+    request = SampleRequest(prompts, SAMPLED, seed=3, step=step, begun=begun)
+    groups = in_process.generate_until(request, enough=enough, on_group=lambda index, _: counted.append(index))
     return groups, counted
 
 
 def test_waiting_for_all_groups_is_generating(sampler: Sampler, prompts: list[Prompt]) -> None:
-    plain = sampler.generate(prompts, SAMPLED, seed=3, step=5)
+    plain = sampler.generate(SampleRequest(prompts, SAMPLED, seed=3, step=5))
     groups, counted = draw_on(sampler, prompts, not_begun(prompts, 4), step=5, enough=4)
     assert [[r.ids.tolist() for r in group] for group in groups] == [[r.ids.tolist() for r in g] for g in plain]
     assert sorted(counted) == [0, 1, 2, 3]
@@ -200,7 +199,8 @@ def test_tokens_keep_the_log_probs_of_the_weights_that_drew_them(
     models = {0: load(sharp_model), 1: edited(sharp_model, noise(0.02)), 2: edited(sharp_model, noise(0.05))}
     before: Any = not_begun(prompts, 4)
     for index, tokens in enumerate((30, 20, 10)):
-        (cut,) = sampler.generate([prompts[index]], replace(SAMPLED, max_tokens=tokens), seed=3, step=0)
+        params = replace(SAMPLED, max_tokens=tokens)
+        (cut,) = sampler.generate(SampleRequest([prompts[index]], params, seed=3, step=0))
         before[index] = [r if r.stop_reason == "stop" else replace(r, stop_reason="unfinished") for r in cut]
     groups = before
     for version, enough in ((1, 1), (2, 4)):
@@ -226,14 +226,14 @@ def test_tokens_keep_the_log_probs_of_the_weights_that_drew_them(
 
 
 def test_repeats_itself_bit_for_bit(sampler: Sampler, prompts: list[Prompt]) -> None:
-    first = sampler.generate(prompts, SAMPLED, seed=3, step=1)
-    sampler.generate(prompts[1:], SAMPLED, seed=4, step=2)  # what came in between leaves no trace
-    assert same(first, sampler.generate(prompts, SAMPLED, seed=3, step=1))
+    first = sampler.generate(SampleRequest(prompts, SAMPLED, seed=3, step=1))
+    sampler.generate(SampleRequest(prompts[1:], SAMPLED, seed=4, step=2))  # what came in between leaves no trace
+    assert same(first, sampler.generate(SampleRequest(prompts, SAMPLED, seed=3, step=1)))
 
 
 def test_shape_and_order_of_the_result(sampler: Sampler, prompts: list[Prompt]) -> None:
     given: dict[int, list[Rollout]] = {}
-    groups = sampler.generate(prompts, SAMPLED, seed=0, step=0, on_group=given.setdefault)
+    groups = sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0), on_group=given.setdefault)
     assert [given[index] for index in range(len(prompts))] == groups, "each group as soon as it is there"
     assert [[(r.problem_id, r.index) for r in group] for group in groups] == [
         [(prompt.problem_id, index) for index in range(4)] for prompt in prompts
@@ -250,7 +250,7 @@ def test_log_probs_equal_a_plain_forward(
 ) -> None:
     # 90 tokens: past the room that the cache was first given.
     params = SamplingParams(temperature=temperature, max_tokens=90, responses=2)
-    for prompt, rollout in pairs(prompts, sampler.generate(prompts, params, seed=0, step=0)):
+    for prompt, rollout in pairs(prompts, sampler.generate(SampleRequest(prompts, params, seed=0, step=0))):
         expected = expected_logprobs(model, builder, prompt, rollout, temperature)
         np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
 
@@ -258,7 +258,7 @@ def test_log_probs_equal_a_plain_forward(
 def test_greedy_takes_the_most_likely_token(
     sampler: Sampler, model: torch.nn.Module, builder: PromptBuilder, prompts: list[Prompt]
 ) -> None:
-    for prompt, rollout in pairs(prompts, sampler.generate(prompts, GREEDY, seed=0, step=0)):
+    for prompt, rollout in pairs(prompts, sampler.generate(SampleRequest(prompts, GREEDY, seed=0, step=0))):
         logits = plain_logits(model, prompt, rollout)
         logits[:, list(builder.banned_ids)] = -float("inf")
         gap = logits.max(1).values.numpy() - logits.numpy()[np.arange(len(rollout.ids)), rollout.ids]
@@ -266,8 +266,12 @@ def test_greedy_takes_the_most_likely_token(
 
 
 def test_a_response_does_not_depend_on_its_neighbours(sampler: Sampler, prompts: list[Prompt]) -> None:
-    together = sampler.generate(prompts, SAMPLED, seed=0, step=0)
-    alone = [group for prompt in reversed(prompts) for group in sampler.generate([prompt], SAMPLED, seed=0, step=0)]
+    together = sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0))
+    alone = [
+        group
+        for prompt in reversed(prompts)
+        for group in sampler.generate(SampleRequest([prompt], SAMPLED, seed=0, step=0))
+    ]
     for first, second in zip(pairs(prompts, together), pairs(prompts, alone[::-1]), strict=True):
         assert first[1].ids.tolist() == second[1].ids.tolist()
         np.testing.assert_allclose(first[1].logprobs, second[1].logprobs, atol=1e-5)
@@ -284,16 +288,16 @@ def test_more_prompt_tokens_than_one_engine_step_takes(sampler: Sampler, builder
     built = [builder.build(problem) for problem in problems]
     assert sum(len(prompt.ids) for prompt in built) > 8192
     params = SamplingParams(temperature=1.0, max_tokens=2, responses=2)
-    groups = sampler.generate(built, params, seed=0, step=0)
+    groups = sampler.generate(SampleRequest(built, params, seed=0, step=0))
     assert [[rollout.index for rollout in group] for group in groups] == [[0, 1]] * 120
 
 
 def test_every_response_has_its_own_noise(sampler: Sampler, prompts: list[Prompt]) -> None:
     """Responses to the same prompt at two steps and two seeds, and twice in one step: no two sequences are alike."""
     groups = [
-        *sampler.generate([prompts[1], replace(prompts[1], epoch=1)], SAMPLED, seed=0, step=0),
-        *sampler.generate([prompts[1]], SAMPLED, seed=0, step=1),
-        *sampler.generate([prompts[1]], SAMPLED, seed=1, step=0),
+        *sampler.generate(SampleRequest([prompts[1], replace(prompts[1], epoch=1)], SAMPLED, seed=0, step=0)),
+        *sampler.generate(SampleRequest([prompts[1]], SAMPLED, seed=0, step=1)),
+        *sampler.generate(SampleRequest([prompts[1]], SAMPLED, seed=1, step=0)),
     ]
     texts = [tuple(r.ids.tolist()) for group in groups for r in group]
     assert len(set(texts)) == len(texts) == 16
@@ -304,7 +308,7 @@ def test_frequencies_follow_the_distribution(
 ) -> None:
     """Pearson's chi-square over 1,000 first tokens; its 99.9 % point is below df + 3.1 sqrt(2 df) + 10."""
     params = SamplingParams(temperature=0.8, max_tokens=1, responses=1000)
-    (group,) = sampler.generate([prompts[1]], params, seed=0, step=0)
+    (group,) = sampler.generate(SampleRequest([prompts[1]], params, seed=0, step=0))
     logits = plain_logits(model, prompts[1], group[0])[0] / 0.8
     logits[list(builder.banned_ids)] = -float("inf")
     expected = 1000 * logits.double().softmax(0).numpy()
@@ -319,7 +323,7 @@ def test_frequencies_follow_the_distribution(
 
 def test_stop_reasons(sampler: Sampler, builder: PromptBuilder, prompts: list[Prompt]) -> None:
     params = SamplingParams(temperature=1.5, max_tokens=80, responses=16)
-    rollouts = [r for group in sampler.generate(prompts, params, seed=0, step=0) for r in group]
+    rollouts = [r for group in sampler.generate(SampleRequest(prompts, params, seed=0, step=0)) for r in group]
     ends = np.array([r.ids[-1] in builder.eos_ids for r in rollouts])
     assert ends.any() and not ends.all()
     for rollout, ended in zip(rollouts, ends, strict=True):
@@ -347,7 +351,7 @@ def test_a_banned_token_is_never_drawn_however_likely(
     sampler.load_weights(model.named_parameters(), version=1)
     slips = 0
     for params in (GREEDY, SAMPLED):
-        for prompt, rollout in pairs(prompts, sampler.generate(prompts, params, seed=0, step=0)):
+        for prompt, rollout in pairs(prompts, sampler.generate(SampleRequest(prompts, params, seed=0, step=0))):
             assert not np.isin(rollout.ids, builder.banned_ids).any()
             assert np.isfinite(rollout.logprobs).all()
             slips += int((plain_logits(model, prompt, rollout).max(1).values > 1e3).sum())
@@ -359,7 +363,7 @@ def test_truncated_sampling_for_evaluation(
 ) -> None:
     params = SamplingParams(temperature=0.8, max_tokens=20, responses=4, top_p=0.6, top_k=12)
     compared = 0
-    for prompt, rollout in pairs(prompts, sampler.generate(prompts, params, seed=0, step=0)):
+    for prompt, rollout in pairs(prompts, sampler.generate(SampleRequest(prompts, params, seed=0, step=0))):
         logits = plain_logits(model, prompt, rollout) / 0.8
         logits[:, list(builder.banned_ids)] = -float("inf")
         for row, token, logprob in zip(logits.double(), rollout.ids, rollout.logprobs, strict=True):
@@ -378,9 +382,7 @@ def test_truncated_sampling_for_evaluation(
 def test_a_prompt_that_does_not_fit_is_refused(sampler: Sampler, prompts: list[Prompt]) -> None:
     room = 1024 - len(prompts[1].ids)
     with pytest.raises(UserError, match=f"problem 'p1': {len(prompts[1].ids)} prompt tokens and up to {room + 1}"):
-        sampler.generate(
-            [prompts[1]], SamplingParams(temperature=1, max_tokens=room + 1, responses=1), seed=0, step=0
-        )
+        sampler.generate(SampleRequest([prompts[1]], SamplingParams(1.0, room + 1, 1), seed=0, step=0))
 
 
 def test_the_engine_leaves_the_function_that_sets_threads(sampler: Sampler) -> None:
@@ -418,7 +420,7 @@ print(config.compile_threads, os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
 
 def test_the_trainers_random_state_is_left_alone(sampler: Sampler, prompts: list[Prompt]) -> None:
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    sampler.generate(prompts, SAMPLED, seed=0, step=0)
+    sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0))
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert np.random.get_state()[1].tolist() == numpy_state
 
@@ -429,7 +431,7 @@ def test_batching_changes_nothing(sharp_model: Path, builder: PromptBuilder, pro
     results = []
     for batch_size in (3, 7, 64):
         sampler = start("transformers", sharp_model, builder, batch_size=batch_size)
-        results.append(sampler.generate(prompts, params, seed=0, step=0))
+        results.append(sampler.generate(SampleRequest(prompts, params, seed=0, step=0)))
     for other in results[:2]:
         for (_, first), (_, second) in zip(pairs(prompts, results[2]), pairs(prompts, other), strict=True):
             assert first.ids.tolist() == second.ids.tolist()
@@ -445,8 +447,8 @@ def test_greedy_responses_agree_across_the_engines(
     other = start("transformers", sharp_model, builder)
     ties = []
     for (prompt, first), (_, second) in zip(
-        pairs(prompts, running.generate(prompts, params, seed=0, step=0)),
-        pairs(prompts, other.generate(prompts, params, seed=0, step=0)),
+        pairs(prompts, running.generate(SampleRequest(prompts, params, seed=0, step=0))),
+        pairs(prompts, other.generate(SampleRequest(prompts, params, seed=0, step=0))),
         strict=True,
     ):
         length = min(len(first.ids), len(second.ids))
@@ -473,11 +475,11 @@ def test_new_weights_are_what_is_sampled_from(
 ) -> None:
     """Same prompts before and after: no cached block, image embedding or packed head survives."""
     params = SamplingParams(temperature=1.0, max_tokens=12, responses=2)
-    before = sampler.generate(prompts, params, seed=0, step=0)
+    before = sampler.generate(SampleRequest(prompts, params, seed=0, step=0))
     model = edited(sharp_model, noise(0.1, only=part))
     sampler.load_weights(model.named_parameters(), version=7)
     check_fresh(sampler, fingerprint(model.named_parameters()))
-    after = sampler.generate(prompts, params, seed=0, step=0)
+    after = sampler.generate(SampleRequest(prompts, params, seed=0, step=0))
     for prompt, rollout in pairs(prompts, after):
         assert rollout.policy_version == 7
         expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
@@ -592,7 +594,7 @@ def test_keys_and_values_of_earlier_weights_are_never_kept(
     sampler: Sampler, model: torch.nn.Module, prompts: list[Prompt]
 ) -> None:
     """An open request holds its blocks, and vLLM then drops none."""
-    stream = sampler.stream(prompts[3], GREEDY, seed=0, step=0)
+    stream = sampler.stream(SampleRequest([prompts[3]], GREEDY, seed=0, step=0))
     next(stream)
     with pytest.raises(StaleWeightsError, match="a request is still open"):
         sampler.load_weights(model.named_parameters(), version=0)
@@ -603,11 +605,11 @@ def test_keys_and_values_of_earlier_weights_are_never_kept(
 def test_an_engine_that_slept_samples_as_before(
     sampler: Sampler, model: torch.nn.Module, prompts: list[Prompt]
 ) -> None:
-    before = sampler.generate(prompts, GREEDY, seed=0, step=0)
+    before = sampler.generate(SampleRequest(prompts, GREEDY, seed=0, step=0))
     sampler.sleep()
     sampler.sleep()  # a second time changes nothing
     sampler.load_weights(model.named_parameters(), version=0)
-    assert same(sampler.generate(prompts, GREEDY, seed=0, step=0), before)
+    assert same(sampler.generate(SampleRequest(prompts, GREEDY, seed=0, step=0)), before)
 
 
 @pytest.mark.parametrize("running", ["vllm"], indirect=True)
@@ -734,7 +736,7 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         check_fresh(sampler, fingerprint(model.named_parameters()))
     sampler.load_weights(model.named_parameters(), version=1)
     check_fresh(sampler, fingerprint(model.named_parameters()))
-    for prompt, rollout in pairs(prompts, sampler.generate(prompts, SAMPLED, seed=0, step=0)):
+    for prompt, rollout in pairs(prompts, sampler.generate(SampleRequest(prompts, SAMPLED, seed=0, step=0))):
         expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
         np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
     sampler.close()

@@ -23,7 +23,7 @@ from tests.helpers.toy_runs import assert_sound, state_of
 from vlm_rl.errors import EXIT_STOPPED, UserError
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.samplers import server_push
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import (
     FingerprintBuilder,
     StaleWeightsError,
@@ -39,7 +39,7 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=14, responses=4)
 
 
 def draw(sampler: ServerSampler, fleet: Fleet, on_group: Callable[[int, Any], None] | None = None) -> Any:
-    return sampler.generate(fleet.prompts, PARAMS, seed=1, step=2, on_group=on_group)
+    return sampler.generate(SampleRequest(fleet.prompts, PARAMS, seed=1, step=2), on_group=on_group)
 
 
 def test_a_late_server_gets_the_weights_and_draws_the_same(

@@ -15,7 +15,7 @@ from vlm_rl.doctor.model import ModelUnderTest, start_sampler, sync_and_compare
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.self_check import group_of
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.types import Prompt, Rollout
 
@@ -70,7 +70,7 @@ def draws(subject: EngineUnderTest) -> Check:
     prompt = subject.prompts[-1]
     sync_and_compare(engine, policy, [prompt], version=CYCLES + 1)
     params = SamplingParams(temperature=1.0, max_tokens=1, responses=DRAWS)
-    (rollouts,) = engine.generate([prompt], params, seed=0, step=0)
+    (rollouts,) = engine.generate(SampleRequest([prompt], params, seed=0, step=0))
     probabilities = _first_token(policy, prompt, vocabulary=len(subject.builder.tokenizer))
     counts = np.bincount([int(rollout.ids[0]) for rollout in rollouts], minlength=len(probabilities))
     if banned := int(counts[probabilities == 0].sum()):

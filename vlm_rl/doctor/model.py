@@ -30,7 +30,7 @@ from vlm_rl.learner.self_check import SelfCheck
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
 from vlm_rl.run.checkpoint import verify_model
 from vlm_rl.run.manifest import Manifest
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
 from vlm_rl.templates import TEMPLATES
@@ -195,7 +195,7 @@ def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt],
     engine.load_weights(builder.watch(policy.model.named_parameters()), version=version)
     check_fresh(engine, builder.result())
     params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)
-    groups = engine.generate(prompts, params, seed=0, step=version)
+    groups = engine.generate(SampleRequest(prompts, params, seed=0, step=version))
     gaps = [
         probe_gap(partial(log_probs, policy), policy.model, prompt, rollouts)
         for prompt, rollouts in zip(prompts, groups, strict=True)

@@ -39,7 +39,7 @@ from vlm_rl.evaluation.journal import Journal
 from vlm_rl.evaluation.pipeline import overlapped
 from vlm_rl.grading.grader import GRADER_VERSION, Grader, task_of
 from vlm_rl.run.eval_record import EvalRecord
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.servers import ServersGoneError
 from vlm_rl.stats import score_interval
 from vlm_rl.templates import Template, states_answer
@@ -117,7 +117,7 @@ def evaluate(
     answering = overlapped(
         batches,
         before=lambda batch: [builder.build(prompt.applied(problem) if prompt else problem) for problem in batch],
-        heavy=lambda prompts: sampler.generate(prompts, params, seed=seed, step=step),
+        heavy=lambda prompts: sampler.generate(SampleRequest(prompts, params, seed=seed, step=step)),
         after=partial(
             _grade_batch,
             grader=grader,

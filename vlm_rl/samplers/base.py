@@ -1,6 +1,6 @@
 """What the trainer asks of a rollout engine, and what all engines share. Loads no torch.
 
-A sampler turns prompts into groups of responses, with the log-probs of the distribution that it drew from. It
+A sampler turns prompts into groups of responses, with the log-probs of the distribution that they are from. It
 owns a private copy of the policy: after every update the trainer streams the new weights in with `load_weights`
 and checks with vlm_rl.samplers.fingerprint that they arrived.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from vlm_rl.data.prompts import PromptBuilder
     from vlm_rl.samplers.fingerprint import Fingerprint, WeightLayout
 
-PROBE_PLACES = 4  # of a server that draws ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
+PROBE_PLACES = 4  # of a server that samples ahead: for the responses of a sync's probe (vlm_rl.learner.sync_probe)
 
 OnGroup = Callable[[int, list[Rollout]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw responses; the same for all prompts of a call."""
+    """How to sample responses; the same for all prompts of a request."""
 
     temperature: float  # 0 is greedy
     max_tokens: int  # of a response, the end-of-sequence token included
@@ -44,6 +44,38 @@ class SamplingParams:
         assert 0 < self.top_p <= 1 and self.top_k >= 0, self
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRequest:
+    """What to sample: a group of responses to each prompt. A response's noise is keyed by seed and step."""
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    seed: int  # of the run
+    step: int  # the rollout step, which gives each step noise of its own
+    begun: Sequence[Sequence[Rollout]] = ()  # the responses to each prompt so far; (): none
+    together: bool = False  # every rank makes this call now, so that one which lost its servers gets others
+
+    def seeds(self, index: int) -> list[int]:
+        """Return the seed of each response to a prompt, from their first token on."""
+        return [self.seed_of(index, g) for g in range(self.params.responses)]
+
+    def seed_of(self, index: int, g: int, *, sampled: int = 0) -> int:
+        """Return the seed of response g to a prompt, behind the tokens that it has already."""
+        return response_seed(self.seed, self.step, self.prompts[index], g, sampled=sampled)
+
+    def check_lengths(self, max_model_len: int) -> None:
+        """Raise UserError if a prompt and a full response exceed the context: nothing is ever cut."""
+        for prompt in self.prompts:
+            total = len(prompt.ids) + self.params.max_tokens
+            if total > max_model_len:
+                raise UserError(
+                    f"problem {prompt.problem_id!r}: {len(prompt.ids)} prompt tokens and up to "
+                    f"{self.params.max_tokens} response tokens are {total}, above the sampler's context of "
+                    f"{max_model_len}: allow longer prompts (data.max_prompt_tokens, or --max-prompt-tokens of "
+                    "vlm-rl eval), or make the images smaller (vlm-rl prepare --max-pixels)"
+                )
+
+
 class Sampler(Protocol):
     """A rollout engine."""
 
@@ -51,43 +83,26 @@ class Sampler(Protocol):
     policy_version: int  # what the last `load_weights` was given
     dtype: torch.dtype  # of the engine's weights: the learner's fingerprint is taken in it
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        on_group: OnGroup | None = None,
-    ) -> list[list[Rollout]]:
-        """Draw `params.responses` responses per prompt, in the prompts' order.
+    def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
+        """Sample `params.responses` whole responses per prompt, and return them in the prompts' order.
 
         Response g of a prompt depends on (weights, prompt, params, seed, step, g) alone, apart from float noise
         in the logits; the same call repeated gives the same bits. Log-probs are those of the distribution that
-        was drawn from: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
+        was sampled: banned ids at minus infinity, then the temperature (1 when greedy), then any truncation.
         Ranks that share an engine call this together, each with prompts of its own, or none.
 
         Args:
-            prompts: to answer.
-            params: how to draw.
-            seed: of the run.
-            step: the rollout step, which gives each step noise of its own.
+            request: what to sample. Responses so far are not read.
             on_group: called with (index, rollouts) as soon as a prompt has all its responses, in any order.
 
         Raises UserError for a prompt that does not fit.
         """
         ...
 
-    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
-        """Yield the ids of the single response that `generate` gives to this prompt alone, as they are drawn.
+    def stream(self, request: SampleRequest) -> Iterator[int]:
+        """Yield the ids of the single response that `generate` gives to a single prompt, as they are sampled.
 
         Nothing is computed between two calls of next(): closing the iterator ends the generation.
-
-        Args:
-            prompt: to answer.
-            params: how to draw; `responses` must be 1.
-            seed: of the run.
-            step: the rollout step.
         """
         ...
 
@@ -116,37 +131,51 @@ class Sampler(Protocol):
 
 
 class InProcessSampler(Sampler, Protocol):
-    """A rollout engine that can stop before all responses are done, and draw them on later."""
+    """A rollout engine that can stop before all responses are complete, and continue them later."""
 
-    def generate_until(
-        self,
-        prompts: Sequence[Prompt],
-        begun: Sequence[Sequence[Rollout]],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        enough: int,
-        on_group: OnGroup,
-    ) -> list[list[Rollout]]:
-        """Draw the unfinished responses on until `enough` groups are done, and return all groups as they then are.
+    def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
+        """Continue the responses so far until `enough` groups are complete, and return all groups as they then are.
 
-        Where there is room for some only, those of the first prompts are drawn. Groups that are done beside the
-        `enough` are returned done. New noise depends on `response_seed` alone.
+        Where there is room for some only, those of the first prompts are continued. More groups may be complete;
+        they are returned complete. Every response stops at `max_tokens`, earlier tokens included. New noise depends
+        on `response_seed` alone.
 
         Args:
-            prompts: of the groups.
-            begun: the responses of each prompt so far.
-            params: how to draw. Every response stops at `max_tokens`, earlier tokens included.
-            seed: of the run.
-            step: the rollout step.
+            request: what to sample.
             enough: groups to wait for.
-            on_group: called with (index, rollouts) for exactly `enough` groups, in the order in which they are done.
+            on_group: called with (index, rollouts) for exactly `enough` groups, in the order in which they complete.
         """
         ...
 
 
-def response_seed(seed: int, step: int, prompt: Prompt, index: int, *, drawn: int = 0) -> int:
+class BackgroundSampler(Sampler, Protocol):
+    """A rollout engine that samples the batches of later steps meanwhile, through syncs of new weights."""
+
+    def begin(self, request: SampleRequest) -> None:
+        """Begin the batch of a later step, after those begun before; `take` waits for it.
+
+        A response may hold tokens of several versions. Complete groups among the responses so far are kept, all
+        others are sampled from their beginning. The params are the same in all calls.
+        """
+        ...
+
+    def take(self, step: int, on_group: OnGroup) -> list[list[Rollout]]:
+        """Wait for a batch that was begun, and return its groups in order; all ranks at once.
+
+        `on_group(index, rollouts)` is called once for each group.
+        """
+        ...
+
+    def sampled(self, step: int) -> list[list[Rollout] | None]:
+        """Return this rank's groups of a batch that was begun; None for one that is not complete."""
+        ...
+
+    def forget(self, step: int) -> None:
+        """Drop a batch that was taken."""
+        ...
+
+
+def response_seed(seed: int, step: int, prompt: Prompt, index: int, *, sampled: int = 0) -> int:
     """Return a 63-bit seed for one response: BLAKE2 of its key, so that neighbours share no noise.
 
     Args:
@@ -154,36 +183,11 @@ def response_seed(seed: int, step: int, prompt: Prompt, index: int, *, drawn: in
         step: the rollout step.
         prompt: that is answered; its problem and the epoch count.
         index: the response's place in its group.
-        drawn: tokens that it has already: what follows has noise of its own, within the same step too.
+        sampled: tokens that it has already: what follows has noise of its own, within the same step too.
     """
-    later = (drawn, prompt.epoch) if prompt.epoch else (drawn,) if drawn else ()
+    later = (sampled, prompt.epoch) if prompt.epoch else (sampled,) if sampled else ()
     key = json.dumps([seed, step, prompt.problem_id, index, *later]).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
-
-
-def seeds_of(prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> list[int]:
-    """Return the seed of each response to a prompt, as `response_seed` gives it.
-
-    Args:
-        prompt: that is answered.
-        params: with the number of responses.
-        seed: of the run.
-        step: the rollout step.
-    """
-    return [response_seed(seed, step, prompt, g) for g in range(params.responses)]
-
-
-def check_lengths(prompts: Sequence[Prompt], params: SamplingParams, *, max_model_len: int) -> None:
-    """Raise UserError if a prompt and a full response exceed the context: nothing is ever cut."""
-    for prompt in prompts:
-        total = len(prompt.ids) + params.max_tokens
-        if total > max_model_len:
-            raise UserError(
-                f"problem {prompt.problem_id!r}: {len(prompt.ids)} prompt tokens and up to {params.max_tokens} "
-                f"response tokens are {total}, above the sampler's context of {max_model_len}: "
-                "allow longer prompts (data.max_prompt_tokens, or --max-prompt-tokens of vlm-rl eval), or make the "
-                "images smaller (vlm-rl prepare --max-pixels)"
-            )
 
 
 def make_rollout(
@@ -204,7 +208,7 @@ def make_rollout(
         ids: as sampled, the end-of-sequence token included.
         logprobs: of these ids.
         builder: decodes them, and knows the end-of-sequence ids.
-        version: the policy version that drew them.
+        version: the policy version that sampled them.
         experts: of each token that the sampler read, [P + R - 1 or more, layers, K], where routing is recorded.
     """
     assert 0 < len(ids) == len(logprobs), (prompt.problem_id, len(ids), len(logprobs))

@@ -1,4 +1,4 @@
-"""Responses that are drawn in several calls: what is done, what is left, and how more tokens are joined to them."""
+"""Responses that are sampled in several calls: what is complete, what is left, and how more tokens join them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,26 @@ from dataclasses import replace
 import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.samplers.base import OnGroup, make_rollout
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.samplers.base import OnGroup, SampleRequest, make_rollout
+from vlm_rl.types import Prompt
 
 
 class PartialBatch:
-    """The groups of a call that ends before all of them are done; see InProcessSampler.generate_until."""
+    """The groups of a call that ends before all of them are complete; see InProcessSampler.generate_until."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        begun: Sequence[Sequence[Rollout]],
-        builder: PromptBuilder,
-        *,
-        max_tokens: int,
-        enough: int,
-        on_group: OnGroup,
-    ) -> None:
-        """Begin with the responses so far. Groups that are done already are the first that count.
+    def __init__(self, request: SampleRequest, builder: PromptBuilder, *, enough: int, on_group: OnGroup) -> None:
+        """Begin with the responses so far. Groups that are complete already are the first that count.
 
         Args:
-            prompts: of the groups.
-            begun: the responses of each prompt so far.
+            request: what to sample.
             builder: the prompt builder of the model.
-            max_tokens: the most that a response may have, those so far included.
             enough: groups to wait for.
-            on_group: called with (index, rollouts) for the first `enough` groups that are done.
+            on_group: called with (index, rollouts) for the first `enough` groups that are complete.
         """
-        assert enough <= len(begun) == len(prompts), (enough, len(begun), len(prompts))
-        self.groups = [list(group) for group in begun]
-        self._prompts, self._builder, self._max_tokens = prompts, builder, max_tokens
-        self._left = [sum(rollout.stop_reason == "unfinished" for rollout in group) for group in begun]
+        assert enough <= len(request.begun) == len(request.prompts), (enough, request)
+        self.groups = [list(group) for group in request.begun]
+        self._request, self._builder = request, builder
+        self._left = [sum(rollout.stop_reason == "unfinished" for rollout in group) for group in request.begun]
         self._missing, self._on_group = enough, on_group
         for index, left in enumerate(self._left):
             if not left:
@@ -46,11 +35,11 @@ class PartialBatch:
 
     @property
     def is_enough(self) -> bool:
-        """Tell whether as many groups are done as the caller waits for."""
+        """Tell whether as many groups are complete as the caller waits for."""
         return self._missing == 0
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """Return (group, response) of every response to be drawn on, in order; none where enough are done already."""
+        """Return (group, response) of every response to continue, in order; none where enough groups are complete."""
         if self.is_enough:
             return []
         return [
@@ -61,7 +50,7 @@ class PartialBatch:
         ]
 
     def would_be_enough(self, rows: Sequence[tuple[int, int]]) -> Callable[[list[int]], bool]:
-        """Return a function that is given which of these responses end, and tells whether enough groups are done."""
+        """Return a function that is given which of these responses end, and tells whether that is enough."""
         left, missing = list(self._left), [self._missing]
 
         def is_enough(ended: list[int]) -> bool:
@@ -80,8 +69,8 @@ class PartialBatch:
             index: of its group.
             g: its place in the group.
             ids: the new tokens; none where the call ended before its turn.
-            logprobs: of these, as they were drawn.
-            version: the policy version that drew them.
+            logprobs: of these, as they were sampled.
+            version: the policy version that sampled them.
         """
         if not len(ids):
             return
@@ -90,14 +79,14 @@ class PartialBatch:
         if len(before.ids) and before.policy_version != version:
             older = (*older, (before.policy_version, len(before.ids) - sum(count for _, count in older)))
         whole = make_rollout(
-            self._prompts[index],
+            self._request.prompts[index],
             g,
             np.r_[before.ids, ids],
             np.r_[before.logprobs, logprobs],
             builder=self._builder,
             version=version,
         )
-        if whole.stop_reason == "length" and len(whole.ids) < self._max_tokens:
+        if whole.stop_reason == "length" and len(whole.ids) < self._request.params.max_tokens:
             self.groups[index][g] = replace(whole, older=older, stop_reason="unfinished")
             return
         self.groups[index][g] = replace(whole, older=older)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.samplers.base import OnGroup, SamplingParams
+from vlm_rl.samplers.base import OnGroup, SampleRequest
 from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
 from vlm_rl.samplers.server_fleet import Fleet
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.types import Rollout
 
 _LOOK = 0.2  # seconds after which a waiting thread looks whether a server is left
 
@@ -48,31 +48,24 @@ class Background:
             with self._changed:
                 self._changed.notify_all()
 
-    def begin(
-        self,
-        step: int,
-        prompts: Sequence[Prompt],
-        done: Mapping[int, list[Rollout]],
-        params: SamplingParams,
-        seeds: Sequence[Sequence[int]],
-        *,
-        version: int,
-    ) -> None:
-        """Draw one group for each prompt, after those of earlier calls.
+    def begin(self, request: SampleRequest, *, version: int) -> None:
+        """Sample the groups of a request that are not complete, after those of earlier calls.
 
         Args:
-            step: that is to train on them.
-            prompts: of this rank.
-            done: groups that are there already, by the place of their prompt.
-            params: how to draw.
-            seeds: of each prompt's responses.
+            request: of the step that is to train on them.
             version: of the current weights.
         """
-        self._batches[step], self._sizes[step], self._given[step] = dict(done), len(prompts), set()
+        step = request.step
+        complete = {
+            index: list(group)
+            for index, group in enumerate(request.begun)
+            if all(rollout.stop_reason != "unfinished" for rollout in group)
+        }
+        self._batches[step], self._sizes[step], self._given[step] = complete, len(request.prompts), set()
         requests = [
-            GroupRequest(prompt, params, seeds[index], version, partial(self._take, step, index))
-            for index, prompt in enumerate(prompts)
-            if index not in done
+            GroupRequest.of(request, index, since=version, on_done=partial(self._take, step, index))
+            for index in range(len(request.prompts))
+            if index not in complete
         ]
         self._call(partial(self._drawing.add, requests))
 
@@ -100,8 +93,8 @@ class Background:
                 on_group(index, group)
         return False
 
-    def drawn(self, step: int) -> list[list[Rollout] | None]:
-        """Return the groups of a batch as they now are; None for one that is not done."""
+    def sampled(self, step: int) -> list[list[Rollout] | None]:
+        """Return the groups of a batch as they now are; None for one that is not complete."""
         with self._changed:
             groups = dict(self._batches[step])
         return [groups.get(index) for index in range(self._sizes[step])]

@@ -14,7 +14,7 @@ import numpy as np
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import rank
-from vlm_rl.samplers.base import SamplingParams, make_rollout
+from vlm_rl.samplers.base import SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.schedule import Schedule
 from vlm_rl.samplers.server_client import ServerError, ServerResponse, ask, ask_group, connected
 from vlm_rl.samplers.server_fleet import Fleet
@@ -23,13 +23,20 @@ from vlm_rl.types import Prompt, Rollout
 
 @dataclass(frozen=True, eq=False)
 class GroupRequest:
-    """A group to be drawn."""
+    """A group to be sampled."""
 
     prompt: Prompt
     params: SamplingParams
     seeds: Sequence[int]  # of each response
     since: int  # the policy version when it was asked for: no token is of an earlier one
     on_done: Callable[[list[Rollout]], None]
+
+    @classmethod
+    def of(
+        cls, request: SampleRequest, index: int, *, since: int, on_done: Callable[[list[Rollout]], None]
+    ) -> GroupRequest:
+        """Return the group of one prompt of a request."""
+        return cls(request.prompts[index], request.params, request.seeds(index), since, on_done)
 
 
 class Drawing:

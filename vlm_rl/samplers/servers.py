@@ -18,7 +18,7 @@ from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.distributed import all_gather, from_main, rank, world_size
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SamplingParams, check_lengths, seeds_of
+from vlm_rl.samplers.base import PROBE_PLACES, OnGroup, SampleRequest
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
@@ -32,7 +32,7 @@ from vlm_rl.samplers.server_client import ServerError, ask_proof, connected
 from vlm_rl.samplers.server_drawing import Drawing, GroupRequest
 from vlm_rl.samplers.server_fleet import Fleet, ServerSettings, ServersGoneError
 from vlm_rl.samplers.server_push import Link, Peer, Push, parts
-from vlm_rl.types import NamedTensors, Prompt, Rollout
+from vlm_rl.types import NamedTensors, Rollout
 
 __all__ = ["ServerSampler", "ServerSettings", "ServersGoneError"]
 
@@ -197,24 +197,15 @@ class ServerSampler:
 
     # -- responses -----------------------------------------------------------------------------------
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        on_group: OnGroup | None = None,
-        together: bool | None = None,
-    ) -> list[list[Rollout]]:
+    def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         """See Sampler.generate.
 
-        With `together` (the default on a single rank) every rank is here: where a rank has lost all its servers,
-        those that come back get the weights again. Otherwise a rank waits for a server that still has them.
+        Where all ranks make the call together, as a single rank always does, and one has lost all its servers, those
+        that come back get the weights again. Otherwise a rank waits for a server that still has them.
         Raises ServersGoneError where none is there for rollout.server_timeout.
         """
-        check_lengths(prompts, params, max_model_len=self._max_model_len)
-        together = world_size() == 1 if together is None else together
+        request.check_lengths(self._max_model_len)
+        together = request.together or world_size() == 1
         groups: dict[int, list[Rollout]] = {}
 
         def take(index: int, group: list[Rollout]) -> None:
@@ -224,97 +215,67 @@ class ServerSampler:
 
         while True:
             missing = [
-                GroupRequest(
-                    prompt,
-                    params,
-                    seeds_of(prompt, params, seed=seed, step=step),
-                    self.fleet.version,
-                    partial(take, index),
-                )
-                for index, prompt in enumerate(prompts)
+                GroupRequest.of(request, index, since=self.fleet.version, on_done=partial(take, index))
+                for index in range(len(request.prompts))
                 if index not in groups
             ]
-            left = self._draw(missing, size=params.responses) if missing else False
-            progress = len(groups) > len(prompts) - len(missing)
+            left = self._sample(missing, size=request.params.responses) if missing else False
+            progress = len(groups) > len(request.prompts) - len(missing)
             states = all_gather((left, progress)) if together else [(left, progress)]
             if any(progress for _, progress in states):
                 self.fleet.note_progress()
             if not any(left for left, _ in states):
-                return [groups[index] for index in range(len(prompts))]
+                return [groups[index] for index in range(len(request.prompts))]
             if together:
                 self._restore()
             else:
                 rooms = self.fleet.wait(holding=self.fleet.label)
                 self._use({peer.url: room for peer, room in rooms.items()})
 
-    def _draw(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
-        """Draw until every group is complete or no server is left, and tell whether groups are missing."""
+    def _sample(self, requests: Sequence[GroupRequest], *, size: int) -> bool:
+        """Sample until every group is complete or no server is left, and tell whether groups are missing."""
         rooms = {url: rank_room(room, world_size(), is_ahead=False) for url, room in dict(self.fleet.rooms).items()}
         drawing = Drawing(self.fleet, self._builder, rooms, requests, size=size)
         return asyncio.run(drawing.run())
 
     # -- batches of later steps ----------------------------------------------------------------------
 
-    def begin(
-        self,
-        step: int,
-        prompts: Sequence[Prompt],
-        begun: Sequence[Sequence[Rollout]],
-        params: SamplingParams,
-        *,
-        seed: int,
-    ) -> None:
-        """Begin to draw the batch of a later step, after those begun before; `take` waits for it.
-
-        Syncs continue meanwhile: a response may hold tokens of several versions.
-
-        Args:
-            step: that trains on the batch; its responses have the seeds that `generate` would give them.
-            prompts: of this rank.
-            begun: the responses to each so far; groups that are not done are drawn from their beginning.
-            params: how to draw, the same in all calls.
-            seed: of the run.
-        """
-        check_lengths(prompts, params, max_model_len=self._max_model_len)
+    def begin(self, request: SampleRequest) -> None:
+        """See BackgroundSampler.begin. The responses have the seeds that `generate` would give them."""
+        request.check_lengths(self._max_model_len)
         if self._background is None:
-            self._background = Background(self.fleet, self._builder, self._places(), size=params.responses)
-        done = {
-            index: list(group)
-            for index, group in enumerate(begun)
-            if all(rollout.stop_reason != "unfinished" for rollout in group)
-        }
-        seeds = [seeds_of(prompt, params, seed=seed, step=step) for prompt in prompts]
-        self._background.begin(step, prompts, done, params, seeds, version=self.fleet.version)
+            size = request.params.responses
+            self._background = Background(self.fleet, self._builder, self._places(), size=size)
+        self._background.begin(request, version=self.fleet.version)
 
     def take(self, step: int, on_group: OnGroup) -> list[list[Rollout]]:
-        """Wait for a batch that was begun, and return its groups in order; all ranks at once.
+        """See BackgroundSampler.take.
 
-        `on_group(index, rollouts)` is called once for each group. Where a rank has lost all its servers, those that
-        come back get the weights again. Raises ServersGoneError where none is there for rollout.server_timeout.
+        Where a rank has lost all its servers, those that come back get the weights again. Raises ServersGoneError
+        where none is there for rollout.server_timeout.
         """
         assert self._background is not None, "`begin` comes first"
         while True:
-            before = self.drawn(step).count(None)
+            before = self.sampled(step).count(None)
             left = self._background.wait(step, on_group)
-            states = all_gather((left, self.drawn(step).count(None) < before))
+            states = all_gather((left, self.sampled(step).count(None) < before))
             if any(progress for _, progress in states):
                 self.fleet.note_progress()
             if not any(left for left, _ in states):
-                return [group for group in self.drawn(step) if group is not None]
+                return [group for group in self.sampled(step) if group is not None]
             self._restore()
 
-    def drawn(self, step: int) -> list[list[Rollout] | None]:
-        """Return this rank's groups of a batch that was begun; None for one that is not done."""
+    def sampled(self, step: int) -> list[list[Rollout] | None]:
+        """See BackgroundSampler.sampled."""
         assert self._background is not None, "`begin` comes first"
-        return self._background.drawn(step)
+        return self._background.sampled(step)
 
     def forget(self, step: int) -> None:
-        """Drop a batch that was taken."""
+        """See BackgroundSampler.forget."""
         if self._background is not None:
             self._background.forget(step)
 
-    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
-        """See Sampler.stream; the whole response is drawn before its first token is given."""
-        assert params.responses == 1, params
-        ((rollout,),) = self.generate([prompt], params, seed=seed, step=step)
+    def stream(self, request: SampleRequest) -> Iterator[int]:
+        """See Sampler.stream; the whole response is sampled before its first token is given."""
+        ((rollout,),) = self.generate(request)
         yield from rollout.ids.tolist()

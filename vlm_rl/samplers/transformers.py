@@ -23,7 +23,7 @@ from vlm_rl.data.routers import RoutingRecord
 from vlm_rl.data.vision import join_vision
 from vlm_rl.devices import default_device
 from vlm_rl.errors import UserError
-from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed
+from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.distribution import draw, log_probs, process_logits, uniforms
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
@@ -86,17 +86,10 @@ class TransformersSampler:
         self._eos = torch.tensor(builder.eos_ids, device=self._device)
 
     @torch.inference_mode()
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        on_group: OnGroup | None = None,
-    ) -> list[list[Rollout]]:
+    def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         """See Sampler.generate."""
-        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        request.check_lengths(self._max_model_len)
+        prompts, params = request.prompts, request.params
         groups: list[list[Rollout]] = [[] for _ in prompts]
         # Prompts of similar length side by side waste little on padding.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
@@ -105,7 +98,7 @@ class TransformersSampler:
             rows = [(row, index, g) for row, index in enumerate(batch) for g in range(params.responses)]
             for start in range(0, len(rows), self._batch_size):
                 part = rows[start : start + self._batch_size]
-                seeds = [response_seed(seed, step, prompts[index], g) for _, index, g in part]
+                seeds = [request.seed_of(index, g) for _, index, g in part]
                 selected = encoded.select(torch.tensor([row for row, _, _ in part], device=self._device))
                 decoded = self._decode(selected, params, seeds)
                 for (row, index, g), (ids, logprobs, experts) in zip(part, decoded, strict=True):
@@ -126,24 +119,13 @@ class TransformersSampler:
         return groups
 
     @torch.inference_mode()
-    def generate_until(
-        self,
-        prompts: Sequence[Prompt],
-        begun: Sequence[Sequence[Rollout]],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        enough: int,
-        on_group: OnGroup,
-    ) -> list[list[Rollout]]:
+    def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
         """See InProcessSampler.generate_until. A response's earlier tokens are the end of its prompt."""
-        check_lengths(prompts, params, max_model_len=self._max_model_len)
-        progress = PartialBatch(
-            prompts, begun, self._builder, max_tokens=params.max_tokens, enough=enough, on_group=on_group
-        )
+        request.check_lengths(self._max_model_len)
+        prompts, params = request.prompts, request.params
+        progress = PartialBatch(request, self._builder, enough=enough, on_group=on_group)
         rows = progress.unfinished()
-        prefixes = [begun[index][g].ids for index, g in rows]
+        prefixes = [request.begun[index][g].ids for index, g in rows]
         read = [with_prefix(prompts[index], ids) for (index, _), ids in zip(rows, prefixes, strict=True)]
         for batch in self._batches(range(len(rows)), read, replace(params, responses=1)):
             if progress.is_enough:
@@ -153,10 +135,7 @@ class TransformersSampler:
             place = {key: number for number, key in enumerate(distinct)}
             encoded = self._prefill(list(distinct.values()))
             selected = encoded.select(torch.tensor([place[id(read[row])] for row in batch], device=self._device))
-            seeds = [
-                response_seed(seed, step, prompts[rows[row][0]], rows[row][1], drawn=len(prefixes[row]))
-                for row in batch
-            ]
+            seeds = [request.seed_of(*rows[row], sampled=len(prefixes[row])) for row in batch]
             drawn = self._decode(
                 selected,
                 params,
@@ -169,13 +148,13 @@ class TransformersSampler:
         return progress.groups
 
     @torch.inference_mode()
-    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
+    def stream(self, request: SampleRequest) -> Iterator[int]:
         """See Sampler.stream."""
+        params, (prompt,) = request.params, request.prompts
         assert params.responses == 1, params
-        check_lengths([prompt], params, max_model_len=self._max_model_len)
+        request.check_lengths(self._max_model_len)
         encoded = self._prefill([prompt])
-        seeds = [response_seed(seed, step, prompt, 0)]
-        noise = uniforms(seeds, params.max_tokens).to(self._device) if params.temperature > 0 else None
+        noise = uniforms(request.seeds(0), params.max_tokens).to(self._device) if params.temperature > 0 else None
         for t in range(params.max_tokens):
             scaled = self._scaled(encoded.logits, params)
             tokens = scaled.argmax(1) if noise is None else draw(scaled, noise[:, t])

@@ -29,7 +29,7 @@ from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.errors import UserError, near
-from vlm_rl.samplers.base import OnGroup, SamplingParams, check_lengths, make_rollout, response_seed, seeds_of
+from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     StaleWeightsError,
@@ -123,31 +123,22 @@ class VllmSampler:
         self._group, self._rank = _own_ranks() if tensor_parallel > 1 else (None, 0)
         self._buffers = self._on_each_rank(worker_buffers)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        on_group: OnGroup | None = None,
-    ) -> list[list[Rollout]]:
-        """See Sampler.generate. One request per response: `n` would share noise between prompts."""
-        check_lengths(prompts, params, max_model_len=self._max_model_len)
+    def generate(self, request: SampleRequest, *, on_group: OnGroup | None = None) -> list[list[Rollout]]:
+        """See Sampler.generate. One of vLLM's requests per response: `n` would share noise between prompts."""
+        request.check_lengths(self._max_model_len)
         self._reset_caches()
+        prompts, params = request.prompts, request.params
         # The ranks of an engine must submit the same requests in the same order; each keeps what it asked for.
-        per_rank = self._gathered(
-            [(seeds_of(prompt, params, seed=seed, step=step), _request(prompt)) for prompt in prompts]
-        )
+        per_rank = self._gathered([(request.seeds(index), _request(prompt)) for index, prompt in enumerate(prompts)])
         asked = [
-            (rank, index, g, request, self._sampling(params, own_seed))
-            for rank, requests in enumerate(per_rank)
-            for index, (seeds, request) in enumerate(requests)
+            (rank, index, g, of_prompt, self._sampling(params, own_seed))
+            for rank, of_rank in enumerate(per_rank)
+            for index, (seeds, of_prompt) in enumerate(of_rank)
             for g, own_seed in enumerate(seeds)
         ]
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         with _global_random_state_kept():
-            for number, output in self._finished([(request, setting) for *_, request, setting in asked]):
+            for number, output in self._finished([(of_prompt, setting) for *_, of_prompt, setting in asked]):
                 rank, index, g, *_ = asked[number]
                 if rank != self._rank:
                     continue
@@ -156,36 +147,25 @@ class VllmSampler:
                     on_group(index, _in_order(groups[index]))
         return [_in_order(group) for group in groups]
 
-    def generate_until(
-        self,
-        prompts: Sequence[Prompt],
-        begun: Sequence[Sequence[Rollout]],
-        params: SamplingParams,
-        *,
-        seed: int,
-        step: int,
-        enough: int,
-        on_group: OnGroup,
-    ) -> list[list[Rollout]]:
+    def generate_until(self, request: SampleRequest, *, enough: int, on_group: OnGroup) -> list[list[Rollout]]:
         """See InProcessSampler.generate_until. A response's earlier tokens are the end of its prompt."""
-        check_lengths(prompts, params, max_model_len=self._max_model_len)
+        request.check_lengths(self._max_model_len)
         self._reset_caches()
-        batch = PartialBatch(
-            prompts, begun, self._builder, max_tokens=params.max_tokens, enough=enough, on_group=on_group
-        )
+        prompts, params = request.prompts, request.params
+        batch = PartialBatch(request, self._builder, enough=enough, on_group=on_group)
         numbers = batch.unfinished()
         shared = {index: _request(prompts[index]) for index in {index for index, _ in numbers}}
-        requests: list[tuple[dict[str, Any], vllm.SamplingParams]] = []
+        asked: list[tuple[dict[str, Any], vllm.SamplingParams]] = []
         for index, g in numbers:
-            prompt, ids = prompts[index], begun[index][g].ids
-            request = {**shared[index], "prompt_token_ids": with_prefix(prompt, ids).sampler_ids.tolist()}
-            own_seed = response_seed(seed, step, prompt, g, drawn=len(ids))
+            ids = request.begun[index][g].ids
+            whole = with_prefix(prompts[index], ids).sampler_ids.tolist()
             left = replace(params, max_tokens=params.max_tokens - len(ids))
-            requests.append((request, self._sampling(left, own_seed)))
+            own_seed = request.seed_of(index, g, sampled=len(ids))
+            asked.append(({**shared[index], "prompt_token_ids": whole}, self._sampling(left, own_seed)))
         with _global_random_state_kept():
-            for number, output in self._finished(requests, is_enough=lambda: batch.is_enough):
+            for number, output in self._finished(asked, is_enough=lambda: batch.is_enough):
                 index, g = numbers[number]
-                ids, logprobs = _drawn(output)
+                ids, logprobs = _sampled(output)
                 batch.extend(index, g, ids, logprobs, version=self.policy_version)
         return batch.groups
 
@@ -207,7 +187,7 @@ class VllmSampler:
         *,
         is_enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[int, vllm.CompletionOutput]]:
-        """Yield (number, output) of each request as it ends, and once `is_enough`, of the others as far as they are.
+        """Yield each request when it ends. Once is_enough(), yield the unfinished ones too, with the tokens so far.
 
         Closing the iterator aborts the others.
         """
@@ -228,13 +208,13 @@ class VllmSampler:
         finally:
             engine.abort_request(names, internal=True)  # by the names that the engine gave
 
-    def stream(self, prompt: Prompt, params: SamplingParams, *, seed: int, step: int) -> Iterator[int]:
+    def stream(self, request: SampleRequest) -> Iterator[int]:
         """See Sampler.stream. Closing the iterator aborts the request."""
-        assert params.responses == 1, params
-        check_lengths([prompt], params, max_model_len=self._max_model_len)
+        (prompt,), (seed,) = request.prompts, request.seeds(0)
+        request.check_lengths(self._max_model_len)
         self._reset_caches()
         engine: Any = self._llm.llm_engine
-        settings = self._sampling(params, response_seed(seed, step, prompt, 0), whole=False)
+        settings = self._sampling(request.params, seed, whole=False)
         with _global_random_state_kept():
             name = engine.add_request("stream", _request(prompt), settings, lora_request=self._loaded)
         given = 0
@@ -335,7 +315,7 @@ class VllmSampler:
         )
 
     def _rollout(self, prompt: Prompt, index: int, output: vllm.CompletionOutput) -> Rollout:
-        ids, logprobs = _drawn(output)
+        ids, logprobs = _sampled(output)
         return make_rollout(
             prompt,
             index,
@@ -390,8 +370,8 @@ def _adapter_settings(adapter: LoraConfig) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)}
 
 
-def _drawn(output: vllm.CompletionOutput) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids that were drawn, and their log-probs."""
+def _sampled(output: vllm.CompletionOutput) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of a response, and their log-probs."""
     flat: Any = output.logprobs
     assert list(flat.token_ids) == list(output.token_ids), output
     return np.array(output.token_ids), np.array(flat.logprobs)

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -46,7 +45,7 @@ from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.interrupts import Interrupts
 from vlm_rl.run.lock import RunLock
 from vlm_rl.run.terminal import Stages, resume_command
-from vlm_rl.samplers.base import OnGroup, SamplingParams
+from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams
 from vlm_rl.samplers.servers import ServerSampler, ServersGoneError
 from vlm_rl.session.parts import engine_adapter, load_problems, load_reference, load_sampler, max_gap
 from vlm_rl.session.preflight import check_resumable
@@ -146,7 +145,7 @@ class Session:
             adapter_alone=engine_adapter(config) is not None,
             probe=self.probe_prompt,
             params=self.sampling,
-            generate=lambda prompt, params: self.generate([prompt], params, step=-1)[0],
+            seed=config.seed,
             # A few tokens: never below what is accepted of a whole batch.
             limit=max(self.rounding, self.max_gap),
         )
@@ -282,7 +281,7 @@ class Session:
         assert isinstance(self.sampler, ServerSampler)
         groups = [
             group if rollouts is None else replace(group, rollouts=tuple(rollouts))
-            for group, rollouts in zip(batch.groups, gather_shares(self.sampler.drawn(batch.step)), strict=True)
+            for group, rollouts in zip(batch.groups, gather_shares(self.sampler.sampled(batch.step)), strict=True)
         ]
         return replace(batch, groups=tuple(groups))
 
@@ -295,15 +294,6 @@ class Session:
         return max(results, key=lambda r: (r.summary["accuracy"], r.step)).step if results else None
 
     # -- what a step asks of the session -------------------------------------------------------------
-
-    def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, step: int, on_group: OnGroup | None = None
-    ) -> list[list[Rollout]]:
-        """Draw responses to this rank's prompts, on all ranks at once, with the run's seed. See Sampler.generate."""
-        draw = self.sampler.generate
-        if isinstance(self.sampler, ServerSampler):
-            draw = partial(self.sampler.generate, together=True)
-        return draw(prompts, params, seed=self.config.seed, step=step, on_group=on_group)
 
     def draw_on(
         self, groups: Sequence[GroupInProgress], prompts: Sequence[Prompt], *, enough: int, on_group: OnGroup
@@ -319,16 +309,13 @@ class Session:
             enough: groups to wait for.
             on_group: called with (index, rollouts) for the groups that count.
         """
+        request = SampleRequest(prompts, self.sampling, seed=self.config.seed, step=self.step, together=True)
         if self.config.rollout.carry_over is None:
-            return self.generate(prompts, self.sampling, step=self.step, on_group=on_group)
+            return self.sampler.generate(request, on_group=on_group)
         assert not isinstance(self.sampler, ServerSampler)
         last = len(groups) - 1
         rollouts = self.sampler.generate_until(
-            prompts[::-1],
-            [group.rollouts for group in groups[::-1]],
-            self.sampling,
-            seed=self.config.seed,
-            step=self.step,
+            replace(request, prompts=prompts[::-1], begun=[group.rollouts for group in groups[::-1]]),
             enough=enough,
             on_group=lambda index, group: on_group(last - index, group),
         )
@@ -340,7 +327,7 @@ class Session:
         mine = share(batch.groups)
         asked, begun = [group.asked(prompts) for group in mine], [group.rollouts for group in mine]
         self.prompts_ahead[batch.step] = prompts
-        self.sampler.begin(batch.step, asked, begun, self.sampling, seed=self.config.seed)
+        self.sampler.begin(SampleRequest(asked, self.sampling, seed=self.config.seed, step=batch.step, begun=begun))
 
     def take(self, on_group: OnGroup) -> list[list[Rollout]]:
         """Return this rank's groups of the batch that was begun for this step, once all of them are done."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.sync_probe import RESPONSES, TOKENS, probe_gap
-from vlm_rl.samplers.base import Sampler, SamplingParams
+from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import (
     Fingerprint,
     FingerprintBuilder,
@@ -16,7 +15,7 @@ from vlm_rl.samplers.fingerprint import (
     check_fresh,
     fingerprint,
 )
-from vlm_rl.types import Prompt, Rollout
+from vlm_rl.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class WeightSync:
     learner: Learner
     sampler: Sampler
     adapter_alone: bool  # the engine has the base model, and gets the adapter beside it
-    probe: Prompt  # what the sampler answers after each sync
+    probe: Prompt  # what the sampler answers after each sync, on all ranks at once
     params: SamplingParams  # of the run's responses
-    generate: Callable[[Prompt, SamplingParams], list[Rollout]]  # draws one group, on all ranks at once
+    seed: int  # of the run
     limit: float  # the largest gap of the probe, per token
 
     def __call__(self) -> Fingerprint:
@@ -54,7 +53,8 @@ class WeightSync:
     def _check_by_a_probe(self) -> None:
         """Raise StaleWeightsError where the sampler's log-probs of a few tokens are not the learner's."""
         params = replace(self.params, max_tokens=min(TOKENS, self.params.max_tokens), responses=RESPONSES)
-        rollouts = self.generate(self.probe, params)
+        request = SampleRequest([self.probe], params, seed=self.seed, step=-1, together=True)
+        (rollouts,) = self.sampler.generate(request)
         gap = probe_gap(self.learner.log_probs, self.learner.policy.model, self.probe, rollouts)
         if not gap <= self.limit:  # NaN too
             raise StaleWeightsError(
