@@ -30,6 +30,7 @@ from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh, fingerprint
 from vlm_rl.samplers.transformers import _PREFILL_TOKENS, TransformersSampler
 from vlm_rl.samplers.vllm import _request
+from vlm_rl.samplers.vllm_options import cache_bytes
 from vlm_rl.samplers.vllm_start import threads_kept
 from vlm_rl.templates import TEMPLATES
 from vlm_rl.types import Problem, Prompt, Rollout
@@ -729,6 +730,8 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         prompts += map(builder.build, with_videos)
     model = load_reference(path)
     sampler = start(name, path, builder)
+    if name == "vllm":
+        check_cache_bytes(sampler, builder)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
@@ -740,6 +743,17 @@ def check_family(name: str, model_type: str, family_model: Callable[[str], Path]
         expected = expected_logprobs(model, builder, prompt, rollout, 1.0)
         np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-4, rtol=0)
     sampler.close()
+
+
+def check_cache_bytes(sampler: Any, builder: PromptBuilder) -> None:
+    """What a small model's engine would keep on a GPU is at least what vLLM counts for a full batch."""
+    from vllm.v1.core.kv_cache_utils import max_memory_usage_bytes
+
+    engine = sampler._llm.llm_engine
+    (specs,) = engine.engine_core.engine_core.model_executor.get_kv_cache_specs()
+    needed = 32 * max_memory_usage_bytes(engine.vllm_config, specs.values())
+    kept = cache_bytes(builder.config, dtype=torch.float32, max_model_len=1024, batch_size=32)
+    assert kept is not None and kept >= needed, (kept, needed)
 
 
 @pytest.mark.parametrize("lengths", [[4000] * 4 + [150] * 252, [150] * 252 + [4000] * 4, [40_000, 3]])

@@ -142,7 +142,8 @@ class RolloutConfig(ConfigSection):
     """In a mixture of experts, let the learner send each token to the experts that the sampler sent it to. See
     docs/models.md."""
     vllm: dict[str, Any] = {}
-    """Passed to vllm.LLM unchanged. Options that other keys decide are refused."""
+    """Passed to vllm.LLM unchanged. Options that other keys decide are refused. On a GPU a model of at most 8 layers
+    is not compiled, unless enforce_eager is false."""
 
     @property
     def spare_groups(self) -> int:

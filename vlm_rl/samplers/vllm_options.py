@@ -29,6 +29,14 @@ ENVIRONMENT = {
 }
 
 
+SMALL_LAYERS = 8
+"""Layers of a language model that a GPU's engine runs eagerly: what it launches for a step grows with them."""
+
+_COMPILING = ("compilation_config", "optimization_level", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
+_BLOCK = 256  # tokens, at least those of a block of keys and values
+_SMALL_CACHE = 2 * 2**30  # bytes of keys and values that fit into an engine's share of any card
+
+
 def engine_options(
     *,
     model_path: str,
@@ -42,6 +50,8 @@ def engine_options(
     tensor_parallel: int = 1,
 ) -> dict[str, Any]:
     """Return the options of vllm.LLM that the learner's distribution needs, with the user's own.
+
+    A small model runs eagerly on a GPU, unless the user's options ask for anything compiled.
 
     Args:
         model_path: a Hugging Face folder.
@@ -73,7 +83,39 @@ def engine_options(
         # generator back, which CPU generators cannot do: seeded requests die.
         settings["enable_chunked_prefill"] = False
         settings["max_num_batched_tokens"] = max(8192, max_model_len)
+    elif is_small(builder.config):
+        settings["enforce_eager"] = not any(key in (options or {}) for key in _COMPILING)
+        cache = cache_bytes(builder.config, dtype=dtype, max_model_len=max_model_len, batch_size=batch_size)
+        if cache is not None and cache <= _SMALL_CACHE:
+            # An engine's share of a card would be millions of blocks, which vLLM makes one by one and all of which it
+            # visits before each batch, when its caches are reset.
+            settings["kv_cache_memory_bytes"] = cache
     return {**settings, **builder.engine_options, **(options or {})}
+
+
+def is_small(config: Any) -> bool:
+    """Tell whether compiling the model of this transformers configuration takes longer than it saves."""
+    return config.get_text_config().num_hidden_layers <= SMALL_LAYERS
+
+
+def cache_bytes(config: Any, *, dtype: torch.dtype, max_model_len: int, batch_size: int) -> int | None:
+    """Return bytes that hold the keys and values of a batch at full length; None where the model has other states.
+
+    It is twice what plain attention needs: vLLM keeps blocks of tokens, and pads those of some models.
+
+    Args:
+        config: the model's transformers configuration.
+        dtype: of keys and values.
+        max_model_len: most tokens of a prompt and its response together.
+        batch_size: responses side by side.
+    """
+    text = config.get_text_config()
+    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        return None  # their states are kept in the same blocks, and are not keys and values
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token = 2 * text.num_hidden_layers * heads * head_dim * dtype.itemsize
+    return 2 * token * batch_size * (max_model_len + _BLOCK)
 
 
 def prompt_request(

@@ -1,0 +1,81 @@
+"""What vLLM is given on each device: a table, which needs neither vLLM nor a GPU."""
+
+from __future__ import annotations
+
+from copy import copy, deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.samplers.vllm_options import engine_options
+from vlm_rl.templates import TEMPLATES
+
+GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2]}}
+
+
+@pytest.fixture(scope="module")
+def builder(tiny_model: Path) -> PromptBuilder:
+    return PromptBuilder(tiny_model, template=TEMPLATES["plain"])
+
+
+def options(builder: PromptBuilder, *, layers: int, on_cpu: bool, user: dict[str, Any], **changes: Any) -> Any:
+    """Return the options for the tiny model with so many layers, for 32 responses of 1,024 tokens."""
+    builder = copy(builder)
+    builder.config = deepcopy(builder.config)
+    builder.config.get_text_config().num_hidden_layers = layers
+    shared = {"model_path": "model", "max_model_len": 1024, "batch_size": 32, "dtype": torch.bfloat16, "seed": 0}
+    return engine_options(builder=builder, on_cpu=on_cpu, options=user, **(shared | changes))
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "layers", "user", "eager"),
+    [
+        (True, 3, {}, True),
+        (True, 36, {}, True),
+        (True, 3, {"enforce_eager": False}, False),
+        (False, 3, {}, True),  # as in the quickstart
+        (False, 8, {}, True),
+        (False, 9, {}, False),
+        (False, 36, {}, False),  # Qwen2.5-VL-3B
+        (False, 3, {"enforce_eager": False}, False),
+        (False, 36, {"enforce_eager": True}, True),
+        (False, 3, GRAPHS, False),  # who names graphs wants them
+        (False, 3, {"optimization_level": 2}, False),
+        (False, 3, {"gpu_memory_utilization": 0.3}, True),
+    ],
+)
+def test_what_is_compiled(
+    builder: PromptBuilder, on_cpu: bool, layers: int, user: dict[str, Any], eager: bool
+) -> None:
+    given = options(builder, layers=layers, on_cpu=on_cpu, user=user)
+    assert given["enforce_eager"] is eager
+    assert {key: given[key] for key in user} == user
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "layers", "user", "context", "cache"),
+    [
+        # 2 key-value heads of 32, 3 layers, keys and values of 2 bytes: 768 bytes a token, twice that is reserved
+        (False, 3, {}, 1024, 2 * 768 * 32 * (1024 + 256)),
+        (False, 3, {"enforce_eager": False}, 1024, 2 * 768 * 32 * (1024 + 256)),
+        (False, 3, {"kv_cache_memory_bytes": 123}, 1024, 123),
+        (False, 3, {}, 100_000, None),  # more than 2 GiB: the engine's share of the card decides
+        (False, 36, {}, 1024, None),
+        (True, 3, {}, 1024, None),  # VLLM_CPU_KVCACHE_SPACE decides
+    ],
+)
+def test_the_cache_of_a_small_model_is_what_its_batch_can_fill(
+    builder: PromptBuilder, on_cpu: bool, layers: int, user: dict[str, Any], context: int, cache: int | None
+) -> None:
+    given = options(builder, layers=layers, on_cpu=on_cpu, user=user, max_model_len=context)
+    assert given.get("kv_cache_memory_bytes") == cache
+
+
+def test_states_of_linear_attention_are_not_counted_as_keys_and_values(builder: PromptBuilder) -> None:
+    builder = copy(builder)
+    builder.config = deepcopy(builder.config)
+    builder.config.get_text_config().layer_types = ["linear_attention", "linear_attention", "full_attention"]
+    assert "kv_cache_memory_bytes" not in options(builder, layers=3, on_cpu=False, user={})
