@@ -169,7 +169,7 @@ def probe_quickstart(tree: Path, work: Path, samples: Path) -> Results:
     return results
 
 
-PROBES: dict[str, Callable[[Path, Path, Path], Results]] = {
+PROBES: dict[str, Callable[..., Results]] = {
     "grader": probe_grader,
     "scores": probe_scores,
     "steps": probe_steps,
