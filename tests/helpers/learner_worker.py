@@ -213,22 +213,30 @@ def frozen_parts(model: Path, stage: int) -> dict[str, Any]:
 
 
 def rates_by_part(model: Path, stage: int) -> dict[str, Any]:
-    """Take a step with three learning rates; then save, load and take another, with Adam and warm-up."""
+    """Take a step with three learning rates; then save, load and take another, with Adam and warm-up.
+
+    `rates` are those of the second steps: of a cosine, of the warm-up, and of the warm-up after the load.
+    """
     settings = {"lr_by_part": {"tower": 3 * LR, "merger": 0.5 * LR}}
-    one = Case(model, stage, **settings)
+    one = Case(model, stage, schedule="cosine", **settings)
     one.train(one.rows(), steps=1)
+    delta = one.delta()
     case, again = (Case(model, stage, optimizer="adamw", warmup_steps=4, **settings) for _ in range(2))
     case.train(case.rows(), steps=1)
     folder = Path(all_gather(tempfile.mkdtemp() if rank() == 0 else "")[0])
     case.learner.save(folder)
     again.learner.load(folder)
     again.learner.restore(case.learner.state())
-    for learner in (case.learner, again.learner):
-        learner.update(case.rows(), loss_function)
+    updates = [made.learner.update(case.rows(), loss_function) for made in (one, case, again)]
     barrier()
     if rank() == 0:
         shutil.rmtree(folder)
-    return {"delta": one.delta(), "moved": norm_of(case.delta()), "same": equal(case.weights(), again.weights())}
+    return {
+        "delta": delta,
+        "moved": norm_of(case.delta()),
+        "same": equal(case.weights(), again.weights()),
+        "rates": [update.learning_rate for update in updates],
+    }
 
 
 def text_here_images_there(model: Path, stage: int) -> dict[str, Any]:

@@ -232,6 +232,8 @@ def test_each_part_has_its_learning_rate(results, single, tiny_model) -> None:
         mine, theirs = ({n: d[n] for n in d if part_of(n) == part} for d in (case["delta"], wanted))
         assert distance(mine, theirs) <= TOLERANCE
     assert case["moved"] > 0 and case["same"], "after a resume the next step must be the same"
+    # a cosine over three steps, at 60 degrees; the second of four steps of warm-up
+    assert case["rates"] == pytest.approx([0.75 * LR, 0.5 * LR, 0.5 * LR])
 
 
 @over("several_mini_batches")

@@ -19,8 +19,8 @@
     sft_run         a run of `vlm-rl sft`
 
 Private to this room: lean_layers and vision_attention (the layers that layer_patches puts in), routing (what the
-routers of experts do), guard (the gradient guard), regroup (DeepSpeed's shards for a different number of ranks) and
-checkpoint_files (what a rank writes into a checkpoint, at once or later).
+routers of experts do), guard (the gradient guard), learning_rate (its schedule), regroup (DeepSpeed's shards for a
+different number of ranks) and checkpoint_files (what a rank writes into a checkpoint, at once or later).
 
 A change to transformers is outside layer_patches and always on: shared_prefix_attention registers itself as an
 attention implementation.

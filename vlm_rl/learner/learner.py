@@ -31,6 +31,7 @@ from vlm_rl.learner.deepspeed import (
     start_engine,
 )
 from vlm_rl.learner.guard import GatedAdamW, GatedOptimizer, GatedSGD, GradientGuard
+from vlm_rl.learner.learning_rate import learning_rate_factor
 from vlm_rl.learner.lora import adapter_tensors, save_adapters, weight_sources
 from vlm_rl.learner.packing import PackedRow
 from vlm_rl.learner.policy import Policy
@@ -152,11 +153,13 @@ class Learner:
         return UpdateResult(loss=reduced.pop("loss", 0.0), grad_norm=norm, learning_rate=learning_rate, sums=reduced)
 
     def _set_learning_rate(self) -> float:
-        c, step = self.config, self.num_updates
-        factor = min(1.0, (step + 1) / c.warmup_steps) if c.warmup_steps else 1.0
-        if c.schedule == "cosine" and step >= c.warmup_steps:
-            progress = (step - c.warmup_steps) / max(1, self.total_optimizer_steps - c.warmup_steps)
-            factor = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        c = self.config
+        factor = learning_rate_factor(
+            self.num_updates,
+            warmup_steps=c.warmup_steps,
+            schedule=c.schedule,
+            total_steps=self.total_optimizer_steps,
+        )
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         return c.lr * factor
