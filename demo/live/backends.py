@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,13 @@ _MAX_PROMPT_TOKENS = 4096  # the longest prompt in the engine's context, image i
 _LIVE_ID = "live"  # of the question, in the key of the noise
 
 EngineName = Literal["auto", "vllm", "transformers"]
+
+
+def loading_note(engine: EngineName) -> str:
+    """Return what to know while a checkpoint is loaded: with vLLM that may take minutes."""
+    if engine == "transformers" or find_spec("vllm") is None:
+        return ""
+    return "vLLM starts: on a GPU it compiles a model, one to two minutes the first time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +183,14 @@ class ModelCache:
 class CheckpointBackend:
     """A Backend (demo/live/replies.py): a checkpoint here, with the prompt and banned ids of its training."""
 
-    def __init__(self, checkpoint: AskableCheckpoint, cache: ModelCache) -> None:
+    def __init__(self, checkpoint: AskableCheckpoint, cache: ModelCache, *, note: str = "") -> None:
+        """Take what to say while the checkpoint is loaded."""
         self.name, self.template = checkpoint.name, checkpoint.template
-        self._checkpoint, self._cache = checkpoint, cache
+        self._checkpoint, self._cache, self._note = checkpoint, cache, note
 
     def ask(self, question: LiveQuestion, settings: AskSettings, *, is_cancelled: IsCancelled) -> Replies:
         """See Backend.ask."""
-        yield Reply("loading")
+        yield Reply("loading", note=self._note)
         with self._cache.borrow(self._checkpoint, is_cancelled=is_cancelled) as loaded:
             if loaded is None:
                 yield Reply("ended", stop="cancelled")

@@ -21,7 +21,14 @@ import pyarrow.parquet as pq
 
 from vlm_rl.data.images import decode_image
 from vlm_rl.demo.live.ask_queue import MAX_COLUMNS, AskQueue, AskState, Limits
-from vlm_rl.demo.live.backends import CheckpointBackend, EngineName, ModelCache, find_checkpoints, load_checkpoint
+from vlm_rl.demo.live.backends import (
+    CheckpointBackend,
+    EngineName,
+    ModelCache,
+    find_checkpoints,
+    load_checkpoint,
+    loading_note,
+)
 from vlm_rl.demo.live.context import LiveContext, LiveExample
 from vlm_rl.demo.live.endpoints import Endpoint, EndpointBackend
 from vlm_rl.demo.live.grading import grade_reply, problem_to_grade
@@ -71,7 +78,8 @@ def open_live(states: PageStates, options: LiveOptions | None = None) -> Live:
     cache = ModelCache(load, max_loaded=options.max_loaded if options.engine == "transformers" else 1)
     checkpoints = find_checkpoints(states.library)
     system = TEMPLATES[checkpoints[0].template if checkpoints else "think_answer"].system
-    backends: list[Backend] = [CheckpointBackend(checkpoint, cache) for checkpoint in checkpoints]
+    note = loading_note(options.engine)
+    backends: list[Backend] = [CheckpointBackend(checkpoint, cache, note=note) for checkpoint in checkpoints]
     backends += [EndpointBackend(endpoint, system=system) for endpoint in options.endpoints]
     examples = read_examples([run.directory for run in states.library.runs.values()])
     uploads = Uploads([example.image or b"" for example in examples])

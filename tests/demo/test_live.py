@@ -37,6 +37,7 @@ from vlm_rl.demo.live.backends import (
     ModelCache,
     find_checkpoints,
     load_checkpoint,
+    loading_note,
     problem_of,
 )
 from vlm_rl.demo.live.endpoints import Endpoint, EndpointBackend, parse_endpoints
@@ -133,6 +134,22 @@ def test_vllm_streams_what_it_samples(tiny_model: Path):
         states.close()
     assert last(backend.ask(QUESTION, SHORT, is_cancelled=never)) == reply
     backend._cache.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_installed", "is_told"),
+    [("vllm", True, True), ("auto", True, True), ("auto", False, False), ("transformers", True, False)],
+)
+def test_who_waits_for_vllm_is_told_why(tiny_model, loaded, monkeypatch, engine, is_installed, is_told):
+    monkeypatch.setattr("vlm_rl.demo.backends.find_spec", lambda name: object() if is_installed else None)
+    cache = ModelCache(lambda _: loaded, max_loaded=1)
+    backend = CheckpointBackend(checkpoint(tiny_model), cache, note=loading_note(engine))
+    states = backend.ask(QUESTION, SHORT, is_cancelled=never)
+    first, second = next(states), next(states)
+    states.close()
+    assert ("compiles a model" in first.note) is is_told and second.note == ""
+    column = columns_html(AskState(0, (backend.name,), (first,)), SHORT, colors={backend.name: "red"}, grades={})
+    assert ("compiles a model" in column) is is_told
 
 
 def test_cancelling_ends_the_generation(tiny, loaded, monkeypatch):

@@ -62,7 +62,7 @@ def test_what_is_compiled(
         (False, 3, {}, 1024, 2 * 768 * 32 * (1024 + 256)),
         (False, 3, {"enforce_eager": False}, 1024, 2 * 768 * 32 * (1024 + 256)),
         (False, 3, {"kv_cache_memory_bytes": 123}, 1024, 123),
-        (False, 3, {}, 100_000, None),  # more than 2 GiB: the engine's share of the card decides
+        (False, 3, {}, 100_000, None),  # more than 4 GiB: the engine's share of the card decides
         (False, 36, {}, 1024, None),
         (True, 3, {}, 1024, None),  # VLLM_CPU_KVCACHE_SPACE decides
     ],

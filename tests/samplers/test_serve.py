@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import shutil
 import socket
+import sys
 import tempfile
 import uuid
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -48,6 +51,31 @@ def test_weights_that_are_not_finite_are_refused_before_anything_is_started(
     with pytest.raises(UserError, match=r"model\.safetensors: tensor 'model\.norm\.weight' holds NaN or infinity"):
         serve(config, host="127.0.0.1", port=1, only_print=False)
     assert started == [] and not (tmp_path / "token").exists()
+
+
+def test_a_server_says_what_its_start_compiles(
+    config: Config, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("vllm")
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: print("started"))
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", [])
+    sound = config.model_copy(update={"model": config.model.model_copy(update={"path": str(tiny_model)})})
+    serve(sound, host="127.0.0.1", port=1, only_print=False)
+    server, engine, started = capsys.readouterr().out.splitlines()
+    assert server.startswith("rollout server: ") and started == "started"
+    assert engine.startswith("engine: vLLM compiles one function")
+
+
+def test_a_small_model_is_served_eagerly_on_a_gpu(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlm_rl.samplers.serve.default_device", lambda: torch.device("cuda"))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/data/vllm")
+    _, flags, environment = server_options(config, host="127.0.0.1", port=1)
+    assert "--enforce-eager" in flags and "--kv-cache-memory-bytes" in flags
+    assert environment["TRITON_CACHE_DIR"] == "/data/vllm/triton_cache"
+    assert not any("CPU" in name for name in environment)
 
 
 def test_the_command_is_printed_without_reading_the_weights(

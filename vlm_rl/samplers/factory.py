@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,7 @@ def make_sampler(
     tensor_parallel: int = 1,
     seed: int = 0,
     returns_routing: bool = False,
+    phase: Callable[[str], Any] = lambda text: None,
 ) -> InProcessSampler:
     """Start an engine.
 
@@ -46,6 +47,7 @@ def make_sampler(
         tensor_parallel: how many neighbouring ranks form one vLLM engine; all of them call each method together.
         seed: of the engine itself; every response has a seed of its own.
         returns_routing: whether rollouts bring the experts that their tokens were sent to.
+        phase: called with what the start is doing, several times where that takes long.
 
     Raises UserError if vLLM is asked for and cannot be imported or run the model, and for an option that it may not
     get.
@@ -59,6 +61,7 @@ def make_sampler(
         "dtype": dtype,
         "returns_routing": returns_routing,
     }
+    phase("vLLM is imported")
     problem = None if name == "transformers" else _vllm_problem()
     if name == "vllm" and problem is not None:
         raise missing_vllm(problem)
@@ -79,7 +82,7 @@ def make_sampler(
         from vlm_rl.samplers.vllm import VllmSampler
 
         sampler = VllmSampler(
-            **shared, options=vllm_options, adapter=adapter, tensor_parallel=tensor_parallel, seed=seed
+            **shared, options=vllm_options, adapter=adapter, tensor_parallel=tensor_parallel, seed=seed, phase=phase
         )
     if base is not None:
         _load_adapter(sampler, model_path)

@@ -21,7 +21,7 @@ from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, model_dtype
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import PROBE_PLACES
-from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options
+from vlm_rl.samplers.vllm_options import engine_environment, engine_options, start_note
 from vlm_rl.templates import TEMPLATES
 
 _SERVER = "vllm.entrypoints.openai.api_server"
@@ -41,7 +41,7 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
 
     The model's weights are checked before the server starts. That reads each of them once, so a command that is only
     printed goes without it. Raises UserError where vLLM is not installed, for an option that the run's settings
-    decide, and for weights that are damaged.
+    decide, for weights that are damaged, and for a cache of vLLM's that cannot be written.
     """
     model, flags, environment = server_options(config, host=host, port=port)
     if only_print:
@@ -56,6 +56,8 @@ def serve(config: Config, *, host: str, port: int, only_print: bool) -> None:
     print(f"rollout server: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     if host not in LOOPBACK:
         print("images, text and weights travel unencrypted: use a network that you trust", flush=True)
+    if note := start_note(is_eager="--enforce-eager" in flags, on_cpu=default_device().type == "cpu"):
+        print(note, flush=True)
     os.environ.update(environment)
     sys.argv = ["vlm-rl serve", "--model", model, *flags]
     runpy.run_module(_SERVER, run_name="__main__")  # in this process: importing torch once takes long enough
@@ -94,7 +96,7 @@ def server_options(config: Config, *, host: str, port: int) -> tuple[str, list[s
         "disable_uvicorn_access_log": True,
     }
     environment = {
-        **{key: os.environ.get(key, value) for key, value in ENVIRONMENT.items() if on_cpu or "CPU" not in key},
+        **{key: os.environ.get(key, value) for key, value in engine_environment(on_cpu=on_cpu).items()},
         "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that replace weights, behind our token
         "VLM_RL_SERVER_TOKEN_FILE": str(token_path(config.rollout.server_token)),
     }

@@ -28,6 +28,7 @@ from vlm_rl.config import ENGINE_SHARE, LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.distributed import rank
 from vlm_rl.errors import UserError, near
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
 from vlm_rl.samplers.fingerprint import (
@@ -38,7 +39,13 @@ from vlm_rl.samplers.fingerprint import (
     join_shards,
 )
 from vlm_rl.samplers.partial_batch import PartialBatch, with_prefix
-from vlm_rl.samplers.vllm_options import ENVIRONMENT, engine_options, prompt_request, sampling_options
+from vlm_rl.samplers.vllm_options import (
+    engine_environment,
+    engine_options,
+    prompt_request,
+    sampling_options,
+    start_note,
+)
 from vlm_rl.samplers.vllm_start import compiler_kept, starting
 from vlm_rl.samplers.vllm_worker import (
     forget_expert_kernels,
@@ -75,6 +82,7 @@ class VllmSampler:
         tensor_parallel: int = 1,
         seed: int = 0,
         returns_routing: bool = False,
+        phase: Callable[[str], Any] = lambda text: None,
     ) -> None:
         """Start the engine. For the arguments see vlm_rl.samplers.factory.make_sampler.
 
@@ -107,8 +115,12 @@ class VllmSampler:
             settings["enable_return_routed_experts"] = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             settings.setdefault("distributed_executor_backend", "external_launcher")
+        note = start_note(is_eager=settings["enforce_eager"], on_cpu=self._on_cpu)
+        if note and rank() == 0 and os.environ.get("VLM_RL_OUTPUT") != "quiet":
+            print(note, flush=True)
+        phase("vLLM starts")
         try:
-            with _global_random_state_kept(), starting():
+            with _global_random_state_kept(), starting(phase):
                 self._llm = self._vllm.LLM(**settings)
         except (ValueError, NotImplementedError) as error:  # vLLM's for a model or an option that it does not support
             reason = " ".join(str(error).split())
@@ -333,7 +345,7 @@ def import_vllm() -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if os.environ.get("VLM_RL_OUTPUT") == "verbose":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
-    for key, value in ENVIRONMENT.items():
+    for key, value in (engine_environment(on_cpu=True) | engine_environment(on_cpu=False)).items():
         os.environ.setdefault(key, value)
     # vLLM looks for Triton before it has set up its logging, and triggers torch's deprecation warnings.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)

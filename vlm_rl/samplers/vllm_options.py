@@ -7,7 +7,10 @@ vllm.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,18 +18,34 @@ from PIL import Image
 
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.vision import video_metadata
+from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.types import Video
 
 if TYPE_CHECKING:
     import vllm
 
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner shares these cores
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, where the device is a CPU
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
-}
+
+def engine_environment(*, on_cpu: bool) -> dict[str, str]:
+    """Return the variables that vLLM needs, where the user has not set them."""
+    variables = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",  # nothing leaves the machine
+    }
+    if on_cpu:
+        return variables | {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner shares these cores
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        }
+    # Otherwise torch names a folder under the first compiled model's, and only while it compiles: the next start
+    # would look elsewhere, and compile vLLM's own kernels again.
+    return variables | {"TRITON_CACHE_DIR": str(compile_cache() / "triton_cache")}
+
+
+def compile_cache() -> Path:
+    """Return the folder in which vLLM keeps what it compiles."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "vllm"
+    return Path(os.environ.get("VLLM_CACHE_ROOT", default)).expanduser()
 
 
 SMALL_LAYERS = 8
@@ -34,7 +53,7 @@ SMALL_LAYERS = 8
 
 _COMPILING = ("compilation_config", "optimization_level", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 _BLOCK = 256  # tokens, at least those of a block of keys and values
-_SMALL_CACHE = 2 * 2**30  # bytes of keys and values that fit into an engine's share of any card
+_SMALL_CACHE = 4 * 2**30  # bytes; an engine's share of a card is more
 
 
 def engine_options(
@@ -116,6 +135,38 @@ def cache_bytes(config: Any, *, dtype: torch.dtype, max_model_len: int, batch_si
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token = 2 * text.num_hidden_layers * heads * head_dim * dtype.itemsize
     return 2 * token * batch_size * (max_model_len + _BLOCK)
+
+
+def start_note(*, is_eager: bool, on_cpu: bool) -> str:
+    """Return a line about what the start of an engine compiles; empty where that is nothing.
+
+    Raises UserError where the model is compiled, and the cache of that cannot be written.
+    """
+    if is_eager and on_cpu:
+        if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+            return ""
+        return "engine: vLLM compiles one function at the first responses, ten to twenty seconds the first time"
+    if is_eager:
+        return "engine: vLLM runs this model eagerly, and compiles only kernels"
+    folder = compile_cache()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(
+            f"vLLM keeps what it compiles in {folder}, which cannot be written ({error.strerror}): name a folder "
+            "that outlives the run in VLLM_CACHE_ROOT"
+        ) from error
+    return (
+        "engine: vLLM compiles this model, one to two minutes the first time; kept in "
+        f"{shown(folder)} for the next start"
+    )
+
+
+def shown(folder: Path) -> str:
+    """Return the folder's path, with ~ for the user's home."""
+    home = Path.home()
+    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
 def prompt_request(

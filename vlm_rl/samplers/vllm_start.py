@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,11 +18,87 @@ from vlm_rl.distributed import from_main
 _COMPILER = ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS")  # the second, on a CPU
 
 
+PHASES = (
+    ("vllm.v1.worker.gpu.model_runner", "Loading model from scratch", "vLLM reads the weights"),
+    ("vllm.v1.worker.cpu_model_runner", "Starting to load model", "vLLM reads the weights"),
+    ("vllm.compilation.monitor", "Starting torch.compile", "vLLM compiles the model, up to a minute the first time"),
+    ("vllm.compilation.decorators", "Directly load AOT", "vLLM takes the compiled model from its cache"),
+    ("vllm.compilation.monitor", "torch.compile took", "vLLM measures what memory it needs"),
+    ("vllm.model_executor.warmup.kernel_warmup", "warmup starting", "vLLM compiles its kernels"),
+    ("vllm.model_executor.warmup.kernel_warmup", "warmup finished", "vLLM captures CUDA graphs"),
+)
+"""The module of vLLM's that logs, what it then logs, and what vLLM does from then on."""
+
+
 @contextmanager
-def starting() -> Iterator[None]:
-    """Keep the start of an engine from changing this process."""
-    with _memory_left_alone(), threads_kept(), compiler_kept(), _own_shared_memory():
+def starting(phase: Callable[[str], Any]) -> Iterator[None]:
+    """Keep the start of an engine from changing this process, and tell `phase` what vLLM is doing."""
+    with (
+        _memory_left_alone(),
+        threads_kept(),
+        compiler_kept(),
+        _own_shared_memory(),
+        folders_left_out_of_the_key(),
+        phases_told(phase),
+    ):
         yield
+
+
+@contextmanager
+def folders_left_out_of_the_key() -> Iterator[None]:
+    """Let every folder with this model's configuration have the same key in vLLM's cache of compiled models.
+
+    vLLM's key holds the configuration, and the path of the folder, but nothing of the weights: these are arguments of
+    what is compiled. With the path, each checkpoint of a run would be compiled anew, at a resume and an evaluation.
+    A compiled vision tower keeps it, since it may depend on the processor's files too.
+    """
+    from vllm.config import VllmConfig
+
+    method = VllmConfig.compute_hash
+
+    def compute_hash(self: VllmConfig, *args: Any, **kwargs: Any) -> str:
+        if self.compilation_config.compile_mm_encoder:
+            return method(self, *args, **kwargs)
+        same, model = copy(self), copy(self.model_config)
+        object.__setattr__(model, "model", "")  # past pydantic's checks
+        object.__setattr__(same, "model_config", model)
+        return method(same, *args, **kwargs)
+
+    VllmConfig.compute_hash = compute_hash
+    try:
+        yield
+    finally:
+        VllmConfig.compute_hash = method
+
+
+@contextmanager
+def phases_told(phase: Callable[[str], Any]) -> Iterator[None]:
+    """Call `phase` with what vLLM is doing, as its log says.
+
+    What it shows of its log stays the same: the handler that shows it has a level of its own.
+    """
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            message = record.getMessage()
+            for name, words, text in PHASES:
+                if record.name == name and words in message:
+                    phase(text)
+
+    configure_logging_if_needed(LoggingConfig())  # or the engine does so, and takes all handlers away
+    handler, loggers = Told(), {name: logging.getLogger(name) for name, *_ in PHASES}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    for logger in loggers.values():
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for name, logger in loggers.items():
+            logger.setLevel(levels[name])
+            logger.removeHandler(handler)
 
 
 @contextmanager
