@@ -1,4 +1,7 @@
-"""Checks in processes of their own: whatever these do, every check has an answer, and no process is left behind."""
+"""Checks in processes of their own: whatever these do, every check has an answer, and no process is left behind.
+
+Until then they say what they do.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 from tests.helpers.processes import processes_with
 from vlm_rl.doctor import apart
-from vlm_rl.doctor.apart import CheckGroup, run_apart
+from vlm_rl.doctor.apart import CheckGroup, Phase, run_apart
 from vlm_rl.doctor.check import Check
 
 MODULE = "tests.helpers.doctor_checks"
@@ -18,11 +21,11 @@ MODULE = "tests.helpers.doctor_checks"
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a way of the helper's checks."""
 
-    def run(way: str, group: CheckGroup) -> tuple[list[Check], list[str]]:
+    def run(way: str, group: CheckGroup) -> tuple[list[Check], list[tuple[str, str]]]:
         monkeypatch.setenv("DOCTOR_WAY", way)
         monkeypatch.setenv("RANK", "7")  # as if the doctor itself were a rank
-        waited: list[str] = []
-        known = list(run_apart(group, tmp_path, num_gpus=0, waiting=waited.append))
+        waited: list[tuple[str, str]] = []
+        known = list(run_apart(group, tmp_path, num_gpus=0, waiting=lambda *told: waited.append(told)))
         assert not processes_with(str(tmp_path))
         return known, waited
 
@@ -41,22 +44,58 @@ def test_a_group_that_dies_answers_for_what_it_did_before(answers) -> None:
     assert known[0].detail == "model on rank alone"
     assert "ZeroDivisionError: no number" in known[1].detail
     assert known[2].detail == "its process ended with exit code 3; it said: RuntimeError: out of luck"
-    assert waited[0] == "fine" and waited[-1] in group.checks
+    assert waited[0] == ("fine", "starting its process")
+    assert {name for name, _ in waited} <= {*group.checks}
 
 
 def test_ranks_that_do_not_know_the_same_thing_answer_once(answers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ranks fail in one check, and each writes it down; the check after it has no answer."""
     written = [Check("fine", "ok", ""), *[Check("raises", "unknown", "out of memory")] * 2]
-    monkeypatch.setattr(apart, "_answers", lambda _: written)
+    monkeypatch.setattr(apart, "_events", lambda _: written)
     known, _ = answers("dies", CheckGroup(MODULE, ("fine", "raises", "dies"), 60))
     assert [answer.name for answer in known] == ["fine", "raises", "dies"]
     assert known[:2] == written[:2] and known[2].outcome == "unknown"
 
 
 def test_a_group_that_hangs_is_ended(answers) -> None:
-    known, _ = answers("hangs", CheckGroup(MODULE, ("fine", "hangs"), 5))
+    known, waited = answers("hangs", CheckGroup(MODULE, ("fine", "hangs"), 5))
     assert [(answer.name, answer.outcome) for answer in known][-1] == ("hangs", "unknown")
-    assert known[-1].detail.startswith("no answer within 5 s")
+    assert known[-1].detail.startswith("no answer within 5 s, last: ")
+    if known[0].outcome == "ok":  # its process was there in time
+        assert known[-1].detail == "no answer within 5 s, last: sleeping"
+        assert ("hangs", "sleeping") in waited
+
+
+def test_what_a_check_does_is_told_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process of the group, which writes it down, and to the page, which reads it."""
+    monkeypatch.setenv("DOCTOR_WAY", "dies")
+    written = tmp_path / f"{MODULE}.jsonl"
+    written.write_text('{"name": "", "phase": "importing"}\n')
+    assert apart._events(written) == [Phase("", "importing")]
+    with written.open("a") as file:
+        file.write('{"name": "fine", "pha')  # still being written
+    assert apart._events(written) == [Phase("", "importing")]
+    steps = iter(
+        [
+            [Phase("", "importing")],
+            [Phase("", "importing"), Phase("fine", "counting"), Check("fine", "ok", "")],
+        ]
+    )
+    last = [Phase("", "importing"), Phase("fine", "counting"), Check("fine", "ok", ""), Phase("raises", "dividing")]
+    monkeypatch.setattr(apart, "_events", lambda _: next(steps, last))
+    monkeypatch.setattr(apart, "_POLL_SECONDS", 0)
+    told: list[tuple[str, str]] = []
+    group = CheckGroup(MODULE, ("fine", "raises"), 60)
+    assert [answer.name for answer in run_apart(group, tmp_path, num_gpus=0, waiting=lambda *t: told.append(t))] == [
+        "fine",
+        "raises",
+    ]
+    assert list(dict.fromkeys(told))[:4] == [
+        ("fine", "starting its process"),
+        ("fine", "importing"),
+        ("raises", ""),
+        ("raises", "dividing"),
+    ]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from vlm_rl.doctor.check import run_checks
 from vlm_rl.doctor.engine import EngineUnderTest
 from vlm_rl.doctor.model import ModelUnderTest
 from vlm_rl.learner import learner
+from vlm_rl.learner.sync_probe import RESPONSES
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 
@@ -47,6 +48,26 @@ def test_a_gap_that_is_not_a_number_does_not_pass(monkeypatch: pytest.MonkeyPatc
     subject: Any = SimpleNamespace(engine=sampler, policy=(None, None, 1e-3), prompts=[])
     answer = engine.sync(subject)
     assert answer.outcome == "off" and "within nan" in answer.detail
+
+
+@pytest.mark.parametrize(("device", "options"), [("cuda", engine.GRAPHS), ("cpu", None)])
+def test_the_engine_of_a_gpu_has_the_graphs_that_a_sync_replays(
+    monkeypatch: pytest.MonkeyPatch, device: str, options: Any
+) -> None:
+    """A sync draws RESPONSES to each of two prompts; their second token is a decoding step of all of them."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(engine, "default_device", lambda: torch.device(device))
+    monkeypatch.setattr(engine, "start_sampler", lambda *_, **options: asked.update(options))
+    subject: Any = EngineUnderTest(Path("model"))
+    vars(subject)["policy"] = (None, 0.0, 1.0)
+    assert subject.engine is None and asked["vllm_options"] == options
+    assert 2 * RESPONSES in engine.GRAPHS["compilation_config"]["cudagraph_capture_sizes"]
+
+
+def test_vllm_takes_these_options(model: Path) -> None:
+    vllm = pytest.importorskip("vllm")
+    config = vllm.EngineArgs(model=str(model), **engine.GRAPHS)
+    assert config.compilation_config.cudagraph_capture_sizes == [1, 2, 4, 8] and not config.enforce_eager
 
 
 # --- ranks, in a new process: DeepSpeed would change this one, and a fork would lack the threads of its groups -----

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from vlm_rl.doctor.check import Check
+from vlm_rl.doctor.check import Check, phase
 
 
 def fine(subject: Path) -> Check:
@@ -23,6 +23,7 @@ def dies(subject: Path) -> Check:
 
 
 def hangs(subject: Path) -> Check:
+    phase("sleeping")
     time.sleep(1000)
     return Check("hangs", "ok", "")
 

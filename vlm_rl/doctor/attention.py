@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlm_rl.devices import default_device
-from vlm_rl.doctor.check import Check
+from vlm_rl.doctor.check import Check, phase
 from vlm_rl.learner.packing import TokenSpan, row_layout
 from vlm_rl.learner.shared_prefix_attention import shared_prefix_attention
 
@@ -85,6 +85,7 @@ def _error(attend: Callable[..., Tensor], dtype: torch.dtype, groups: Groups) ->
 
 @cache
 def _expected(groups: Groups) -> list[Tensor]:
+    phase("padded rows in float64")
     return _run(_padded(groups), torch.float64, groups)
 
 

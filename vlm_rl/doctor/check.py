@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from vlm_rl.errors import UserError
 
 CheckOutcome = Literal["ok", "off", "unknown"]
+Waiting = Callable[[str, str], Any]  # told which check is running, and what it does now: empty as it begins
+
+_told: ContextVar[Callable[[str], Any]] = ContextVar("told", default=lambda phase: None)
+
+
+def phase(text: str) -> None:
+    """Say what the running check does now, for whoever waits for its answer."""
+    _told.get()(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +32,11 @@ class Check:
 
 
 def run_checks(
-    checks: Sequence[Callable[..., Check]], subject: Any, *, waiting: Callable[[str], Any] = lambda name: None
+    checks: Sequence[Callable[..., Check]], subject: Any, *, waiting: Waiting = lambda name, phase: None
 ) -> Iterator[Check]:
     """Call each check on the subject and yield its answer; one that fails does not keep the others from running.
 
-    `waiting` is called with the name of a check before it begins.
+    `waiting` is called before a check begins, and with each of its phases.
 
     A UserError is an answer: something is off, and the message names the next step. A later check with the same
     message depends on the first, so its outcome is unknown. So is that of a check that ends in any other exception.
@@ -34,18 +44,24 @@ def run_checks(
     known: dict[str, str] = {}  # a message -> the check that it came from first
     for check in checks:
         name = check.__name__.replace("_", " ")
-        waiting(name)
-        try:
-            yield check(subject)
-        except UserError as error:
-            cause = known.setdefault(str(error), name)
-            if cause == name:
-                yield Check(name, "off", str(error))
-            else:
-                yield Check(name, "unknown", f"it depends on {cause!r}, which failed", f"fix {cause!r} first")
-        except Exception as error:  # whatever a broken machine or model leads to: the other checks still run
-            reason = " ".join(str(error).split())
-            yield Check(name, "unknown", f"the check failed: {type(error).__name__}: {reason:.300}", "report this")
+        waiting(name, "")
+        before = _told.set(partial(waiting, name))
+        answer = _answer(check, subject, name, known)
+        _told.reset(before)
+        yield answer
+
+
+def _answer(check: Callable[..., Check], subject: Any, name: str, known: dict[str, str]) -> Check:
+    try:
+        return check(subject)
+    except UserError as error:
+        cause = known.setdefault(str(error), name)
+        if cause == name:
+            return Check(name, "off", str(error))
+        return Check(name, "unknown", f"it depends on {cause!r}, which failed", f"fix {cause!r} first")
+    except Exception as error:  # whatever a broken machine or model leads to: the other checks still run
+        reason = " ".join(str(error).split())
+        return Check(name, "unknown", f"the check failed: {type(error).__name__}: {reason:.300}", "report this")
 
 
 def exit_code(answers: Sequence[Check]) -> int:

@@ -8,17 +8,17 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
 from vlm_rl.data.adapters import base_of
 from vlm_rl.doctor.apart import GROUPS, run_apart
-from vlm_rl.doctor.check import Check, exit_code, run_checks
+from vlm_rl.doctor.check import Check, Waiting, exit_code, run_checks
 from vlm_rl.doctor.machine import MACHINE_CHECKS
+from vlm_rl.doctor.waiting import WaitingLine
 from vlm_rl.errors import UserError
 from vlm_rl.run.checkpoint_names import resolve_model
 from vlm_rl.run.terminal import make_console
@@ -30,7 +30,7 @@ _INDENT, _WIDTH = 21, 110  # columns before a detail, and of the page
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Print a line for each check as soon as it is known. Returns the exit code.
+    """Print a line for each check as soon as it is known, and until then what it does. Returns the exit code.
 
     A model folder and a recipe are checked where they are given, otherwise the machine is. Raises UserError for a
     folder with an adapter, and where the file of --json cannot be written.
@@ -40,15 +40,12 @@ def doctor(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     known: list[Check] = []
     console = make_console()
-    with console.status("") as status:
-
-        def waiting(name: str) -> None:
-            status.update(Text(f"{name} … {time.monotonic() - begun:.0f} s", style="dim"))
-
+    with WaitingLine(console) as waiting:
         for answer in _answers(options, waiting):
             known.append(answer)
             for line in _lines(answer):
                 console.print(line, soft_wrap=True)
+            waiting.answered()
     console.print(Text(f"\n{_summary(known)}, in {time.monotonic() - begun:.0f} s"), soft_wrap=True)
     if options.json is not None:
         with writing(options.json):
@@ -56,7 +53,7 @@ def doctor(options: argparse.Namespace) -> int:
     return exit_code(known)
 
 
-def _answers(options: argparse.Namespace, waiting: Callable[[str], Any]) -> Iterator[Check]:
+def _answers(options: argparse.Namespace, waiting: Waiting) -> Iterator[Check]:
     if options.model is not None:
         folder = resolve_model(options.model)
         if (base := base_of(folder)) is not None:
@@ -73,13 +70,13 @@ def _answers(options: argparse.Namespace, waiting: Callable[[str], Any]) -> Iter
         yield from _of_the_machine(options.runs, waiting)
 
 
-def _of_the_machine(runs: Path, waiting: Callable[[str], Any]) -> Iterator[Check]:
+def _of_the_machine(runs: Path, waiting: Waiting) -> Iterator[Check]:
     from vlm_rl.doctor.recipe import existing
 
     yield from run_checks(MACHINE_CHECKS, existing(runs), waiting=waiting)
     if not GROUPS:
         return
-    waiting("building a tiny model")
+    waiting("tiny model", "importing torch and transformers, building it")
     from vlm_rl.toy.tiny_model import build_tiny_model
 
     with tempfile.TemporaryDirectory(prefix="vlm-rl-doctor-") as folder:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import chisquare
 
 from vlm_rl.data.prompts import rope_positions
+from vlm_rl.distributed import default_device
 from vlm_rl.doctor.attention import ATTENTION_CHECKS
-from vlm_rl.doctor.check import Check
+from vlm_rl.doctor.check import Check, phase
 from vlm_rl.doctor.model import ModelUnderTest, start_sampler, sync_and_compare
 from vlm_rl.learner.packing import Chunk, pack_row
 from vlm_rl.learner.policy import Policy
 from vlm_rl.learner.self_check import group_of
+from vlm_rl.learner.sync_probe import RESPONSES
 from vlm_rl.samplers.base import Sampler, SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.types import Prompt, Rollout
@@ -23,6 +27,12 @@ CYCLES = 3
 BFLOAT16_LIMIT = 0.05  # nats per token; in float32 the limit is the self-check's
 DRAWS, LEAST_P = 10_000, 1e-4  # a sound engine is called off once in 10^4 machines
 LEAST_EXPECTED = 5  # draws of a token, below which Pearson's statistic is not chi-square distributed
+GRAPHS: Mapping[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_capture_sizes": [1, 2, RESPONSES, 2 * RESPONSES]},
+}
+"""The engine of a run has CUDA graphs, so this one has too, though its model is small; each size takes time."""
+
 _WAY_OUT = "set rollout.sampler=transformers; with vLLM, try VLLM_USE_V2_MODEL_RUNNER=0 in the environment"
 
 
@@ -32,7 +42,8 @@ class EngineUnderTest(ModelUnderTest):
     @cached_property
     def engine(self) -> Sampler:
         """Return the engine that a run would take, asleep or awake as the last check left it."""
-        return start_sampler(self, self.policy[0], batch_size=256)
+        options = GRAPHS if default_device().type == "cuda" else None
+        return start_sampler(self, self.policy[0], batch_size=256, vllm_options=options)
 
 
 def sync(subject: EngineUnderTest) -> Check:
@@ -70,6 +81,7 @@ def draws(subject: EngineUnderTest) -> Check:
     prompt = subject.prompts[-1]
     sync_and_compare(engine, policy, [prompt], version=CYCLES + 1)
     params = SamplingParams(temperature=1.0, max_tokens=1, responses=DRAWS)
+    phase(f"drawing {DRAWS:,} tokens")
     (rollouts,) = engine.generate(SampleRequest([prompt], params, seed=0, step=0))
     probabilities = _first_token(policy, prompt, vocabulary=len(subject.builder.tokenizer))
     counts = np.bincount([int(rollout.ids[0]) for rollout in rollouts], minlength=len(probabilities))

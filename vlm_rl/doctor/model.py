@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, redirect_stdout
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from vlm_rl.data.images import encode_png
 from vlm_rl.data.model_folder import check_model_folder, check_weights, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.devices import default_device, gpu_memory, model_dtype
-from vlm_rl.doctor.check import Check
+from vlm_rl.doctor.check import Check, phase
 from vlm_rl.errors import UserError
 from vlm_rl.learner.architectures import PADDED_COST, check_architecture, is_padded
 from vlm_rl.learner.packing import PackedRow
@@ -63,6 +63,7 @@ class ModelUnderTest:
     def manifest(self) -> Manifest | None:
         """Return the manifest of a checkpoint of ours, once every weight was read and found whole and finite."""
         check_model_folder(self.path)
+        phase("reading every weight")
         manifest = verify_model(self.path)
         check_weights(self.path)
         return manifest
@@ -82,7 +83,9 @@ class ModelUnderTest:
         model_type(self)
         weights(self)
         banned = self.builder.banned_ids
+        phase("loading the model")
         model = load_model(self.path, dtype=model_dtype(default_device()))
+        phase("comparing packed rows with the unmodified model")
         check = SelfCheck(model, self.prompts, banned_ids=banned, temperature=1.0)
         policy = Policy(model, banned_ids=banned, temperature=1.0)
         return policy, check.compare(policy, path=self.path), check.limit
@@ -167,7 +170,13 @@ def sampler(model: ModelUnderTest) -> Check:
     return Check("sampler", outcome, f"{detail} (limit {limit:.2g})", "" if outcome == "ok" else _OTHER_ENGINE)
 
 
-def start_sampler(model: ModelUnderTest, policy: Policy, *, batch_size: int = RESPONSES) -> Sampler:
+def start_sampler(
+    model: ModelUnderTest,
+    policy: Policy,
+    *,
+    batch_size: int = RESPONSES,
+    vllm_options: Mapping[str, Any] | None = None,
+) -> Sampler:
     """Start the engine that a run would take, for so many responses side by side."""
     with redirect_stdout(io.StringIO()):  # it names the engine, and so does the answer
         return make_sampler(
@@ -177,6 +186,8 @@ def start_sampler(model: ModelUnderTest, policy: Policy, *, batch_size: int = RE
             max_model_len=max(len(prompt.ids) for prompt in model.prompts) + TOKENS,
             batch_size=batch_size,
             dtype=next(policy.parameters()).dtype,
+            vllm_options=vllm_options,
+            phase=phase,
         )
 
 
@@ -191,9 +202,11 @@ def sync_and_compare(engine: Sampler, policy: Policy, prompts: Sequence[Prompt],
 
     Raises StaleWeightsError where other weights arrive.
     """
+    phase(f"bringing the weights into {engine.name}, sync {version}")
     builder = FingerprintBuilder(dtype=engine.dtype)
     engine.load_weights(builder.watch(policy.model.named_parameters()), version=version)
     check_fresh(engine, builder.result())
+    phase(f"comparing the log-probs of responses by {engine.name}, sync {version}")
     params = SamplingParams(temperature=1.0, max_tokens=TOKENS, responses=RESPONSES)
     groups = engine.generate(SampleRequest(prompts, params, seed=0, step=version))
     gaps = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from vlm_rl.config import TrainConfig
 from vlm_rl.data.prompts import rope_positions
 from vlm_rl.distributed import all_gather, init_ranks, rank, world_size
-from vlm_rl.doctor.check import Check
+from vlm_rl.doctor.check import Check, phase
 from vlm_rl.doctor.model import ModelUnderTest
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.packing import Chunk, PackedRow, pack_row
@@ -28,6 +28,7 @@ _MEBIBYTES_ON_GPU, _MEBIBYTES_ON_CPU = 256, 16
 
 def collectives(_: ModelUnderTest) -> Check:
     """Add up a tensor over all ranks, and gather plain values from the hosts."""
+    phase("connecting the ranks")
     device = init_ranks()
     backend = "NCCL" if device.type == "cuda" else "gloo"
     ranks = world_size()
@@ -79,10 +80,13 @@ def step_error(model: ModelUnderTest, stage: Literal[2, 3]) -> float:
 
     Each rank has its own row. The step is as long as the weights, so that rounding them to bfloat16 hardly counts.
     """
+    phase("plain gradient descent in float32")
     start, gradient, rows = _plain_gradient(model)
+    phase("starting DeepSpeed")
     lr = _norm(start) / _norm(gradient)
     config = TrainConfig(optimizer="sgd", lr=lr, grad_clip=1e30, zero_stage=stage)
     learner = Learner(_policy(model, torch.bfloat16, shard_for=config), config, total_optimizer_steps=1)
+    phase("a step of DeepSpeed")
     learner.update([rows[rank()]], _loss)
     missed = {
         name: weight.detach().cpu().float() - start[name] + lr * gradient[name]
