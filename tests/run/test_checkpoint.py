@@ -41,6 +41,7 @@ from vlm_rl.run.checkpoint import (
     prune,
     recover,
     saving,
+    size_text,
     verify,
     verify_model,
 )
@@ -314,7 +315,31 @@ def test_a_save_that_will_not_fit_is_refused_before_it_writes(
         begin(tmp_path, step=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
-    assert begin(tmp_path, step=2).is_dir()
+    assert begin(tmp_path, step=2, size=2 * size).is_dir(), "what the newest takes is known better than planned"
+
+
+def test_the_first_save_that_will_not_fit_is_refused_by_its_planned_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=45_000_000_000 - 1))
+    with pytest.raises(CheckpointError, match=r"step 1 needs about 45\.0 GB, .* there is no earlier checkpoint"):
+        begin(tmp_path, step=1, size=45_000_000_000)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0.0 kB"),
+        (224_724, "225 kB"),
+        (99_949, "99.9 kB"),
+        (14_455_879, "14.5 MB"),
+        (60_073_967_616, "60.1 GB"),
+        (4_398e9, "4,398 GB"),
+    ],
+)
+def test_sizes_are_short(size: float, text: str) -> None:
+    assert size_text(size) == text
 
 
 @pytest.fixture

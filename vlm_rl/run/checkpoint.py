@@ -52,12 +52,12 @@ _named: set[str] = set()  # the faults that `prune` has printed
 
 
 @contextmanager
-def saving(root: Path, *, step: int) -> Iterator[Path]:
+def saving(root: Path, *, step: int, size: int = 0) -> Iterator[Path]:
     """Make a folder to write a checkpoint into (`begin`), and remove it if writing fails.
 
     Raises CheckpointError for what the file system refused, such as a full disk.
     """
-    work = begin(root, step=step)
+    work = begin(root, step=step, size=size)
     try:
         with writing_checkpoint(root, step=step):
             yield work
@@ -77,22 +77,22 @@ def writing_checkpoint(root: Path, *, step: int) -> Iterator[None]:
         raise
 
 
-def begin(root: Path, *, step: int) -> Path:
+def begin(root: Path, *, step: int, size: int = 0) -> Path:
     """Make an empty folder beside the checkpoints, on the same file system. Only one save may run at a time.
 
     Leftovers of killed saves are removed first. Raises CheckpointError where less is free than the newest checkpoint
-    takes.
+    takes, or `size` bytes where there is none yet.
     """
     work = root / f"{_TEMPORARY}{_name(step)}-{secrets.token_hex(4)}"
     try:
         root.mkdir(exist_ok=True)  # without parents: a run folder that vanished is not made again
         _remove_leftovers(root)
-        needed = _newest_size(root)
+        needed = _newest_size(root) or size
         free = shutil.disk_usage(root).free
         if free < needed:
             raise CheckpointError(
-                f"{root}: the checkpoint of step {step} needs about {_megabytes(needed)}, "
-                f"and {_megabytes(free)} are free: free some space, then resume; {_untouched(root)}"
+                f"{root}: the checkpoint of step {step} needs about {size_text(needed)}, "
+                f"and {size_text(free)} are free: free some space, then resume; {_untouched(root)}"
             )
         work.mkdir()
     except OSError as error:
@@ -418,5 +418,7 @@ def _untouched(root: Path) -> str:
     return f"{newest} is untouched" if newest else "there is no earlier checkpoint"
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+def size_text(size: float) -> str:
+    """Return a number of bytes as text: 45.1 GB, 512 GB, 17.9 MB (10^9, 10^6, 10^3 bytes)."""
+    value, unit = (size / 1e9, "GB") if size >= 1e9 else (size / 1e6, "MB") if size >= 1e6 else (size / 1e3, "kB")
+    return f"{value:,.{0 if value >= 99.95 else 1}f} {unit}"
