@@ -48,6 +48,10 @@ def test_it_equals_the_run_that_waits(toys: Toys, whole: RunDirectory) -> None:
     result = start(toys, "async")
     assert result.code == 0, result.output[-3000:]
     assert saved(toys.run("async")) == ([3], 0)
+    log = (toys.run("async").path / "log.txt").read_text()
+    for step in (1, 2, 3):
+        _, _, after = log.partition(f"step {step}: saving ")
+        assert " while the training continues" in after.splitlines()[0] and f"step {step}: saved " in after
     assert_equal_runs(toys.run("async"), whole)
     assert_sound(toys.run("async"))
 

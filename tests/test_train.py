@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,6 +40,7 @@ from vlm_rl.errors import EXIT_STOPPED
 from vlm_rl.hadw import Belief
 from vlm_rl.run.checkpoint import newest_verified
 from vlm_rl.run.directory import RunDirectory
+from vlm_rl.run.manifest import read_manifest
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA
 from vlm_rl.samplers.fingerprint import StaleWeightsError
 from vlm_rl.session.recorder import Timings
@@ -101,6 +103,29 @@ def test_the_files_of_a_run(run: RunDirectory) -> None:
     assert [step for step, _ in run.checkpoints()] == [2, 4]
     assert [(e.benchmark, e.step) for e in run.evals()] == [("heldout", step) for step in (0, 2, 4)]
     assert_sound(run)
+
+
+def test_the_log_says_what_checkpoints_take_and_when_they_are_saved(run: RunDirectory) -> None:
+    lines = [line.partition("vlm_rl: ")[2] for line in (run.path / "log.txt").read_text().splitlines()]
+    first = next(index for index, line in enumerate(lines) if line.startswith("step 1/4"))
+    (room,) = (line for line in lines[:first] if line.startswith("checkpoints: "))
+    found = re.fullmatch(
+        r"checkpoints: ([\d.]+) MB each, every 2 steps, at most 2 at a time \(keep_last 2, the best, and the one "
+        rf"being written\) = [\d.]+ MB; [\d.,]+ [GM]B free in {run.path}",
+        room,
+    )
+    assert found, room
+    assert float(found[1]) == pytest.approx(read_manifest(run.checkpoints()[-1][1]).num_bytes / 1e6, rel=0.03)
+    said = [line.partition(" MB")[0].rpartition(" ")[0] for line in lines if re.match(r"step \d+: sav", line)]
+    assert said == ["step 2: saving", "step 2: saved", "step 4: saving", "step 4: saved"]
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys) -> None:
+    config = toys.config("no-room")
+    result = toys.runner("train", config, faults={"leave_free": {"size": 28_000_000}})
+    assert result.code == 2, result.output[-3000:]
+    assert "2 checkpoints at a time take 28.9 MB, and 28.0 MB are free" in result.output
+    assert not toys.run("no-room").path.exists()
 
 
 def test_a_checkpoint_opens_as_it_is(run: RunDirectory) -> None:

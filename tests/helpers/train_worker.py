@@ -29,6 +29,7 @@ from itertools import count
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -222,6 +223,11 @@ def full_disk_at(what: str) -> None:
         Journal.open = with_full_disk(Journal.open, files[what])
     else:
         setattr(RunDirectory, method[what], with_full_disk(getattr(RunDirectory, method[what]), files[what]))
+
+
+def leave_free(size: int) -> None:
+    """Let every disk have so many bytes free."""
+    shutil.disk_usage = lambda _: SimpleNamespace(free=size)  # type: ignore[assignment]
 
 
 def raise_in(phase: str, step: int, rank: int) -> None:
@@ -431,6 +437,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "poison": poison,
     "hold_save": hold_save,
     "full_disk_at": full_disk_at,
+    "leave_free": leave_free,
     "remove_run_in": remove_run_in,
     "pause_in": pause_in,
     "lose_lease_in": lose_lease_in,

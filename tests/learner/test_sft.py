@@ -186,6 +186,16 @@ def test_a_stopped_run_resumes_bit_for_bit(toys: Toys, learnable: Path, whole: R
     assert f"resuming {run.path} from step-000003 (step 4 of {steps} is next)" in " ".join(result.output.split())
     assert metrics_of(run) == metrics_of(whole)
     assert state_of(run) == state_of(whole)
+    for line in ("checkpoints: 14.5 MB each, every 2 steps, at most 3 at a time", "step 4: saving", "step 4: saved"):
+        assert line in result.output
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(toys: Toys, learnable: Path) -> None:
+    """Two saves need 28.9 MB: weights, DeepSpeed's copy of them and two moments, .9 M parameters in float32 each."""
+    path, run = sft_file(toys, learnable, "no-room")
+    result = toys.runner("sft", path, faults={"leave_free": {"size": 28_000_000}})
+    assert result.code == 2 and "2 checkpoints at a time take 28.9 MB" in result.output, result.output[-3000:]
+    assert not run.path.exists()
 
 
 @pytest.mark.slow
@@ -272,5 +282,6 @@ def test_the_dry_run_counts_no_engine(toys: Toys, learnable: Path) -> None:
     assert result.code == 0 and not run.path.exists()
     assert "supervised, 4 responses a step" in result.output and "optimizer  4 steps" in result.output
     assert "engine" not in result.output and "key-value" not in result.output
+    assert "each, every 2 steps, at most 2 at a time (keep_last 2, and the one being written)" in result.output
     block = json.loads(result.output[result.output.index("DeepSpeed block:") + len("DeepSpeed block:") :])
     assert block["zero_optimization"]["stage"] == 0

@@ -117,6 +117,7 @@ def test_every_shipped_recipe_has_a_dry_run(path: Path, tiny_model: Path, capsys
         assert word in shown
     assert f"{plan.max_response_tokens_per_step:,}" in shown
     assert f"{plan.optimizer_steps:,} in all" in shown
+    assert f"each, every {config.checkpoint.every} steps, at most" in shown and f" free in {config.out}" in shown
     assert on_tiny == (path.stem in ("toy", "smoke")), "a recipe's model has no shipped configuration"
 
 
@@ -228,6 +229,8 @@ def test_host_memory_by_hand() -> None:
     # rank 0's model folder and DeepSpeed's model state; masters and moments of all ranks together
     copied = plan_of(LUSPO_7B, "checkpoint.async_save=true").memory.checkpoint_copies
     assert copied == 2 * 2 * n + 12 * n
+    # in ZeRO 3 the masters are DeepSpeed's only copy
+    assert plan_of(LUSPO_7B, "checkpoint.async_save=true", "train.zero_stage=3").memory.checkpoint_copies == 14 * n
     kept = "train.deepspeed.zero_optimization.offload_optimizer.device=cpu"
     part = n // ranks  # 12 bytes for masters and moments; 4 for float32 gradients, or 8 where ZeRO 3 sums them too
     for stage, host, gradients in ((2, 16, 6), (3, 20, 0)):

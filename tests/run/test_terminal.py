@@ -78,6 +78,33 @@ def test_a_terminal_sees_the_phase_and_gets_its_cursor_back():
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor: hidden, then shown
 
 
+def test_what_happens_beside_a_phase_is_shown_behind_it_until_it_is_over():
+    """The thread of a save may say it before there is a phase."""
+    where = console(terminal=True)
+    with StepLine(total=60, console=where) as line:
+        line.beside("saving 1 of 2 GB")
+        line.phase(12, "rollout")
+        line.note("a line, before which the live one is drawn and removed")
+        assert "step 12/60  rollout …  saving 1 of 2 GB" in text_of(where)
+        line.phase(12, "update")
+        line.beside("saving 2 of 2 GB")
+        line.note("another")
+        assert "step 12/60  update …  saving 2 of 2 GB" in text_of(where)
+        line.beside("")
+        shown = len(text_of(where))
+        line.phase(12, "sync")
+    assert "sync …" in text_of(where)[shown:] and "saving" not in text_of(where)[shown:]
+
+
+def test_a_log_gets_nothing_of_what_happens_beside():
+    where = console()
+    with StepLine(total=60, console=where) as line:
+        assert not line.is_live
+        line.beside("saving 1 of 2 GB")
+        line.phase(12, "rollout")
+    assert text_of(where) == ""
+
+
 def test_a_note_is_one_line_taken_literally_after_the_live_line_is_gone():
     where = console(terminal=True)
     with StepLine(total=60, console=where) as line:

@@ -302,7 +302,7 @@ class CheckpointConfig(ConfigSection):
     every: PositiveInt = 50
     """Rollout steps between checkpoints; the last step is always saved."""
     keep_last: PositiveInt = 2
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept. The disk needs room for one more, while it is written."""
     keep_every: NonNegativeInt = 0
     """Also keep each step that is a multiple of this, permanently; 0 keeps none."""
     async_save: bool = False

@@ -71,7 +71,7 @@ def _answers(options: argparse.Namespace, waiting: Waiting) -> Iterator[Check]:
 
 
 def _of_the_machine(runs: Path, waiting: Waiting) -> Iterator[Check]:
-    from vlm_rl.doctor.recipe import existing
+    from vlm_rl.learner.checkpoint_size import existing
 
     yield from run_checks(MACHINE_CHECKS, existing(runs), waiting=waiting)
     if not GROUPS:

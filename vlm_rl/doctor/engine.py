@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chisquare
 
 from vlm_rl.data.prompts import rope_positions
-from vlm_rl.distributed import default_device
+from vlm_rl.devices import default_device, has_gpu
 from vlm_rl.doctor.attention import ATTENTION_CHECKS
 from vlm_rl.doctor.check import Check, phase
 from vlm_rl.doctor.model import ModelUnderTest, start_sampler, sync_and_compare
@@ -58,7 +58,7 @@ def sync(subject: EngineUnderTest) -> Check:
             gaps.append(sync_and_compare(engine, policy, subject.prompts, version=version))
     except StaleWeightsError as error:
         return Check("sync", "off", f"cycle {len(gaps) + 1} of {CYCLES}: {error}", _WAY_OUT)
-    cycle = "asleep, awake and synced" if torch.cuda.is_available() else "synced (nothing sleeps on a CPU)"
+    cycle = "asleep, awake and synced" if has_gpu() else "synced (nothing sleeps on a CPU)"
     detail = f"{CYCLES} times {cycle}, {engine.name} holds the learner's weights, and its log-probs "
     gap = float(np.max(gaps))  # NaN where one is
     detail += f"are within {gap:.1e} of the learner's (limit {limit:.0e})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 from vlm_rl.config import Config, load_config
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.doctor.check import Check
+from vlm_rl.learner.checkpoint_size import planned_room
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE, engine_share
 
 _GIB = 2**30
-ADAM_BYTES = 12  # a trained parameter in a checkpoint: float32 master and two moments
 
 
 class RecipeUnderTest:
@@ -122,20 +121,11 @@ def _less_on_the_host(config: Config) -> Iterator[str]:
 
 def checkpoints(subject: RecipeUnderTest) -> Check:
     """Compare the checkpoints that are kept, and the one that is being written, with the free disk."""
-    plan, kept = subject.plan, subject.config.checkpoint.keep_last + 1
-    size = 2 * plan.num_parameters * plan.dtype.itemsize + ADAM_BYTES * plan.num_trainable
-    folder = existing(Path(subject.config.out))
-    free = shutil.disk_usage(folder).free
-    detail = f"{kept} x {size / _GIB:.1f} GiB at most at a time, {free / _GIB:.1f} free in {folder}"
-    if kept * size <= free:
+    room = planned_room(subject.plan)
+    detail = room.line().removeprefix("checkpoints: ")
+    if room.most * room.size <= room.free:
         return Check("checkpoints", "ok", detail)
     return Check("checkpoints", "off", detail, "free some, change out, or lower checkpoint.keep_last")
-
-
-def existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 RECIPE_CHECKS = (recipe, update, rollout, host_memory, checkpoints)

@@ -15,6 +15,8 @@
     shared_prefix_attention   attention over a packed row
     loading         from folders to prompt builder and policy
     saving          the learner's state, to checkpoints and back
+    checkpoint_size   how large checkpoints are, and whether the disk has room for those that are kept
+    save_progress   how far a save is, for logs and terminals
     sft             the steps of supervised fine-tuning, and a pass over examples in order
     sft_run         a run of `vlm-rl sft`
 
@@ -28,6 +30,7 @@ attention implementation.
 
 __all__ = [
     "architectures",
+    "checkpoint_size",
     "deepspeed",
     "layer_patches",
     "learner",
@@ -38,6 +41,7 @@ __all__ = [
     "quantization",
     "reference",
     "row_plan",
+    "save_progress",
     "saving",
     "self_check",
     "sft",

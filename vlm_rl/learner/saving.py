@@ -21,6 +21,7 @@ from vlm_rl.distributed import all_gather, barrier, from_main, rank, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.checkpoint_files import CheckpointFiles
 from vlm_rl.learner.learner import Learner
+from vlm_rl.learner.save_progress import SaveLines, SaveProgress
 from vlm_rl.run.checkpoint import commit, prune, recover, saving, writing_checkpoint
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.lock import RunLock
@@ -101,6 +102,8 @@ class CheckpointWriter:
         *,
         lock: RunLock,
         best_step: Callable[[], int | None] = lambda: None,
+        size: int = 0,
+        lines: SaveLines | None = None,
     ) -> None:
         """Write nothing yet.
 
@@ -111,9 +114,12 @@ class CheckpointWriter:
             keep: which earlier checkpoints are kept, and whether saves are asynchronous.
             lock: of the run; a checkpoint is committed only while it is held.
             best_step: gives a step that is kept too.
+            size: the bytes that a checkpoint is expected to take; the first one is refused where fewer are free.
+            lines: where saves are announced, and how far they are.
         """
         self.root, self.learner, self.builder, self.keep = root, learner, builder, keep
         self.lock, self.best_step = lock, best_step
+        self._progress = SaveProgress(size, lines)
         self._pending: _Pending | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # starts with the first job
 
@@ -129,14 +135,18 @@ class CheckpointWriter:
         """
         self.finish()
         step = state["step"]
+        self._progress.begin(step, beside=self.keep.async_save)
         if name := self.learner.non_finite():
             raise NonFiniteError(
                 f"step {step}: {name} holds NaN or infinity: this state is not saved, and the newest checkpoint in "
                 f"{self.root} stays the newest: resume from it; if this comes back, start a new run with a "
                 "lower train.lr"
             )
-        with (saving if rank() == 0 else writing_checkpoint)(self.root, step=step) as own:
+        size = self._progress.size
+        making = saving(self.root, step=step, size=size) if rank() == 0 else writing_checkpoint(self.root, step=step)
+        with making as own:
             folder = Path(all_gather(str(own))[0])
+            self._progress.watch(folder)
             files = self.learner.save(folder, later=self.keep.async_save)
             if rank() == 0:
                 add_files(folder)
@@ -150,10 +160,15 @@ class CheckpointWriter:
     def _written(self, files: CheckpointFiles, step: int) -> Future[dict[str, FileEntry]]:
         """Write what the files left for later, in the thread."""
         if self.keep.async_save:
-            return self._thread.submit(writing_checkpoint(self.root, step=step)(files.write))
+            return self._thread.submit(writing_checkpoint(self.root, step=step)(self._write), files)
         done: Future[dict[str, FileEntry]] = Future()
-        done.set_result(files.write())
+        done.set_result(self._write(files))
         return done
+
+    def _write(self, files: CheckpointFiles) -> dict[str, FileEntry]:
+        entries = files.write()
+        self._progress.written()
+        return entries
 
     def finish(self, *, wait: bool = True) -> None:
         """Commit the checkpoint that is being written, if there is one, and prune older ones; all ranks together.
@@ -165,6 +180,7 @@ class CheckpointWriter:
             return
         if wait:
             futures.wait([pending.written])
+        self._progress.commits()
         outcomes = all_gather(pending.outcome())
         failed = next((outcome for outcome in outcomes if isinstance(outcome, CheckpointError)), None)
         if failed is None and None in outcomes:
@@ -172,6 +188,7 @@ class CheckpointWriter:
         self._pending = None
         if failed is not None:
             futures.wait([pending.written])
+            self._progress.stop()
             barrier()  # none writes into the folder any more
             if rank() == 0:
                 shutil.rmtree(pending.folder, ignore_errors=True)
@@ -194,6 +211,7 @@ class CheckpointWriter:
                 keep_every=self.keep.keep_every,
                 best=pending.best,
             )
+        self._progress.end(sum(entry.size for entry in written.values()))
 
     def __enter__(self) -> Self:
         return self
@@ -211,4 +229,5 @@ class CheckpointWriter:
         elif world_size() == 1:
             with suppress(CheckpointError):  # the run's own error says more
                 self.finish()
+        self._progress.stop()
         self._thread.shutdown()

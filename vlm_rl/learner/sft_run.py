@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from itertools import compress
 from pathlib import Path
@@ -24,9 +24,11 @@ from vlm_rl.data.sets import contaminated_sources, load_training_sets, set_diges
 from vlm_rl.distributed import all_gather, from_main, gather_shares, init_ranks, rank, share, world_size
 from vlm_rl.errors import StoppedError, UserError
 from vlm_rl.learner.architectures import check_architecture, check_parts
+from vlm_rl.learner.checkpoint_size import disk_room
 from vlm_rl.learner.learner import Learner, UpdateResult
 from vlm_rl.learner.loading import load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.quantization import check_quantization
+from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.learner.saving import (
     CheckpointWriter,
     ResumePoint,
@@ -55,13 +57,14 @@ def sft(config: SftConfig, *, resume: bool = False) -> None:
         run = _SftRun(config, lock=lock, resume=resume)
         left = config.train.steps - run.step
         try:
-            with run.checkpoints, progress("sft", total=max(left, 0)) as advance:
+            with run.checkpoints, progress("sft", total=max(left, 0), console=run.console) as advance:
+                run.show_save = lambda text: advance(0, note=text or " ")
                 while run.step < config.train.steps:
                     loss = run.train_step()
                     advance(note=f"loss {loss:.3f}")
         finally:
             for line in run.tracking.close() if run.tracking else ():
-                make_console().print(line)
+                run.say(line)
 
 
 def examples_of(problems: list[Problem]) -> list[Example]:
@@ -80,6 +83,7 @@ class _SftRun:
 
     def __init__(self, config: SftConfig, *, lock: RunLock, resume: bool) -> None:
         self.config = config
+        self.console = make_console()
         check_quantization(config.model)
         self.device = init_ranks()
         check_alike(all_gather(config))
@@ -101,9 +105,17 @@ class _SftRun:
         self._check_that_one_fits()
         prompts = prompts_to_check(self.builder, problems, config.data)
         policy, _ = load_policy(model_path, config, self.device, prompts, banned_ids=(), temperature=1.0)
+        room = from_main(lambda: disk_room(config, policy, on_gpu=self.device.type == "cuda"))
         self.learner = Learner(policy, config.train, total_optimizer_steps=config.train.steps)
+        self.show_save: Callable[[str], None] = lambda _: None
         self.checkpoints = CheckpointWriter(
-            self.run.path / "checkpoints", self.learner, self.builder, config.checkpoint, lock=lock
+            self.run.path / "checkpoints",
+            self.learner,
+            self.builder,
+            config.checkpoint,
+            lock=lock,
+            size=room.size,
+            lines=self._save_lines(),
         )
 
         self.step = 0
@@ -114,8 +126,20 @@ class _SftRun:
         self._start(resume)
         if resume:
             for line in from_main(lambda: keep_changes(self.run, self.config)):
-                make_console().print(line)
-            make_console().print(where_it_resumes(self.run, checkpoint, self.config.train.steps))
+                self.say(line)
+            self.say(where_it_resumes(self.run, checkpoint, self.config.train.steps))
+        for line in room.lines():
+            self.say(line)
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        self.console.print(text, soft_wrap=True)
+
+    def _save_lines(self) -> SaveLines:
+        """Announce saves: a log gets a line when one begins and ends, the bar of a terminal the bytes meanwhile."""
+        if self.console.is_terminal:
+            return SaveLines(lambda _: None, self.say, show=lambda text: self.show_save(text))
+        return SaveLines(self.say, self.say)
 
     def _checkpoint(self) -> ResumePoint | None:
         check_unchanged(self.run.path, self.run.open().any_config(), self.config)
@@ -160,7 +184,7 @@ class _SftRun:
                 )
         wrong = [e.problem.id for e in self.examples if not template.is_well_formed(e.response)]
         if wrong and template.has_reasoning:
-            make_console().print(
+            self.say(
                 f"note: {len(wrong)} of {len(self.examples)} responses lack the form of data.template="
                 f"{template.name}, which vlm-rl train rewards; the first is that of {wrong[0]!r}"
             )
@@ -225,7 +249,7 @@ class _SftRun:
         }
         self.run.append_metrics(self.step, self.attempt, metrics)
         for complaint in self.tracking.complaints() if self.tracking else ():
-            make_console().print(complaint)
+            self.say(complaint)
 
     # -- the run directory ---------------------------------------------------------------------------
 

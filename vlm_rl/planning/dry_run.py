@@ -168,6 +168,7 @@ def without_sampling(config: SftConfig) -> Config:
         reward=RewardConfig(overlong_buffer=0),
         rollout=rollout,
         train=config.train,
+        checkpoint=config.checkpoint,
     )
 
 

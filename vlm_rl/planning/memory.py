@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from vlm_rl.config import Config, ModelPart, TrainConfig
 from vlm_rl.data.vision import vision_of
 from vlm_rl.learner.architectures import active_window, family_of
+from vlm_rl.learner.checkpoint_size import checkpoint_bytes
 from vlm_rl.learner.lora import num_adapter_parameters, target_layers
 from vlm_rl.learner.policy import MAX_LOGITS
 from vlm_rl.learner.quantization import BITS_PER_WEIGHT
@@ -164,16 +165,12 @@ def memory_of_rank(
         host_optimizer=host_optimizer,
         host_weights=dtype.itemsize * -(-total // ranks) if most_resident(config.train) < math.inf else 0,
         host_engine=engine if on_gpu and lora is not None and lora.sync == "adapter" else 0,
-        checkpoint_copies=_checkpoint_copies(config, dtype, optimizer, ranks, saved=trainable if lora else total),
+        checkpoint_copies=checkpoint_bytes(
+            config.train, dtype, total=total, trainable=trainable, lora=lora is not None, on_gpu=on_gpu
+        )
+        if config.checkpoint.async_save
+        else 0,
     )
-
-
-def _checkpoint_copies(config: Config, dtype: torch.dtype, optimizer: int, ranks: int, *, saved: int) -> int:
-    """Return the bytes of what a save writes: the weights, as a model and as DeepSpeed's state; the optimizer."""
-    if not config.checkpoint.async_save:
-        return 0
-    states = 1 if config.train.zero_stage == 0 else ranks  # without ZeRO, rank 0 saves for all
-    return 2 * dtype.itemsize * saved + states * optimizer
 
 
 def _buckets(config: TrainConfig, dtype: torch.dtype, trainable: int) -> int:

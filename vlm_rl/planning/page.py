@@ -9,6 +9,7 @@ from rich.table import Table
 
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.learner.architectures import PADDED_COST
+from vlm_rl.learner.checkpoint_size import planned_room
 from vlm_rl.planning.dry_run import DryRun
 from vlm_rl.planning.fits import engine_share, sft_verdict, verdict
 from vlm_rl.planning.memory import most_resident, optimizer_is_offloaded, row_images, row_tokens
@@ -58,6 +59,8 @@ def print_dry_run(plan: DryRun, *, card: float | None = None, samples: bool = Tr
         f"optimizer  {per_step}{plan.optimizer_steps:,}{' in all' if samples else ' steps'} "
         f"({t.optimizer}, lr {t.lr:g}, {t.warmup_steps} warm-up, {t.schedule})"
     )
+    for line in planned_room(plan).lines():
+        console.print(line, soft_wrap=True)
     console.print("DeepSpeed block:")
     console.print(json.dumps(plan.deepspeed, indent=2))
 
@@ -141,7 +144,7 @@ def _add_host_rows(table: Table, plan: DryRun) -> None:
     if m.host_engine:
         table.add_row("host: engines", _gib(ranks * m.host_engine), "base models of sleeping engines")
     if m.checkpoint_copies:
-        copies = "all ranks, while an asynchronous save is written: the weights twice, and the optimizer"
+        copies = "all ranks, while an asynchronous save is written: a copy of the checkpoint"
         table.add_row("host: checkpoint", _gib(m.checkpoint_copies), copies)
 
 

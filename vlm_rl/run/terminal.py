@@ -136,6 +136,7 @@ class StepLine:
         self._total = total
         self._console = console or make_console()
         self._status: Status | None = None
+        self._phase = self._beside = ""
         self._last_step = start
         self._last_time = time.monotonic()
         self._pace: list[float] = []  # seconds of each step, with the save and evaluation before it
@@ -153,15 +154,29 @@ class StepLine:
         """Remove the live line. Always call this, or the terminal's cursor stays hidden."""
         self._stop()
 
+    @property
+    def is_live(self) -> bool:
+        """Return whether there is a terminal to show a phase on."""
+        return self._console.is_terminal
+
     def phase(self, step: int, name: str) -> None:
         """Show the phase of the current step; a log file does not get it."""
-        if not self._console.is_terminal:
+        if not self.is_live:
             return
-        text = Text(f"step {step}/{self._total}  {name} …", style="dim")
+        self._phase = f"step {step}/{self._total}  {name} …"
         if self._status is None:
-            self._status = self._console.status(text, spinner="dots")
+            self._status = self._console.status("", spinner="dots")
             self._status.start()
-        self._status.update(text)
+        self._status.update(self._live_text())
+
+    def beside(self, text: str) -> None:
+        """Show what happens meanwhile behind the phases until it is "", such as a save. Any thread may call this."""
+        self._beside = text
+        if (status := self._status) is not None:
+            status.update(self._live_text())
+
+    def _live_text(self) -> Text:
+        return Text(f"{self._phase}  {self._beside}".rstrip(), style="dim")
 
     def done(self, step: int, metrics: Mapping[str, float]) -> str:
         """Print the step's line and return it. A metric that is absent or not finite shows as a dash."""

@@ -14,6 +14,7 @@ from vlm_rl.config import Config
 from vlm_rl.distributed import rank
 from vlm_rl.evaluation.evaluate import score_line
 from vlm_rl.learner.learner import UpdateResult
+from vlm_rl.learner.save_progress import SaveLines
 from vlm_rl.metrics import batch_metrics, gradient_mass_metrics, length_pull_metrics, update_metrics
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.rollout_row import rollout_rows
@@ -78,6 +79,17 @@ class Recorder:
         if self.is_main:
             self.line.note(text)
             self.log_line(text)
+
+    def save_lines(self) -> SaveLines:
+        """Return where saves are announced: begin and end in the log, and on a terminal also the bytes so far."""
+        return SaveLines(self._save_begins, self.note, show=self.line.beside if self.line.is_live else None)
+
+    def _save_begins(self, text: str) -> None:
+        if self.line.is_live:
+            self.line.phase(self.last_step, "save")
+            self.log_line(text)
+        else:
+            self.note(text)
 
     def evaluation(self, benchmark: str, step: int, summary: Mapping[str, Any]) -> None:
         """Print the line of one evaluation."""

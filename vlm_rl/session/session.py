@@ -28,6 +28,7 @@ from vlm_rl.errors import StoppedError
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.hadw import Belief, first_belief
 from vlm_rl.learner.architectures import check_architecture, check_parts, check_routing
+from vlm_rl.learner.checkpoint_size import disk_room
 from vlm_rl.learner.learner import Learner
 from vlm_rl.learner.loading import check_a_prompt_fits, load_policy, make_prompt_builder, prompts_to_check
 from vlm_rl.learner.policy import Policy
@@ -110,15 +111,8 @@ class Session:
         stages.done("checks", "prompts, rewards, golds")
         self.policy = self._load_policy(model_path)
         stages.done("model", f"{self.builder.config.model_type}, compared with the unmodified model")
+        room = from_main(lambda: disk_room(config, self.policy, on_gpu=self.device.type == "cuda"))
         self.learner = self._make_learner()
-        self.checkpoints = CheckpointWriter(
-            self.run.path / "checkpoints",
-            self.learner,
-            self.builder,
-            config.checkpoint,
-            lock=lock,
-            best_step=self._best_step,
-        )
         wants_reference = config.algorithm.kl_coef > 0
         self.reference = load_reference(config, self.learner, self.builder) if wants_reference else None
         stages.done("learner", f"DeepSpeed, ZeRO {config.train.zero_stage}, ranks: {world_size()}")
@@ -168,6 +162,18 @@ class Session:
             for line in from_main(lambda: keep_changes(self.run, self.config)):
                 self.recorder.note(line)
             self.recorder.note(where_it_resumes(self.run, checkpoint, self.config.train.steps))
+        for line in room.lines():
+            self.recorder.note(line)
+        self.checkpoints = CheckpointWriter(
+            self.run.path / "checkpoints",
+            self.learner,
+            self.builder,
+            config.checkpoint,
+            lock=lock,
+            best_step=self._best_step,
+            size=room.size,
+            lines=self.recorder.save_lines(),
+        )
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.interrupts.listen()
         self.grader.start()
