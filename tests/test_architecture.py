@@ -34,6 +34,7 @@ HOMES = {
     "qwen_vl_utils": "vlm_rl/data/vision_qwen.py",
 }
 
+GPU_QUESTIONS = {"is_available", "device_count", "mem_get_info", "get_device_properties", "get_device_name"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "sympify", "parse_expr", "S"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
@@ -178,6 +179,13 @@ def homeless_imports(path: Path, tree: ast.Module) -> Iterator[str]:
             yield f"{name_of(path)}:{line} imports {name}, which is {home}'s alone"
 
 
+def gpu_questions(tree: ast.Module, where: str) -> Iterator[str]:
+    """Yield the questions about GPUs that vlm_rl/devices.py should be asked."""
+    for node in ast.walk(tree) if not where.endswith("vlm_rl/devices.py") else ():
+        if isinstance(node, ast.Attribute) and node.attr in GPU_QUESTIONS and ast.unparse(node.value) == "torch.cuda":
+            yield f"{where}:{node.lineno} asks torch.cuda.{node.attr}: ask vlm_rl.devices"
+
+
 def dangerous(tree: ast.Module, where: str) -> Iterator[str]:
     """Yield the calls and imports that run text as code or open a pickle."""
     for node in ast.walk(tree):
@@ -261,11 +269,21 @@ def test_each_heavy_library_is_imported_in_one_place() -> None:
     assert [fault for path in ALL for fault in homeless_imports(path, runtime_tree(path))] == []
 
 
+def test_one_file_asks_for_gpus() -> None:
+    """A test can then answer for all of them (tests/helpers/pretended_cuda.py)."""
+    assert [fault for path in ALL for fault in gpu_questions(runtime_tree(path), name_of(path))] == []
+
+
 def test_no_text_is_run_as_code_and_no_pickle_opened() -> None:
     assert [fault for path in ALL for fault in dangerous(runtime_tree(path), name_of(path))] == []
 
 
 # -- the rules can fail ------------------------------------------------------------------------------
+
+
+def test_a_question_about_gpus_is_seen() -> None:
+    tree = ast.parse("import torch\nx = torch.cuda.is_available()\ntorch.cuda.empty_cache()")
+    assert list(gpu_questions(tree, "x.py")) == ["x.py:2 asks torch.cuda.is_available: ask vlm_rl.devices"]
 
 
 @pytest.mark.parametrize(

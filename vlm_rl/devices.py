@@ -24,6 +24,16 @@ def gpu_memory(index: int | None = None) -> tuple[int, int]:
     return torch.cuda.mem_get_info(index)
 
 
+def smallest_card() -> int | None:
+    """Return the bytes of this machine's smallest GPU; None without one."""
+    return min((torch.cuda.get_device_properties(index).total_memory for index in range(num_gpus())), default=None)
+
+
+def gpu_names() -> set[str]:
+    """Return the names of this machine's GPUs."""
+    return {torch.cuda.get_device_name(index) for index in range(num_gpus())}
+
+
 def default_device() -> torch.device:
     """Return this process's device: its GPU, a different accelerator that torch knows, or the CPU."""
     if has_gpu():

@@ -58,14 +58,13 @@ def _sft(options: argparse.Namespace) -> None:
 
 def _card(options: argparse.Namespace) -> float | None:
     """Return the bytes of a card: those that the user named, of the smallest one here, or None without one."""
-    import torch
+    from vlm_rl.devices import smallest_card
 
     if options.gpu_memory is not None:
         if options.gpu_memory <= 0:
             raise UserError(f"--gpu-memory {options.gpu_memory:g}: give the GB of a card, for example 80")
         return options.gpu_memory * 1e9
-    cards = range(torch.cuda.device_count())
-    return min((torch.cuda.get_device_properties(n).total_memory for n in cards), default=None)
+    return smallest_card()
 
 
 def add_train(commands: Commands) -> None:

@@ -86,10 +86,10 @@ def _of_the_machine(runs: Path, waiting: Waiting) -> Iterator[Check]:
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs of this machine that torch can use."""
-    import torch
+    """Return the number of this machine's GPUs that torch can use, which is imported for it."""
+    from vlm_rl import devices
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return devices.num_gpus()
 
 
 def _lines(answer: Check) -> Iterator[Text]:

@@ -54,7 +54,9 @@ def GPUs(_: Path) -> Check:
     cards, driver = _driver_cards()
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    from vlm_rl.devices import gpu_memory, gpu_names, num_gpus
+
+    count = num_gpus()
     if not count:
         if not cards:
             return Check("GPUs", "ok", f"none: the CPU paths are checked, on {os.cpu_count()} cores")
@@ -64,8 +66,7 @@ def GPUs(_: Path) -> Check:
     if count < len(cards) and "CUDA_VISIBLE_DEVICES" not in os.environ:
         why = f"the driver ({driver}) shows {len(cards)}, torch {torch.__version__} {count}"
         return Check("GPUs", "off", why, "set CUDA_VISIBLE_DEVICES to those that are meant, or look at nvidia-smi")
-    memory = [torch.cuda.mem_get_info(index) for index in range(count)]
-    names = {torch.cuda.get_device_name(index) for index in range(count)}
+    memory, names = [gpu_memory(index) for index in range(count)], gpu_names()
     free = ", ".join(f"{free / _GIB:.1f} of {total / _GIB:.1f}" for free, total in memory)
     detail = f"{count} x {' and '.join(sorted(names))}, driver {driver}, GiB free: {free}"
     if any(free < LEAST_FREE_SHARE * total for free, total in memory):
@@ -97,14 +98,14 @@ def memory(_: Path) -> Check:
 
 def shared_memory(_: Path) -> Check:
     """Ask for the space of /dev/shm, through which NCCL connects ranks."""
-    import torch
+    from vlm_rl.devices import num_gpus
 
     shared = Path("/dev/shm")
     if not shared.is_dir():
         return Check("shared memory", "ok", "this system has no /dev/shm")
     free = shutil.disk_usage(shared).free
     detail = f"{free / _GIB:.2f} GiB free in /dev/shm"
-    if torch.cuda.device_count() > 1 and free < LEAST_SHARED:
+    if num_gpus() > 1 and free < LEAST_SHARED:
         advice = "start the container with --shm-size=1g or --ipc=host"
         return Check("shared memory", "off", f"{detail} (least {LEAST_SHARED / _GIB:g})", advice)
     return Check("shared memory", "ok", detail)

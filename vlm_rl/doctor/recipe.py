@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 import psutil
-import torch
 
 from vlm_rl.config import Config, load_config
 from vlm_rl.data.hub_models import short_name
+from vlm_rl.devices import gpu_memory, has_gpu, num_gpus
 from vlm_rl.doctor.check import Check
 from vlm_rl.learner.checkpoint_size import planned_room
 from vlm_rl.planning.dry_run import DryRun, dry_run
@@ -39,8 +39,8 @@ class RecipeUnderTest:
     @property
     def free(self) -> tuple[int, int, str]:
         """Return the free and the whole memory of a rank's device in bytes, and what it is called."""
-        if torch.cuda.is_available():
-            free, total = min(torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
+        if has_gpu():
+            free, total = min(gpu_memory(index) for index in range(num_gpus()))
             return free, total, "on each GPU"
         state = psutil.virtual_memory()
         return state.available // self.num_ranks, state.total // self.num_ranks, "for each rank (no GPU here)"
@@ -67,7 +67,7 @@ def rollout(subject: RecipeUnderTest) -> Check:
     plan, (_, total, _) = subject.plan, subject.free
     memory, share = plan.memory, engine_share(plan.config)
     response = plan.config.context_tokens * plan.kv_bytes_per_token
-    on_gpu = torch.cuda.is_available()
+    on_gpu = has_gpu()
     if memory.is_served:
         return _fits("rollout", subject, memory.rollout, ", the servers' memory apart", "use more ranks")
     if on_gpu and share * total < memory.engine_weights + response:

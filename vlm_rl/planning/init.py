@@ -16,7 +16,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from PIL import Image
 
@@ -26,6 +25,7 @@ from vlm_rl.data.images import GRID, grid_size
 from vlm_rl.data.model_folder import context_of, is_shipped, open_config
 from vlm_rl.data.prompts import PromptBuilder
 from vlm_rl.data.sets import check_patch_size, load_eval_sets, load_training_sets, read_manifest
+from vlm_rl.devices import num_gpus, smallest_card
 from vlm_rl.errors import UserError
 from vlm_rl.planning.dry_run import DryRun, dry_run
 from vlm_rl.planning.fits import ROLLOUT_SHARE, UPDATE_SHARE
@@ -127,14 +127,13 @@ def _model(named: str) -> tuple[str, str]:
 
 def _machine(gpus: int | None, gigabytes: float | None, nodes: int) -> Machine:
     """Return the cards that the user named, or that are here and on as many other nodes."""
-    here = torch.cuda.device_count()
+    here = num_gpus()
     gpus = here * max(nodes, 1) if gpus is None else gpus
     if nodes < 1 or (nodes > 1 and (not gpus or gpus % nodes)):
         raise UserError(f"--nodes {nodes} --gpus {gpus}: give the GPUs of all nodes, the same number on each")
     if gpus < 0 or (gigabytes is not None and gigabytes <= 0):
         raise UserError(f"--gpus {gpus} --gpu-memory {gigabytes}: give a number of cards and the GB of each")
-    smallest = min((torch.cuda.get_device_properties(n).total_memory / 1e9 for n in range(here)), default=80.0)
-    return Machine(gpus, gigabytes or smallest, nodes)
+    return Machine(gpus, gigabytes or (smallest_card() or 80e9) / 1e9, nodes)
 
 
 # -- the sets --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from vlm_rl.config import LoraConfig
 from vlm_rl.data.adapters import base_of, load_merged
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import rank
 from vlm_rl.errors import UserError
 from vlm_rl.samplers.base import InProcessSampler, Sampler
@@ -107,7 +108,7 @@ def vllm_version() -> str:
 def _unsupported(builder: PromptBuilder) -> str | None:
     """Return why vLLM cannot run the model on this machine, or None."""
     layers = getattr(builder.config.get_text_config(), "layer_types", None) or ()
-    if "linear_attention" in layers and not torch.cuda.is_available():
+    if "linear_attention" in layers and not has_gpu():
         return "on a CPU vLLM computes layers of linear attention in bfloat16 alone, and packs their weights"
     return None
 

@@ -28,6 +28,7 @@ from vlm_rl.config import ENGINE_SHARE, LoraConfig
 from vlm_rl.data.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from vlm_rl.data.checkpoint_layout import as_published
 from vlm_rl.data.prompts import PromptBuilder
+from vlm_rl.devices import has_gpu
 from vlm_rl.distributed import rank
 from vlm_rl.errors import UserError, near
 from vlm_rl.samplers.base import OnGroup, SampleRequest, SamplingParams, make_rollout
@@ -94,7 +95,7 @@ class VllmSampler:
         self._max_model_len = max_model_len
         self._vllm = import_vllm()
         _check_known(options or {}, [field.name for field in fields(self._vllm.EngineArgs)])
-        self._on_cpu = not torch.cuda.is_available()
+        self._on_cpu = not has_gpu()
         settings = engine_options(
             model_path=model_path,
             builder=builder,
@@ -401,7 +402,7 @@ def _request(prompt: Prompt) -> dict[str, Any]:
 def _global_random_state_kept() -> Iterator[None]:
     """Restore this process's global random state at the end: vLLM seeds these generators and draws from them."""
     state, numpy_state = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    devices = [torch.cuda.current_device()] if has_gpu() else []
     try:
         with torch.random.fork_rng(devices=devices):
             yield
