@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("gradio", reason="the demo extra is not installed")
 
-from tests.helpers.browser import Visit, open_page
+from tests.helpers.browser import open_page
 from tests.helpers.chat_server import chat_server
 from tests.helpers.example_run import build_run
-from tests.helpers.hostile import attack, hostile_run
+from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.served import Served
 from vlm_rl.demo.live.endpoints import Endpoint
 from vlm_rl.demo.live.panel import LiveOptions
@@ -57,27 +57,7 @@ def served(runs) -> Iterator[Served]:
         server.stop()
 
 
-@contextmanager
-def harmless(browser, address: str) -> Iterator[Visit]:
-    """Visit an address; at the end nothing on it may have run, been added, been asked for or failed."""
-    with open_page("about:blank", browser=browser) as visit:
-        dialogs: list[str] = []
-
-        def note(dialog) -> None:
-            dialogs.append(dialog.message)
-            dialog.dismiss()
-
-        visit.page.on("dialog", note)
-        visit.page.set_default_timeout(30_000)
-        visit.page.goto(address)
-        yield visit
-        visit.page.wait_for_timeout(300)  # an image that does not load reports its error a moment later
-        assert dialogs == []
-        assert visit.page.evaluate("window.pwned") is None
-        assert visit.page.locator(INJECTED).count() == 0
-        assert visit.failures == []
-        allowed = address.partition("?")[0]
-        assert all(request.startswith((allowed, "blob:", "about:")) for request in visit.requests)
+harmless = partial(watched, foreign=INJECTED)
 
 
 def missing(text: str, fields: tuple[str, ...]) -> list[str]:
@@ -95,29 +75,23 @@ def missing(text: str, fields: tuple[str, ...]) -> list[str]:
     ],
 )
 def test_no_string_of_a_run_acts_in_a_panel(served, browser, tab, ready, fields):
-    with harmless(browser, f"{served.url}?{urlencode(COMPARED | {'tab': tab})}") as visit:
+    with harmless(f"{served.url}?{urlencode(COMPARED | {'tab': tab})}", browser=browser) as visit:
         visit.page.wait_for_selector(ready)
         text, benchmark = visit.page.inner_text("body"), visit.page.locator("#control-benchmark input").input_value()
     assert missing(text, (*fields, "broken", "contaminated")) == [] and benchmark == attack("benchmark")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "markup",
-    ["<img src=x onerror='pwned=1'>", "<svg onload='pwned=1'>", "<iframe srcdoc='<script>parent.pwned=1</script>'>"],
-)
-def test_markup_that_would_get_past_the_templates_runs_no_script(served, browser, markup):
-    with open_page(served.url, browser=browser) as visit:
-        visit.page.wait_for_selector("#problem .ckpt")
-        visit.page.evaluate("markup => document.body.insertAdjacentHTML('beforeend', markup)", markup)
-        visit.page.wait_for_timeout(300)
-        assert visit.page.evaluate("window.pwned") is None
-        assert any("Content Security Policy" in failure for failure in visit.failures)
+@pytest.mark.parametrize("markup", MARKUP)
+def test_markup_that_would_get_past_the_templates_does_nothing(served, browser, markup):
+    """It acts where the browser is told to ignore the page's policy."""
+    tried = partial(attempt, served.url, markup, browser=browser, ready="#problem .ckpt")
+    assert (tried(), tried(without_policy=True)) == ("refused", MARKUP[markup])
 
 
 @pytest.mark.slow
 def test_no_name_acts_in_the_tooltip_and_the_legend_of_a_chart(served, browser):
-    with harmless(browser, f"{served.url}?{urlencode(COMPARED | {'tab': 'lengths'})}") as visit:
+    with harmless(f"{served.url}?{urlencode(COMPARED | {'tab': 'lengths'})}", browser=browser) as visit:
         figure = visit.page.locator("#lengths figure:has-text('How many tokens')")
         figure.locator(".mark-rect path").first.hover()
         tip, legend = visit.page.inner_text(".chart-tip"), figure.locator(".legend").inner_text()
@@ -130,7 +104,7 @@ def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
         **COMPARED, "benchmark": attack("other"), "text": attack("reasoning"), "at": f"2 {attack('problem')}",
         "category": attack("category"), "focus": attack("focus"), "runs": attack("runs"),
     }  # fmt: skip
-    with harmless(browser, f"{served.url}?{urlencode(wanted)}") as visit:
+    with harmless(f"{served.url}?{urlencode(wanted)}", browser=browser) as visit:
         visit.page.wait_for_selector("#problem .ckpt >> nth=1")
         text = visit.page.inner_text("body")
     assert missing(text, ("other", "verdict", "reasoning", "category")) == []
@@ -138,7 +112,7 @@ def test_no_verdict_and_no_value_of_the_address_acts(served, browser):
 
 @pytest.mark.slow
 def test_no_endpoint_acts_in_the_live_panel(served, browser):
-    with harmless(browser, f"{served.url}?tab=live") as visit:
+    with harmless(f"{served.url}?tab=live", browser=browser) as visit:
         page = visit.page
         page.wait_for_selector("#live-ask")
         page.get_by_label("Question").fill(attack("asked"))
@@ -159,6 +133,9 @@ def test_nothing_acts_in_the_exported_page(served, browser, tmp_path):
             visit.page.click("#export a[download='page.html']")
         place = tmp_path / "page.html"
         download.value.save_as(place)
-    with harmless(browser, place.as_uri()) as visit:
+    with harmless(place.as_uri(), browser=browser) as visit:
         text = visit.page.inner_text("body")
     assert missing(text, (*ON_THE_CARD, "formula", "verdict", "benchmark")) == []
+    assert {markup: attempt(place.as_uri(), markup, browser=browser) for markup in MARKUP} == dict.fromkeys(
+        MARKUP, "refused"
+    )

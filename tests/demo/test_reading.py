@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ pytest.importorskip("gradio", reason="the demo extra is not installed")
 
 from tests.helpers.browser import Visit, open_browser
 from tests.helpers.example_run import build_run
-from tests.helpers.hostile import attack, hostile_run
+from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.served import Served
 from vlm_rl.demo.default_runs import RECORDED, first_view
 from vlm_rl.demo.files.bundle import write_bundle
@@ -282,18 +283,26 @@ def test_the_bundle_opens_from_a_web_server_on_a_phone(browser, bundle):
 def test_no_string_of_a_run_acts_in_the_bundle(browser, tmp_path):
     run = hostile_run(tmp_path / "runs" / attack("alone"), steps=(2, 4))
     write_bundle([run.path], tmp_path / "site")
-    with visit(browser, (tmp_path / "site" / "index.html").as_uri(), DESKTOP) as opened:
+    address = (tmp_path / "site" / "index.html").as_uri()
+    foreign = "[onerror], [onload], img[src='x'], a[href^='javascript'], form[action]"
+    with watched(address, browser=browser, foreign=foreign, **DESKTOP) as opened:
         page = opened.page
+        page.wait_for_selector(".ckpt")
         text = page.inner_text("body")
         page.click("[data-tab=table]")
         page.wait_for_selector(".problems tbody tr")
         text += page.inner_text("body")
         page.fill("[data-find]", attack("reasoning"))
         page.wait_for_selector("[data-count]:text-is('3 problems')")
-        assert page.evaluate("window.pwned") is None
-        assert page.locator("[onerror], [onload], img[src='x'], a[href^='javascript'], form[action]").count() == 0
     for field in ("alone", "problem", "question", "gold", "reasoning", "response", "extracted", "reason", "category"):
         assert attack(field) in text, field
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("markup", MARKUP)
+def test_markup_that_would_get_past_the_bundle_does_nothing(bundle, browser, markup):
+    tried = partial(attempt, (bundle / "index.html").as_uri(), markup, browser=browser, ready=".ckpt")
+    assert (tried(), tried(without_policy=True)) == ("refused", MARKUP[markup])
 
 
 def test_a_bundle_overwrites_nothing_and_names_what_is_missing(runs, tmp_path):

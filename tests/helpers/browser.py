@@ -54,12 +54,23 @@ def open_browser() -> Iterator[Any]:
 
 @contextmanager
 def open_page(
-    url: str, *, scheme: str = "light", width: int = 1280, height: int = 900, browser: Any = None
+    url: str,
+    *,
+    scheme: str = "light",
+    width: int = 1280,
+    height: int = 900,
+    browser: Any = None,
+    without_policy: bool = False,
 ) -> Iterator[Visit]:
-    """Visit `url` in a fresh profile, in a new browser where none is given."""
+    """Visit `url` in a fresh profile, in a new browser where none is given.
+
+    `without_policy` lets the browser ignore the page's Content-Security-Policy.
+    """
     with ExitStack() as stack:
         own = browser or stack.enter_context(open_browser())
-        context = own.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context = own.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=without_policy
+        )
         stack.callback(context.close)
         page = context.new_page()
         page.set_default_timeout(60_000)

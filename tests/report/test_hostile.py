@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.browser import open_page
+from tests.helpers.example_run import build_run
 from tests.helpers.example_study import lively, lively_evals, study_tree, write_run, write_study
-from tests.helpers.hostile import attack, hostile_run
+from tests.helpers.hostile import MARKUP, attack, attempt, hostile_run, watched
 from tests.helpers.images import noise_png
 from tests.helpers.prepared_sets import write_problems
 from vlm_rl.data_prep.report import write_report as write_set_report
@@ -25,11 +26,7 @@ FOREIGN_ELEMENTS = "img[onerror], form:not(.vega-bindings), input:not([type=rang
 
 def shown_text(browser: Any, page_file: Path, num_charts: int) -> str:
     """Open a page, see that nothing of it attacks, and return everything it shows, charts and tooltips included."""
-    dialogs: list[str] = []
-    with open_page(page_file.as_uri(), browser=browser) as visit:
-        visit.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-        visit.page.set_default_timeout(20_000)
-        visit.page.reload()
+    with watched(page_file.as_uri(), browser=browser, foreign=FOREIGN_ELEMENTS) as visit:
         if num_charts:
             visit.page.evaluate("chartsDrawn")
             assert visit.page.locator(".chart svg").count() >= num_charts
@@ -42,11 +39,35 @@ def shown_text(browser: Any, page_file: Path, num_charts: int) -> str:
             plot.hover()
             visit.page.wait_for_selector(".chart-tip", timeout=10_000)
             tips.append(visit.page.inner_text(".chart-tip"))
-        text = visit.page.evaluate("document.title") + visit.page.inner_text("body") + "".join(tips)
-        assert set(visit.requests) == {page_file.as_uri()} and visit.failures == []
-        assert visit.page.evaluate("window.pwned") is None and dialogs == []
-        assert visit.page.locator(FOREIGN_ELEMENTS).count() == 0
-        return text
+        return visit.page.evaluate("document.title") + visit.page.inner_text("body") + "".join(tips)
+
+
+@pytest.mark.parametrize(
+    ("content", "signs"),
+    [
+        ("<script>window.pwned=1</script>", {"scripts"}),
+        ("<script>alert(1)</script>", {"dialogs"}),
+        ("<script>throw Error('x')</script>", {"failures"}),
+        ("<form action='http://evil.example'></form>", {"elements"}),
+        # to an address of this machine at which nobody listens
+        ("<script>fetch('http://127.0.0.1:9/').catch(() => 0)</script>", {"requests", "failures"}),
+    ],
+)
+def test_what_acts_on_a_page_is_seen(content: str, signs: set[str], tmp_path: Path, browser: Any) -> None:
+    """The check of all hostile pages, on pages that do what these must not."""
+    (page := tmp_path / "page.html").write_text(f"<!doctype html><title>x</title><body>{content}", encoding="utf-8")
+    with pytest.raises(AssertionError) as caught, watched(page.as_uri(), browser=browser, foreign=FOREIGN_ELEMENTS):
+        pass
+    assert {kind for kind, found in caught.value.args[0].items() if found} == signs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("markup", MARKUP)
+def test_markup_that_would_get_past_the_templates_does_nothing(markup: str, tmp_path: Path, browser: Any) -> None:
+    """It acts where the browser is told to ignore the page's policy."""
+    page = write_report([build_run(tmp_path / "run", steps=2)], tmp_path / "report.html")
+    tried = partial(attempt, page.as_uri(), markup, browser=browser)
+    assert (tried(), tried(without_policy=True)) == ("refused", MARKUP[markup])
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.helpers.browser import cut_on_a_phone, open_page
 from tests.helpers.example_run import build_run
+from tests.helpers.hostile import HOSTILE, watched
 from tests.helpers.pages import Page
 from tests.helpers.rollout_rows import rollout_row
 from vlm_rl.config import parse_config
@@ -31,11 +32,6 @@ from vlm_rl.report.run_report import control_sentences, write_report
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.stats import estimate, running_mean, score_interval, smooth
 
-HOSTILE = (
-    "<script>window.pwned=1</script><img src='http://evil.example/x.png' onerror='window.pwned=1'>"
-    "<form action='http://evil.example'><input></form></div></section> ![x](http://evil.example/y.png) "
-    "${window.pwned=1} {{constructor}} \x00\u202e <svg/onload=window.pwned=1> <style>body{display:none}</style>"
-)
 SECTIONS = [
     *("Change", "Reward", "Accuracy", "Length", "Gradient mass", "Updates", "Time", "Examples", "Every metric"),
     "Configuration",
@@ -227,9 +223,7 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path, browser):
     assert "form" not in page.tags and page.tags.count("input") == 1  # the slider
     assert page.tags.count("script") == len(page.charts) + 3
     assert all(address.startswith(("#", "data:image/")) for address in page.addresses)
-    with open_page(out.as_uri(), browser=browser) as visit:
-        assert visit.requests == [out.as_uri()] and visit.failures == []
-        assert visit.page.evaluate("window.pwned") is None
+    with watched(out.as_uri(), browser=browser, foreign="form:not(.vega-bindings), .answer img") as visit:
         assert "<script>window.pwned=1</script>" in visit.page.inner_text(".answer >> nth=0")
         assert visit.page.locator("section").count() == len(SECTIONS)
 
