@@ -141,7 +141,7 @@ def test_vllm_streams_what_it_samples(tiny_model: Path):
     [("vllm", True, True), ("auto", True, True), ("auto", False, False), ("transformers", True, False)],
 )
 def test_who_waits_for_vllm_is_told_why(tiny_model, loaded, monkeypatch, engine, is_installed, is_told):
-    monkeypatch.setattr("vlm_rl.demo.backends.find_spec", lambda name: object() if is_installed else None)
+    monkeypatch.setattr("vlm_rl.demo.live.backends.find_spec", lambda name: object() if is_installed else None)
     cache = ModelCache(lambda _: loaded, max_loaded=1)
     backend = CheckpointBackend(checkpoint(tiny_model), cache, note=loading_note(engine))
     states = backend.ask(QUESTION, SHORT, is_cancelled=never)

@@ -39,7 +39,7 @@ from vlm_rl.evaluation.resume import answer_settings, changed_settings, data_dig
 from vlm_rl.grading.grader import GRADER_VERSION, Grader
 from vlm_rl.run.directory import RunDirectory
 from vlm_rl.run.eval_record import EvalRecord
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.transformers import TransformersSampler
 from vlm_rl.stats import random_derangement, score_interval
 from vlm_rl.templates import TEMPLATES
@@ -373,10 +373,11 @@ class Parrot:
         self.texts = texts
         self.prompts: list[str] = []
 
-    def generate(self, prompts, params, *, seed: int, step: int) -> list[list[Rollout]]:
-        self.prompts += [prompt.text for prompt in prompts]
+    def generate(self, request: SampleRequest) -> list[list[Rollout]]:
+        self.prompts += [prompt.text for prompt in request.prompts]
         return [
-            [rollout(p.problem_id, k, self.texts[p.problem_id]) for k in range(params.responses)] for p in prompts
+            [rollout(p.problem_id, k, self.texts[p.problem_id]) for k in range(request.params.responses)]
+            for p in request.prompts
         ]
 
 

@@ -309,13 +309,14 @@ def _tolist(mode: _Functions, func: Any, args: Any, kwargs: dict[str, Any]) -> A
     return func(*args, **kwargs)
 
 
+_PIN_MEMORY = torch._C.TensorBase.pin_memory
 _METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.backward: _backward,
     torch.autograd.backward: _backward,
     torch.autograd.grad: _grad,
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
-    Tensor.pin_memory: _pin_memory,
+    _PIN_MEMORY: _pin_memory,
     Tensor.is_pinned: lambda *_: False,
     Tensor.tolist: _tolist,
     Tensor.get_device: lambda _mode, _func, args, _kwargs: this_gpu().index if is_on_gpu(args[0]) else -1,
@@ -389,6 +390,7 @@ class PretendedCuda:
         yield _answering(devices.has_gpu, True)
         for name, answer in _TORCH_CUDA.items():
             yield mock.patch.object(torch.cuda, name, answer)
+        yield mock.patch.object(Tensor, "pin_memory", _PIN_MEMORY)  # vLLM's CPU worker replaces it for good
         yield mock.patch.object(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None)
         yield mock.patch.object(shared_prefix_attention, "can_use_flash_attention", _takes_flash)
         yield mock.patch.object(torch.distributed, "init_process_group", _init_process_group)
