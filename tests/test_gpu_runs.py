@@ -86,7 +86,7 @@ def covering_rows() -> list[Row]:
     rows: list[Row] = []
     while wanted:
         row: Row = dict(min(wanted))
-        for name in sorted(set(names) - {*row}, key=lambda name: -len(SETTINGS[name])):
+        for name in sorted((n for n in names if n not in row), key=lambda name: -len(SETTINGS[name])):
             choices = [{**row, name: value} for value in SETTINGS[name] if is_allowed({**row, name: value})]
             row = max(choices, key=lambda choice: sum(pair in wanted for pair in pairs_of(choice)))
         rows.append(row)
