@@ -18,8 +18,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import vlm_rl
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -58,8 +56,8 @@ BREAKS = (
     Break("HA-DW: direction", "hadw", "np.exp(-np.sign(advantages_PG)", "np.exp(np.sign(advantages_PG)", "tests/test_hadw.py"),
     Break("HA-DW: no lambda", "hadw", "return scale * np.exp", "return np.exp", "tests/test_hadw.py"),
     Break("belief: moves the wrong way", "hadw", "(1 - step_size) * belief.ability + step_size * accuracy", "step_size * belief.ability + (1 - step_size) * accuracy", "tests/test_hadw.py"),
-    Break("overlong: grows from the limit", "rewards", "((max_tokens - buffer) - length)", "(max_tokens - length)", "tests/test_rewards.py"),
-    Break("overlong: not over the buffer", "rewards", " / buffer * factor", " * factor", "tests/test_rewards.py"),
+    Break("overlong: grows from the limit", "rewards.formulas", "((max_tokens - buffer) - length)", "(max_tokens - length)", "tests/rewards/test_reward.py"),
+    Break("overlong: not over the buffer", "rewards.formulas", " / buffer * factor", " * factor", "tests/rewards/test_reward.py"),
     Break("gradient mass: without length", "metrics", "mass = lengths * weights_PG.ravel()", "mass = weights_PG.ravel()", "tests/test_metrics.py"),
     Break("length pull: not centred", "metrics", "(lengths_G - lengths_G.mean())", "lengths_G", "tests/test_metrics.py"),
 )  # fmt: skip
@@ -95,14 +93,15 @@ def run_tests(row: Break) -> int:
 
 def load_broken(row: Break) -> None:
     """Put the broken module in the place of the right one."""
-    path = ROOT / "vlm_rl" / f"{row.module}.py"
+    path = (ROOT / "vlm_rl").joinpath(*row.module.split(".")).with_suffix(".py")
     source = path.read_text(encoding="utf-8")
     assert source.count(row.right) >= 1, f"{row.name}: {path.name} no longer holds {row.right!r}"
     name = f"vlm_rl.{row.module}"
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     exec(compile(source.replace(row.right, row.wrong), str(path), "exec"), module.__dict__)
-    setattr(vlm_rl, row.module, module)
+    room, _, last = name.rpartition(".")
+    setattr(import_module(room), last, module)
 
 
 if __name__ == "__main__":
