@@ -22,6 +22,7 @@ from vlm_rl.doctor.engine import EngineUnderTest
 from vlm_rl.doctor.model import ModelUnderTest
 from vlm_rl.learner import learner
 from vlm_rl.learner.sync_probe import RESPONSES
+from vlm_rl.samplers.base import SampleRequest
 from vlm_rl.toy.tiny_model import build_tiny_model
 
 
@@ -138,8 +139,8 @@ def test_the_checks_of_the_engine(subject: EngineUnderTest, monkeypatch: pytest.
         answer = engine.sync(subject)
         assert answer.outcome == "off" and "does not hold the learner's weights" in answer.detail
 
-    def too_warm(self: Any, prompts: Any, params: Any, **rest: Any) -> Any:
-        return generate(self, prompts, replace(params, temperature=1.5), **rest)
+    def too_warm(self: Any, request: SampleRequest, **rest: Any) -> Any:
+        return generate(self, replace(request, params=replace(request.params, temperature=1.5)), **rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(kind, "generate", too_warm)

@@ -157,7 +157,7 @@ from pathlib import Path
 import torch
 
 from vlm_rl.data.prompts import PromptBuilder
-from vlm_rl.samplers.base import SamplingParams
+from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.factory import make_sampler
 from vlm_rl.samplers.vllm import import_vllm
 from vlm_rl.templates import TEMPLATES
@@ -190,7 +190,7 @@ sampler = make_sampler(
 )
 prompt = builder.build(Problem("p", "What is 2 + 2?", (), "4", "integer"))
 params = SamplingParams(temperature=1.0, max_tokens=8, responses=4)
-drawn = [rollout.ids.tolist() for rollout in sampler.generate([prompt], params, seed=0, step=0)[0]]
+drawn = [rollout.ids.tolist() for rollout in sampler.generate(SampleRequest([prompt], params, seed=0, step=0))[0]]
 print(json.dumps({"counts": vars(compilation_counter), "phases": phases, "drawn": drawn}))
 sys.stdout.flush()
 import os
