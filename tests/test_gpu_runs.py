@@ -201,7 +201,6 @@ def test_the_doctors_ranks_are_well_on_a_gpu(toys: Toys, tmp_path: Path) -> None
     build_tiny_model(tmp_path / "model", weight_std=0.1)
     job = {"module": "tests.helpers.doctor_worker", "ranks": 2, "faults": ON_GPU}
     result = toys.runner("vlm_rl.doctor.ranks", tmp_path, **job)
-    answers = [json.loads(line) for line in (tmp_path / "vlm_rl.doctor.ranks.jsonl").read_text().splitlines()]
-    assert [(answer["name"], answer["outcome"]) for answer in answers] == [
-        (name, "ok") for name in ("collectives", "ZeRO 2", "ZeRO 3")
-    ], (answers, result.output[-3000:])
+    lines = [json.loads(line) for line in (tmp_path / "vlm_rl.doctor.ranks.jsonl").read_text().splitlines()]
+    outcomes = {line["name"]: line["outcome"] for line in lines if "outcome" in line}
+    assert outcomes == dict.fromkeys(("collectives", "ZeRO 2", "ZeRO 3"), "ok"), (lines, result.output[-3000:])

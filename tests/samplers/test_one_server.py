@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -17,6 +21,7 @@ from tests.helpers.toy_runs import Runner, Toys
 from vlm_rl.samplers import server_push
 from vlm_rl.samplers.base import SampleRequest, SamplingParams
 from vlm_rl.samplers.fingerprint import FingerprintBuilder, StaleWeightsError, check_fresh
+from vlm_rl.samplers.server_client import connected
 from vlm_rl.samplers.server_push import GlooLink, NcclLink
 from vlm_rl.types import Rollout
 
@@ -73,6 +78,79 @@ def test_a_response_that_weights_overtake_continues_under_the_new_ones(fleet: Fl
             break
     assert all([*dict.fromkeys(rollout.versions_R)] == [step - 1, step] for rollout in mixed) and mixed
     sampler.close()
+
+
+def test_what_a_learner_no_longer_waits_for_harms_no_later_request(fleet: Fleet) -> None:
+    """Requests are given up while their images are prepared; the same images are then asked for again, two at once.
+
+    vLLM's generate() loses prepared images that way, and later requests with them are answered with 500.
+    """
+    rng = np.random.default_rng(0)
+    prompt = fleet.prompts[0]
+    size = prompt.images[0].size
+
+    def body() -> dict[str, Any]:
+        image = rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+        images = [{"size": size, "data": base64.b64encode(image.tobytes()).decode()}]
+        ids = [int(token) for token in prompt.ids]
+        params = asdict(SamplingParams(temperature=1.0, max_tokens=2, responses=4))
+        return {
+            "ids": ids,
+            "images": images,
+            "params": params,
+            "seeds": [1, 2, 3, 4],
+            "eos_ids": [],
+            "banned_ids": [],
+        }
+
+    async def give_up_and_ask_again() -> list[int]:
+        codes = []
+        async with connected(fleet.servers[0].url, fleet.token.read_text().strip()) as client:
+            for _ in range(30):
+                asked = body()
+                given_up = asyncio.ensure_future(client.post("/vlm_rl/generate", json=asked))
+                await asyncio.sleep(rng.uniform(0, 0.03))
+                given_up.cancel()
+                await asyncio.gather(given_up, return_exceptions=True)
+                replies = [client.post("/vlm_rl/generate", json=asked) for _ in range(2)]
+                codes += [reply.status_code for reply in await asyncio.gather(*replies)]
+        return codes
+
+    assert asyncio.run(give_up_and_ask_again()) == [200] * 60
+
+
+@pytest.mark.parametrize("lost", ["preparing", "drawing"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_response_whose_prepared_image_is_lost_is_asked_for_again(lost: str, times: int) -> None:
+    """As vLLM loses them: an AssertionError while it prepares, or a request that ends as an error. Three times are
+    too many. Only vLLM's own classes are real here: nothing outside makes an engine forget one image."""
+    pytest.importorskip("vllm")
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    from vlm_rl.samplers.vllm_endpoint import response_of
+
+    class Forgetful:
+        asked = 0
+
+        async def add_request(self, request_id: str, *_: Any) -> RequestOutputCollector:
+            self.asked += 1
+            is_lost = self.asked <= times
+            if is_lost and lost == "preparing":
+                raise AssertionError("Expected a cached item")
+            queue = RequestOutputCollector(RequestOutputKind.FINAL_ONLY, request_id)
+            ids = [] if is_lost else [5, 6]
+            output = CompletionOutput(0, "", ids, None, None, finish_reason="error" if is_lost else "length")
+            queue.put(RequestOutput(request_id, None, [1], None, [output], finished=True))
+            return queue
+
+    if (times, lost) == (3, "preparing"):
+        with pytest.raises(AssertionError, match="cached item"):
+            asyncio.run(response_of(Forgetful(), None, None))
+        return
+    answer = asyncio.run(response_of(Forgetful(), None, None))
+    assert (answer["ids"], answer["finish"]) == (([5, 6], "length") if times == 2 else ([], "error"))
 
 
 def test_stale_weights_are_refused(fleet: Fleet) -> None:

@@ -28,6 +28,7 @@ from vlm_rl.samplers.base import SamplingParams
 from vlm_rl.samplers.vllm_options import prompt_request, sampling_options
 
 _INSTANCE = uuid.uuid4().hex  # a server that was started again is a different one
+_TRIES = 3  # of a response whose prepared images were lost
 TOKEN_FILE = "VLM_RL_SERVER_TOKEN_FILE"  # the environment variable with its path
 
 
@@ -112,9 +113,10 @@ async def _generate(engine: Any, body: bytes) -> JSONResponse:
         asked = json.loads(body)
         images = [_image(item) for item in asked["images"]]
         params = SamplingParams(**asked["params"])
+        prompt = prompt_request(asked["ids"], images)
         tokens = {"eos_ids": asked["eos_ids"], "banned_ids": asked["banned_ids"]}
         settings = [sampling_options(vllm, params, seed=seed, **tokens) for seed in asked["seeds"]]
-        responses = await _gathered([_response(engine, asked["ids"], images, setting) for setting in settings])
+        responses = await _gathered([response_of(engine, prompt, setting) for setting in settings])
     except (ValueError, TypeError, KeyError, AssertionError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"[:500]}, 400)
     return JSONResponse({"responses": responses})
@@ -130,15 +132,47 @@ async def _gathered(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
             task.cancel()
 
 
-async def _response(engine: Any, ids: Sequence[int], images: Sequence[Image.Image], setting: Any) -> dict[str, Any]:
-    results = [result async for result in engine.generate(prompt_request(ids, images), setting, uuid.uuid4().hex)]
-    (output,) = results[-1].outputs
+async def response_of(engine: Any, prompt: Any, setting: Any) -> dict[str, Any]:
+    """Return one response, asked for again where vLLM has lost a prepared image.
+
+    The server's front end and its engine each keep a list of the prepared images, and the front end sends only those
+    that it takes for new. Where the lists differ, the request ends as an error or an AssertionError, which brings
+    them into line.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            output = await _finished(engine, prompt, setting)
+        except AssertionError:
+            continue
+        if output.finish_reason != "error":
+            break
+    else:
+        output = await _finished(engine, prompt, setting)
     return {
         "ids": list(output.token_ids),
-        "logprobs": list(output.logprobs.logprobs),
+        "logprobs": list(output.logprobs.logprobs) if output.logprobs else [],
         "versions": [[span.start, span.end, span.version] for span in output.weight_versions or ()],
         "finish": output.finish_reason,
     }
+
+
+async def _finished(engine: Any, prompt: Any, setting: Any) -> Any:
+    """Return vLLM's output. A cancelled request is aborted once the engine has it.
+
+    vLLM's own generate() can be cancelled while a request is prepared. Its images are then known to the front end,
+    and never reach the engine: the next request with one of them fails.
+    """
+    adding = asyncio.ensure_future(engine.add_request(uuid.uuid4().hex, prompt, setting))
+    try:
+        queue = await asyncio.shield(adding)
+        while not (result := await queue.get()).finished:
+            pass
+    except asyncio.CancelledError:
+        queue = await adding
+        await engine.abort(queue.request_id, internal=True)
+        raise
+    (output,) = result.outputs
+    return output
 
 
 def _image(item: dict[str, Any]) -> Image.Image:
