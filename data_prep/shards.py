@@ -24,6 +24,7 @@ from vlm_rl.data_prep.prepared_images import Grid, PreparedImage, prepare_image
 from vlm_rl.data_prep.prepared_set import SetWriter, sha256, to_row
 from vlm_rl.data_prep.records import DroppedRow, KeptRow, RowError, UsableRow
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 from vlm_rl.types import group_by_marker, name_videos
 
 
@@ -73,7 +74,7 @@ class ShardRecord:
     def load(cls, stem: Path) -> ShardRecord | None:
         """Return the record of a shard that is finished and whole, or None."""
         try:
-            tree = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+            tree = read_object(stem.with_suffix(".json").read_bytes())
             if sha256(stem.with_suffix(".parquet")) != tree["sha256"]:
                 return None
         except (OSError, ValueError, KeyError):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_rl.data_prep.readers.image_files import ARCHIVES
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 
 FORMATS = {
     ".parquet": "Parquet",
@@ -66,10 +66,9 @@ def find_data(path: Path, split: str = "") -> FoundData:
 
 def _json(file: Path) -> dict:
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        return read_object(file.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read as JSON: {error}") from None
-    return tree if isinstance(tree, dict) else {}
 
 
 def _saved(folder: Path) -> list[Path]:

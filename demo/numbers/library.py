@@ -6,7 +6,6 @@ run that cannot be read is left out and named in `faults`; the page says so.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import yaml
 from vlm_rl.demo.numbers.responses import Responses, read_responses
 from vlm_rl.demo.numbers.token_counts import TokenCounter, find_counter
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 from vlm_rl.report.run_curves import RunCurves, holds_training
 from vlm_rl.run.directory import EvalResult, RunDirectory, distinct_names
 from vlm_rl.run.lock import OLD_SECONDS, lease_of
@@ -247,7 +247,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 def _rules(folder: Path) -> dict[str, int]:
     """Return the place of each rule of a study, the baseline first; empty where the folder is not a study."""
     try:
-        rules = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["rules"]
+        rules = read_object((folder / "comparison.json").read_bytes())["rules"]
         return {str(name): place for place, name in enumerate(rules)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -12,6 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from vlm_rl.json_object import read_object
+
 
 def key_of(url: str, body: dict[str, Any]) -> str:
     """Return the name of a request: server and body, images included, in 64 hex digits."""
@@ -27,9 +29,9 @@ class ReplyCache:
     def get(self, key: str) -> str | None:
         """Return the stored text of a reply, or None."""
         try:
-            tree = json.loads(self._file(key).read_bytes())
+            tree = read_object(self._file(key).read_bytes())
             text = tree["text"] if tree["key"] == key else None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, KeyError):
             return None
         return text if isinstance(text, str) else None
 

@@ -24,6 +24,7 @@ import httpx
 
 from vlm_rl.config import is_plain_address, is_variable_name
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 
 MAX_BYTES = 2**20  # of a reply that comes as one JSON object
 _MAX_SHOWN = 300  # characters of the server's words in a message
@@ -174,11 +175,11 @@ class ChatEndpoint:
             shown = self.shown(kind) or "no content type"
             raise EndpointError(f"{self.called} sent {shown}, not application/json")
         try:
-            tree = json.loads(data)
+            tree = read_object(data)
             text = tree["choices"][0]["message"]["content"]
             usage = tree.get("usage") or {}
             counts = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise EndpointError(f"{self.called}'s reply is not a chat completion") from None
         tokens = (count if is_count(count) else 0 for count in counts)
         return Completion(self.masked(text) if isinstance(text, str) else "", *tokens)
@@ -190,9 +191,9 @@ class ChatEndpoint:
         """
         try:
             async with self.answer(http, "models", None) as answer:
-                tree = json.loads(await read(answer))
+                tree = read_object(await read(answer))
             return [self.shown(str(model["id"])) for model in tree["data"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             return []
         except EndpointError as error:
             if error.status:
@@ -222,8 +223,8 @@ async def read(answer: httpx.Response) -> bytes:
 def error_text(data: bytes) -> str:
     """Return the message inside an error of the protocol, or the text as it is."""
     try:
-        return error_message(json.loads(data)["error"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return error_message(read_object(data)["error"])
+    except (ValueError, KeyError):
         return data.decode("utf-8", errors="replace")
 
 

@@ -9,13 +9,13 @@ Leaving the generator early closes the connection.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from typing import Any, Literal
 
 import httpx
 
 from vlm_rl.chat_endpoint.client import ChatEndpoint, EndpointError, error_message, is_count
+from vlm_rl.json_object import read_object
 
 _SECONDS = 0.1  # between two looks at a reply
 _MAX_BYTES = 8 * 2**20  # of a reply on the wire, where each piece has a frame around it
@@ -132,7 +132,7 @@ async def _read_events(answer: httpx.Response, reply: StreamedReply) -> None:
     try:
         async for event in _events(answer):
             reply.add(event)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EndpointError(f"the reply cannot be read: {type(error).__name__}") from None
 
 
@@ -148,8 +148,8 @@ async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             data = line.removeprefix(b"data:").strip()
             if data == b"[DONE]":
                 return
-            if line.startswith(b"data:") and isinstance(event := json.loads(data), dict):
-                yield event
+            if line.startswith(b"data:"):
+                yield read_object(data)
 
 
 def _counts(tree: object) -> tuple[int, int | None] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +39,9 @@ def base_of(folder: str | Path) -> BaseModel | None:
     if not (folder / ADAPTER_CONFIG).is_file():
         return None
     try:
-        said = json.loads((folder / BASE_MODEL).read_text(encoding="utf-8"))
+        said = read_object((folder / BASE_MODEL).read_bytes())
         return BaseModel(path=str(said["path"]), weights_sha256=str(said["weights_sha256"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, KeyError):
         raise UserError(
             f"model.path: {folder} holds an adapter without a readable {BASE_MODEL}, which names its base model: "
             "use a checkpoint of vlm-rl, or merge the adapter with its base model first"

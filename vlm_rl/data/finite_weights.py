@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
+
+from vlm_rl.json_object import read_object
 
 # dtype -> (its bits as an integer, the bits of the exponent, which are all set in NaN and infinity alone)
 _EXPONENTS = {
@@ -25,7 +26,7 @@ def non_finite_tensor(file: Path) -> str | None:
     with file.open("rb") as opened:
         header_bytes = int.from_bytes(opened.read(8), "little")
         try:
-            header = json.loads(opened.read(header_bytes))
+            header = read_object(opened.read(header_bytes))
             tensors = [(name, entry["dtype"], *entry["data_offsets"]) for name, entry in _tensors(header)]
         except (ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
             raise ValueError(f"{file.name} is not a safetensors file") from None

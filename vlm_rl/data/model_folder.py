@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from vlm_rl.data.adapters import ADAPTER_WEIGHTS, base_of
 from vlm_rl.data.finite_weights import non_finite_tensor
 from vlm_rl.data.hub_models import short_name
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".bin.index.json")
 _HASH_THREADS = 4
@@ -79,10 +79,7 @@ def read_model_config(path: str) -> tuple[str, dict[str, Any]]:
     local, shipped = Path(path) / "config.json", _shipped(path)
     for file in (local, shipped):
         if file.is_file():
-            try:
-                return str(file), json.loads(file.read_text(encoding="utf-8"))
-            except (ValueError, OSError) as error:
-                raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
+            return str(file), _read_json(file)
     names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json")))
     raise UserError(
         f"model.path: no model folder at {path}, and its name is none of those whose configuration is shipped "
@@ -296,14 +293,9 @@ def _differences(path: str, shapes: dict[str, Any]) -> list[str]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        return read_object(file.read_bytes())
+    except (ValueError, OSError) as error:
         raise UserError(f"model.path: {file} is not readable JSON ({error}): get the model again") from None
-    if not isinstance(tree, dict):
-        raise UserError(
-            f"model.path: {file} must hold a JSON object, not a {type(tree).__name__}: get the model again"
-        )
-    return tree
 
 
 def open_config(model_path: str) -> Any:

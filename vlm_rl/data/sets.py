@@ -20,6 +20,7 @@ from vlm_rl.data.hub_models import is_hub_name
 from vlm_rl.data.images import DEFAULT_LIMITS, TEST_LIMITS, decode_image
 from vlm_rl.data.stored_images import ImageColumn, StoredImages
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 from vlm_rl.types import AnswerType, Problem, marker_fault, times_fault
 
 
@@ -155,11 +156,9 @@ def _fault_of(row: Mapping[str, Any]) -> str:
     if None in (row.get("choices") or ()):
         return "has an empty choice"
     try:
-        meta = json.loads(row["meta"] or "{}")
-    except (ValueError, RecursionError) as error:
+        meta = read_object(row["meta"] or "{}")
+    except ValueError as error:
         return f"has meta that is not JSON ({error})"
-    if not isinstance(meta, dict):
-        return f"has meta that is not a JSON object: {meta!r:.60}"
     for key, (is_right, words) in _META.items():
         if key in meta and not is_right(meta[key]):
             return f"has the {key} {meta[key]!r:.60} in its meta, which must be {words}"
@@ -222,11 +221,9 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        facts = read_object(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} is not readable JSON ({error}); prepare the set again") from None
-    if not isinstance(facts, dict):
-        raise UserError(f"{file} must hold a JSON object, not {facts!r:.60}; prepare the set again")
     for key, kind in _MANIFEST.items():
         if key in facts and type(facts[key]) is not kind:
             wanted = "a whole number" if kind is int else "an object"

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from vlm_rl.data.sets import load_set
 from vlm_rl.errors import UserError
 from vlm_rl.evaluation.benchmarks.registry import benchmark_of
+from vlm_rl.json_object import read_object
 from vlm_rl.run.directory import RunDirectory, write_atomically
 from vlm_rl.run.eval_record import stored_columns
 from vlm_rl.run.paired import Paired, ProblemScore, by_category, pair, problem_scores
@@ -239,7 +240,7 @@ def read_results(path: Path) -> dict[str, SetResult]:
 
 def _summary_in(path: Path) -> dict[str, Any]:
     """Return a result's JSON. Raises KeyError where its headline has no score, and what its reader raises."""
-    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree = read_object(path.read_bytes())
     headline = tree.get("headline", "accuracy")
     if headline != "accuracy" and not tree["scores"][headline].keys() >= {"score", "interval", "n"}:
         raise KeyError(headline)

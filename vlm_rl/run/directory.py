@@ -41,6 +41,7 @@ from vlm_rl.config import (
     save_config,
 )
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 from vlm_rl.run.eval_record import EVAL_SCHEMA, EvalRecord, stored_columns
 from vlm_rl.run.rollout_row import ROLLOUT_SCHEMA, RolloutRow
 from vlm_rl.run.writing import writing
@@ -353,21 +354,18 @@ def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises UserError where the file is damaged."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        return read_object(path.read_bytes())
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}): restore it from a copy, or remove it") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} is damaged (no JSON object): restore it from a copy, or remove it")
-    return tree
 
 
 def metric_record(line: bytes) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl, or None where it is damaged, such as a line that a kill cut short."""
     try:
-        raw = json.loads(line)
+        raw = read_object(line)
         counts = {key: raw.pop(key) for key in ("step", "attempt")}
         values = {key: math.nan if value is None else float(value) for key, value in raw.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
     # The files of rollouts hold both as int32.
     is_sound = all(type(count) is int and 0 <= count < 2**31 for count in counts.values())

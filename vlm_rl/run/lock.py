@@ -36,6 +36,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 from vlm_rl.run.writing import writing
 
 LOCK = ".lock"
@@ -193,10 +194,9 @@ def _machine() -> str:
 def _read(path: Path) -> Lease:
     """Return the lease, or {} where there is none or it is just being written."""
     try:
-        lease = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_object(path.read_bytes())
+    except (OSError, ValueError):
         return {}
-    return lease if isinstance(lease, dict) else {}
 
 
 def _write(file: int, lease: Lease) -> None:

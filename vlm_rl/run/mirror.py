@@ -30,6 +30,7 @@ from PIL import Image
 from vlm_rl.data.images import decode_image
 from vlm_rl.data.stored_images import ImageColumn
 from vlm_rl.errors import UserError
+from vlm_rl.json_object import read_object
 from vlm_rl.run.directory import RunDirectory, metric_record, write_atomically
 from vlm_rl.run.terminal import contrasts, shortened
 from vlm_rl.run.trackers import TRACKERS, LoggedSample, TrackedRun, Tracker
@@ -75,7 +76,7 @@ class Progress:
         if not file.exists():
             return cls()
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
+            return cls(**read_object(file.read_bytes()))
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error}): remove it, and a new run of {name} is begun") from None
 

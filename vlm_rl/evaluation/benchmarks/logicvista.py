@@ -6,7 +6,6 @@ rows have two right ones. Without a judge model rules name the letters: an emula
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Generator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from vlm_rl.evaluation.benchmarks.benchmark import (
 from vlm_rl.evaluation.benchmarks.final_answers import final_answer, final_letters
 from vlm_rl.evaluation.benchmarks.protocols import VISION, Stated
 from vlm_rl.evaluation.benchmarks.raw_rows import UnusableRowError, first_of, problem_of, text, unwrapped
+from vlm_rl.json_object import read_object
 from vlm_rl.types import Problem
 
 _LETTERS = re.compile(r"[A-I](\s*,\s*[A-I])*")
@@ -107,8 +107,8 @@ def _choices_in(reply: str) -> list[str]:
     """Return the list "choices" of the reply's JSON. Raises UnreadableReplyError where there is none."""
     match = re.search(r"\{.*\}", reply, re.DOTALL)
     try:
-        choices = json.loads(match[0])["choices"] if match else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+        choices = read_object(match[0])["choices"] if match else None
+    except (ValueError, KeyError):
         choices = None
     if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
         raise UnreadableReplyError('no JSON with a list of texts "choices"')

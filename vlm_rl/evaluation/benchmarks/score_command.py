@@ -21,6 +21,7 @@ from vlm_rl.evaluation.benchmarks.registry import BENCHMARKS, eval_template, tem
 from vlm_rl.evaluation.benchmarks.saved_files import read_rows
 from vlm_rl.evaluation.benchmarks.saved_responses import responses_in
 from vlm_rl.grading.grader import Grader
+from vlm_rl.json_object import read_object
 from vlm_rl.run.directory import write_atomically
 from vlm_rl.templates import Template
 from vlm_rl.types import Problem
@@ -217,8 +218,8 @@ def _template(options: argparse.Namespace) -> Template:
 
 def _template_in(summary: Path) -> str | None:
     try:
-        return json.loads(summary.read_text(encoding="utf-8")).get("template")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return read_object(summary.read_bytes()).get("template")
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{summary}: is no summary of vlm-rl eval ({error}); give --template, or evaluate again"
         ) from None
